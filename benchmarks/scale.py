@@ -81,7 +81,7 @@ def history(rows: int, folder: Path) -> None:
     print(f"history, {rows:,} entries: filled at {filled:,.0f}/s, {peak()}", flush=True)
     first_search = seconds(lambda: log.search(["warm up"], K, scope))
     before = [measured(lambda i=i: log.search([f"while {i}"], K, scope)) for i in range(10)]
-    index, start = log._followed[scope].index, time.perf_counter()
+    index, start = log._indexes[scope].index, time.perf_counter()
     index.wait()
     made = time.perf_counter() - start
     print(f"  first search {first_search:.1f} s, exact meanwhile {spread(before)}; lists after {made:.0f} s more")
@@ -105,16 +105,17 @@ def searched(log: Any, scope: Any) -> None:
     """What a search costs, and how much of the exact neighbours it finds."""
     times = [measured(lambda i=i: log.search([f"question {i}"], K, scope)) for i in range(QUERIES)]
     used = peak()
-    index = log._followed[scope].index
-    lists = index._lists
-    if lists is None:
+    index = log._indexes[scope].index
+    if index._ann is None:
         print(f"  search {spread(times)} (exact), {used}", flush=True)
         return
+    from knowgate.data.history.vector_index import _extract_rows
+
+    ids, vectors = _extract_rows(index._ann.index)
     shares = []
     for i in range(50):
         query = log.embed([f"asked {i}"])
-        exact = np.concatenate([lists.vectors[a : a + 65_536] @ query[0] for a in range(0, len(lists), 65_536)])
-        best = set(lists.ids[np.argpartition(-exact, K)[:K]].tolist())
+        best = set(ids[np.argpartition(-(vectors @ query[0]), K)[:K]].tolist())
         shares.append(len(best & {number for number, _ in index.nearest(query, K)[0]}) / K)
     print(f"  search {spread(times)} (aim < 10 and < 30), recall {np.mean(shares):.3f}, {used} (aim < 2.5)", flush=True)
 

@@ -83,8 +83,7 @@ def _alignment(answers: dict[str, Any], top: str) -> str:
 def _betas() -> Iterator[str]:
     """Accuracy (retrieval rate) where confidence is not above beta, on the runs themselves (BM25, no reranker)."""
     from knowgate.gates.offline_scoring import score_gate
-    from knowgate.papers.cbdr_tables import select_unsure_questions
-    from knowgate.papers.sweeps import BETAS
+    from knowgate.papers.sweeps import BETAS, select_unsure_questions
 
     found = {}
     for name in (*OPEN, *CHOICE):

@@ -13,7 +13,7 @@ from benchmarks.tables.operating import operating_tables
 def facts(found: dict[str, Any]) -> str:
     rows: Rows = []
     for name, one in found.items():
-        trial = one.trial
+        trial = one.table
         values = [one.gate(line).measures["accuracy"].value for line in ("never", "always", "oracle")]
         hurt = float((trial.closed_right & ~trial.open_right).mean())
         rows.append((name, str(len(trial.rows)), *(f"{value:.3f}" for value in values), f"{hurt:.3f}"))
@@ -103,7 +103,7 @@ def fusion_against_parts(found: dict[str, Any]) -> Iterator[str]:
         if have["fusion"].measures["auroc"].value is None:
             continue
         best = max(inside, key=lambda gate: gate.measures["auroc"].value)
-        difference = have["fusion"].drawn["auroc"] - best.drawn["auroc"]
+        difference = have["fusion"].resampled["auroc"] - best.resampled["auroc"]
         gap = summarize_resamples(difference)
         verdict = "above" if gap.low > 0 else "below" if gap.high < 0 else "not told apart"
         interval = f"{gap.value:+.3f} [{gap.low:+.3f}, {gap.high:+.3f}]"

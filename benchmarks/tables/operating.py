@@ -51,7 +51,7 @@ def _cell(gate: Any, *, with_random: bool = True) -> str:
 
 
 def _ceiling(found: dict[str, Any]) -> tuple[str, ...]:
-    return ("ceiling", *(ceiling_cell(one.trial) for one in found.values()))
+    return ("ceiling", *(ceiling_cell(one.table) for one in found.values()))
 
 
 def ceiling_cell(trial: Any) -> str:
@@ -69,5 +69,5 @@ def _verdicts(found: dict[str, Any]) -> Rows:
 
 
 def _majority(found: dict[str, Any]) -> tuple[str, ...]:
-    shares = [float(one.trial.closed_right.mean()) for one in found.values()]
+    shares = [float(one.table.closed_right.mean()) for one in found.values()]
     return ("majority", *(f"{max(share, 1 - share):.3f}" for share in shares))

@@ -1,19 +1,19 @@
-"""Every error knowgate raises on purpose. Each message says what was wrong, then what to do.
+"""Exceptions. Every message says what is wrong, then what to do.
 
 KnowgateError
-├── UnknownName        a model, gate, retriever, ... that is not in its table
-├── BadSetting         a value, option or config key that cannot be used
+├── UnknownName        a model, gate, retriever, ... that is not registered
+├── BadSetting         an argument, option or setting that cannot be used
 ├── MissingExtra       an optional package is not installed
 ├── BadInput           a question, document or data file that cannot be used
-├── ModelError         the LLM or its server did not give what it was asked for
-│   ├── ServerError    an HTTP model or search server failed
-│   ├── DeviceError    the GPU failed; only a new process can go on
+├── ModelError         the LLM or its server failed, or returned something unusable
+│   ├── ServerError    an HTTP server (model or search) failed
+│   ├── DeviceError    the GPU failed; only a new process can continue
 │   ├── OutOfMemory    the GPU has too little memory even for one question
-│   └── NotOffered     this backend cannot give a signal
-├── WrappedError       a retriever or model of another framework failed, or gave what nobody can use
-├── WeightsError       model weights are missing, corrupted or cannot be fetched
+│   └── NotOffered     the backend does not offer a signal
+├── AdapterError       a wrapped retriever or model of another framework failed
+├── WeightsError       model weights are missing, corrupted or cannot be downloaded
 ├── BrokenIndex        a retrieval index is missing, broken or of another kind
-└── ArtefactError      a saved file is broken, of another version, or of another model
+└── ArtifactError      a saved artifact is broken, of another version, or of another model
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from collections.abc import Iterable
 
 
 class KnowgateError(Exception):
-    """Base of all errors whose message is meant for the user.
+    """Base class of all errors whose message is meant for the user.
 
-    brief: what was wrong, without what to do about it: for the cell of a table. The whole message where none is given.
+    Args:
+        message: What is wrong and what to do.
+        brief: What is wrong only, for the cell of a table. Default: the whole message.
     """
 
     def __init__(self, message: str, *, brief: str = ""):
@@ -34,59 +36,73 @@ class KnowgateError(Exception):
 
 
 class UnknownName(KnowgateError):
-    """also: what is allowed beside the known ones, in words."""
+    """A name is not registered.
 
-    def __init__(self, what: str, name: str, known: Iterable[str], *, also: str = ""):
-        options = sorted(known)
-        near = difflib.get_close_matches(name, options, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        super().__init__(f"unknown {what} '{name}'.{hint} Known: {', '.join(options)}{f'; or {also}' if also else ''}.")
+    Args:
+        kind: What the name should be, such as "gate".
+        name: The unknown name.
+        known: The registered names.
+        also: What else is allowed, in words.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, also: str = ""):
+        names = sorted(known)
+        matches = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean '{matches[0]}'?" if matches else ""
+        super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(names)}{f'; or {also}' if also else ''}.")
 
 
 class BadSetting(KnowgateError):
-    pass
+    """An argument, option or setting cannot be used."""
 
 
 class MissingExtra(KnowgateError):
+    """An optional package is not installed.
+
+    Args:
+        feature: What needs the package.
+        extra: The extra of knowgate that installs it.
+    """
+
     def __init__(self, feature: str, extra: str):
         super().__init__(f"{feature} needs the '{extra}' extra. Install it: pip install 'knowgate[{extra}]'")
 
 
 class BadInput(KnowgateError):
-    pass
+    """A question, document or data file cannot be used."""
 
 
 class ModelError(KnowgateError):
-    pass
+    """The LLM or its server failed, or returned something unusable."""
 
 
 class ServerError(ModelError):
-    pass
+    """An HTTP server failed, rejected a request, or returned something unusable."""
 
 
 class DeviceError(ModelError):
-    pass
+    """The GPU failed. Only a new process can continue."""
 
 
 class OutOfMemory(ModelError):
-    pass
+    """The GPU has too little memory even for one question."""
 
 
 class NotOffered(ModelError):
-    pass
+    """The backend does not offer a signal that is needed."""
 
 
 class AdapterError(KnowgateError):
-    pass
+    """A wrapped object of another framework failed, or returned something unusable."""
 
 
 class WeightsError(KnowgateError):
-    pass
+    """Model weights are missing, corrupted or cannot be downloaded."""
 
 
 class BrokenIndex(KnowgateError):
-    pass
+    """A retrieval index is missing, broken or of another kind."""
 
 
 class ArtifactError(KnowgateError):
-    pass
+    """A saved artifact is broken, of another version, or of another model."""

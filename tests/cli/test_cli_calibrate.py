@@ -48,11 +48,11 @@ def test_a_cascade_says_how_it_is_used(call, made):
     [
         ([], "one of --max-loss"),
         (["--max-loss", "0.1", "--best-accuracy"], "one of --max-loss"),
-        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence belongs to --max-loss"),
-        (["--retrieval-rate", "0.5", "--net"], "--net belongs to --max-loss"),
+        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence needs --max-loss"),
+        (["--retrieval-rate", "0.5", "--net"], "--net needs --max-loss"),
         (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
         (["--max-loss", "0"], "must be above 0 and below 1"),
-        (["--max-loss", "0.1", "--confidence", "1"], "the confidence is 1"),
+        (["--max-loss", "0.1", "--confidence", "1"], "--confidence 1 is not allowed"),
         (["--retrieval-rate", "2"], "between 0 and 1"),
         (["--max-loss", "0.001"], "needs at least 2995 questions"),
     ],
@@ -64,7 +64,10 @@ def test_targets_that_make_no_sense_are_explained(call, made, options, message):
 
 
 def test_a_copy_of_a_plain_gate_is_refused(call, made):
-    assert "not a fitted gate" in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
+    assert (
+        "--out needs a fitted gate"
+        in call("calibrate", "logprob", "--labels", "run", "--best-accuracy", "--out", "x").err
+    )
 
 
 def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_path, made):
@@ -73,7 +76,7 @@ def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_
     outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
     assert outcome.code == 1
     assert "'my-arbiter' holds no fitted gate" in outcome.err
-    assert "which is used with --arbiter" in outcome.err
+    assert "pass it as --arbiter" in outcome.err
 
 
 def test_a_folder_that_is_no_run_names_the_command(call, made):

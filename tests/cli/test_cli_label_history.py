@@ -203,7 +203,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
         (["list", "--history", "none.db"], "there is no log 'none.db'"),
         (["forget", "--history", "log.db"], "--contains TEXT or --id NUMBER"),
         (["add", "Q?", "--label", "maybe", "--history", "log.db"], "'maybe' is not a valid KnowledgeLabel"),
-        (["import", "R", "--rule", "most", "--history", "log.db"], "allowed: greedy, all, majority"),
+        (["import", "R", "--rule", "most", "--history", "log.db"], "it must be greedy, all or majority"),
         (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
     ],
 )

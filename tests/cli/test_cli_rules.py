@@ -80,8 +80,8 @@ def test_json_lines_are_read_for_what_was_said_in_them(call: Call, tmp_path: Pat
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"prompt": "Hi"}', "line 1 says nothing: it has none of the keys question, text, messages"),
-        ('{"question": ""}', "'question' is empty or no text"),
+        ('{"prompt": "Hi"}', "line 1 has none of the keys question, text, messages"),
+        ('{"question": ""}', "'question' is empty or not a text"),
         ('{"messages": [{"role": "system", "content": "x"}]}', "one by the user"),
         ("Hi", "asked.jsonl line 1"),
     ],

@@ -84,14 +84,14 @@ def test_an_arbiter_needs_open_book_answers(tmp_path):
 
 def test_a_label_run_is_replayed_with_its_arbiter(tmp_path):
     run = write_rows(tmp_path / "run", [row for row in ROWS if row.id != "e"])
-    alone = [event.loses for event in read_label_run_traffic(run, "logprob:first").events]
+    alone = [event.loses_answer for event in read_label_run_traffic(run, "logprob:first").events]
     assert alone == [False, True, False, True]
     assert load_label_table([run]).rows[1].id == "b"
     (run / "beliefs.jsonl").write_text(
         '{"arbiter": "picky", "fingerprint": "f", "closed": {"a": 1, "b": 1, "c": 1, "d": 0}, '
         '"open": {"a": 0, "b": 0, "c": 0, "d": 1}}\n'
     )
-    chosen = [event.loses for event in read_label_run_traffic(run, "logprob:first", "picky").events]
+    chosen = [event.loses_answer for event in read_label_run_traffic(run, "logprob:first", "picky").events]
     assert chosen == [False, False, False, True]  # b is wrong either way
 
 
@@ -105,8 +105,8 @@ def test_a_logged_answer_that_was_the_draft_loses_nothing_by_skipping():
         "passages": [{"id": "p", "title": "", "text": "nothing"}],
         "choice": {"given": "draft", "arbiter": "rules", "reason": "r", "open_answer": "not mentioned"},
     }
-    assert parse_event(line).loses is False
-    assert parse_event({**line, "answer": "Rome"}).loses is True
+    assert parse_event(line).loses_answer is False
+    assert parse_event({**line, "answer": "Rome"}).loses_answer is True
 
 
 def test_the_arbiter_is_asked_once_for_all_gates(tmp_path):

@@ -86,7 +86,7 @@ def test_a_judge_that_was_fitted_anew_is_asked_anew(run, tmp_path):
 def test_a_run_without_texts_is_refused(tmp_path):
     bare = [replace(row, passages=()) for row in rows()]
     run = write_rows(tmp_path / "run", bare)
-    with pytest.raises(BadSetting, match=r"packed without questions or passages \(4 rows\)"):
+    with pytest.raises(BadSetting, match=r"4 rows of .* were packed without"):
         judge_run_passages(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
 
 
@@ -97,5 +97,5 @@ def test_verdicts_that_are_none_are_refused(run):
 
 
 def test_a_gate_that_cannot_judge_passages_is_refused(run, tmp_path):
-    with pytest.raises(BadSetting, match="--second-look takes a fitted kbm gate"):
+    with pytest.raises(BadSetting, match="cannot judge passages"):
         evaluate("logprob:first", run, second_look=write_gate(tmp_path / "fusion"), resamples=0)

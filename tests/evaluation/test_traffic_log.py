@@ -50,10 +50,10 @@ def costs(cost):
 
 def test_a_skipped_line_says_what_reading_and_going_on_took():
     event = parse_event(SKIPPED)
-    assert costs(event.read) == (1.5, 30, 4)
+    assert costs(event.reading) == (1.5, 30, 4)
     assert costs(event.closed) == (2.0, 0, 6)
     assert math.isnan(event.opened.seconds)
-    assert event.loses is None
+    assert event.loses_answer is None
 
 
 def test_what_a_rule_decided_it_would_decide_at_any_threshold():
@@ -65,12 +65,12 @@ def test_empty_lines_of_what_was_asked_are_no_traffic(tmp_path):
     log = read_traffic_log(
         write_log(tmp_path / "log", {"id": "1", "question": "", "skipped": "the line is empty"}, SKIPPED)
     )
-    assert (len(log.events), log.bad) == (1, {})
+    assert (len(log.events), log.bad_lines) == (1, {})
 
 
 def test_questions_answered_together_have_no_seconds_of_their_own():
     batch = {key: value for key, value in SKIPPED.items() if key != "seconds"} | {"batch": 4}
-    assert math.isnan(parse_event(batch).read.seconds)
+    assert math.isnan(parse_event(batch).reading.seconds)
 
 
 def test_a_retrieved_line_says_what_looking_up_took():
@@ -82,32 +82,32 @@ def test_a_retrieved_line_says_what_looking_up_took():
 def test_a_retrieved_line_without_a_whole_draft_does_not_know_the_closed_book_answer():
     event = parse_event({key: value for key, value in RETRIEVED.items() if key != "draft"})
     assert math.isnan(event.closed.seconds)
-    assert event.loses is None
+    assert event.loses_answer is None
 
 
 def test_draft_and_answer_that_disagree_are_a_loss():
-    assert parse_event(RETRIEVED).loses is True
-    assert parse_event({**RETRIEVED, "draft": "bob"}).loses is False
+    assert parse_event(RETRIEVED).loses_answer is True
+    assert parse_event({**RETRIEVED, "draft": "bob"}).loses_answer is False
 
 
 def test_an_audited_skip_is_compared_with_its_audit():
-    assert parse_event({**SKIPPED, "audit": "Bob"}).loses is True
-    assert parse_event({**SKIPPED, "audit": "It was Ann."}).loses is False
+    assert parse_event({**SKIPPED, "audit": "Bob"}).loses_answer is True
+    assert parse_event({**SKIPPED, "audit": "It was Ann."}).loses_answer is False
 
 
 def test_where_nothing_was_found_both_answers_are_closed_book():
-    assert parse_event({**RETRIEVED, "passages": []}).loses is None
+    assert parse_event({**RETRIEVED, "passages": []}).loses_answer is None
 
 
 def test_a_decision_alone_has_a_need_and_no_costs():
     event = parse_event(DECIDED)
-    assert (event.need, event.retrieved, math.isnan(event.read.seconds)) == (0.2, False, True)
+    assert (event.need, event.retrieved, math.isnan(event.reading.seconds)) == (0.2, False, True)
 
 
 def test_prompts_that_were_not_counted_are_measured_by_their_text():
     event = parse_event({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
-    assert event.read.prompt == math.ceil(len("who wrote it?") / 4)
-    assert event.opened.prompt == event.read.prompt + math.ceil(len(" Bob wrote it.") / 4)
+    assert event.reading.prompt == math.ceil(len("who wrote it?") / 4)
+    assert event.opened.prompt == event.reading.prompt + math.ceil(len(" Bob wrote it.") / 4)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
     ]
     log = read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, *bad, "", RETRIEVED))
     assert len(log.events) == 2
-    assert log.bad == {
+    assert log.bad_lines == {
         "not JSON": [2, 10],
         "not a JSON object": [3],
         "without a need between 0 and 1": [4, 5],
@@ -149,7 +149,7 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
 def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
     file = write_log(tmp_path / "log.jsonl", SKIPPED)
     file.write_bytes(file.read_bytes() + b"\xff\xfe\x00\n")
-    assert list(read_traffic_log(file).bad) == ["not JSON"]
+    assert list(read_traffic_log(file).bad_lines) == ["not JSON"]
 
 
 def test_a_packed_log_is_read(tmp_path):
@@ -184,11 +184,11 @@ def test_a_label_run_has_graded_risk(tmp_path):
     assert (line.retrieved, line.risks["graded"].hits, line.risks["graded"].n) == (1, 1, 3)
     assert line.savings["seconds"] is None
     assert line.savings["tokens"].saved > 0
-    assert log.own == 0.5
+    assert log.own_threshold == 0.5
 
 
 def test_a_label_run_needs_a_gate(tmp_path):
-    with pytest.raises(BadSetting, match="say whose to try"):
+    with pytest.raises(BadSetting, match="Name a spec or a folder in `gate`"):
         read_label_run_traffic(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
 
 
@@ -203,5 +203,5 @@ def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path):
 def test_a_label_run_without_open_book_answers_has_no_risk(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.2, True, None, passages=())])
     log = read_label_run_traffic(run, str(write_gate(tmp_path / "gate")))
-    assert log.events[0].loses is None
+    assert log.events[0].loses_answer is None
     assert replay_traffic(Traffic(log.events), [0.5], Prices())[0].savings["tokens"] is None

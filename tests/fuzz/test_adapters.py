@@ -19,7 +19,7 @@ from knowgate.retrieval.engines.web import WebOptions, WebRetriever, open_web
 from knowgate.retrieval.rerankers.remote import TeiReranker
 from knowgate.types import Passage
 from tests.data.questions.test_exports import LANGFUSE, LANGSMITH, PHOENIX
-from tests.integrations.test_web import BRAVE, SEARXNG, TAVILY
+from tests.retrieval.engines.test_web import BRAVE, SEARXNG, TAVILY
 from tests.support.fuzz import attempt, trying
 from tests.support.hostile_replies import texts
 

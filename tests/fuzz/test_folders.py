@@ -140,7 +140,7 @@ def test_a_damaged_run_of_an_earlier_version_is_refused_or_read(name: str, tmp_p
 def test_damaged_preferences_are_refused_or_read(tmp_path: Path):
     def rows(folder: Path) -> Any:
         kept = [row for row in PreferenceFolder(folder).rows() if row.is_kept]
-        return [row.keep_pool().asked for row in kept]
+        return [row.keep_pool().to_question() for row in kept]
 
     bring("preferences", OLD / "preferences", tmp_path / "preferences", rows, anything, tries(6, 150))
 

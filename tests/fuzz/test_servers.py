@@ -43,7 +43,7 @@ def answering(content):
         is_probe = b'"content": "Hi"' in request.content
         return good if is_probe or request.method == "GET" else httpx.Response(200, content=content)
 
-    return OpenAIModel("m", "http://server.test/v1", patience=HASTE, transport=httpx.MockTransport(reply))
+    return OpenAIModel("m", "http://server.test/v1", retry=HASTE, transport=httpx.MockTransport(reply))
 
 
 def check_completion(completion):
@@ -137,7 +137,7 @@ def doors(server, monkeypatch):
     """The three ways to ask: a request, a stream, a search."""
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setenv("KNOWGATE_API_KEY", KEY)
-    wire = ApiClient(server.url, patience=HASTE, connections=2)
+    wire = ApiClient(server.url, retry=HASTE, connections=2)
     url = server.url.replace("//", f"//{LOGIN}") + f"/find?api_key={KEY}"
     search = HttpRetriever(url, deadline=0.6, pause=0.001)
     yield {

@@ -26,14 +26,14 @@ def no_keys(monkeypatch):
 
 
 def connect(server, model="m", **settings):
-    return OpenAIModel(model, URL, patience=QUICK, transport=httpx.MockTransport(server), **settings)
+    return OpenAIModel(model, URL, retry=QUICK, transport=httpx.MockTransport(server), **settings)
 
 
 def yes_no(text="Is it?"):
     return LabelPrompt((text,), raw=False)
 
 
-def test_everything_but_hidden_states_is_offered_when_it_comes_back():
+def test_all_signals_but_hidden_states_are_offered_if_the_server_returns_them():
     server = ChatServer()
     model = connect(server)
     assert model.offers == frozenset(Signal) - {Signal.HIDDEN}
@@ -48,7 +48,7 @@ def test_everything_but_hidden_states_is_offered_when_it_comes_back():
     ("field", "lost"),
     [("logprobs", {Signal.LOGPROBS, Signal.LABELS}), ("top_logprobs", {Signal.LABELS}), ("n", set())],
 )
-def test_a_field_that_is_refused_or_ignored_takes_its_signals_away(how, field, lost):
+def test_a_signal_is_not_offered_if_its_field_is_refused_or_ignored(how, field, lost):
     model = connect(ChatServer(**{how: frozenset({field})}))
     assert model.offers == frozenset(Signal) - {Signal.HIDDEN} - lost
     drafted = model.read([Prompt("q")], SignalRequest(draft_tokens=4))[0].draft
@@ -57,7 +57,7 @@ def test_a_field_that_is_refused_or_ignored_takes_its_signals_away(how, field, l
     assert [len(row) for row in drawn] == [5, 5, 5]
 
 
-def test_extras_are_sent_only_where_they_are_taken():
+def test_optional_fields_are_sent_only_to_servers_that_accept_them():
     plain, extra = ChatServer(refuses=frozenset({"top_k", "min_p"})), ChatServer()
     for server in (plain, extra):
         connect(server).generate(PROMPTS[:1], max_tokens=4, temperature=1.0, n=2, seed=3)
@@ -67,27 +67,27 @@ def test_extras_are_sent_only_where_they_are_taken():
     assert {**common, "top_k": -1, "min_p": 0.0}.items() <= extra.after_probe()[0].items()
 
 
-def test_top_p_and_top_k_are_sent_where_answers_are_drawn_from_the_most_probable_tokens():
+def test_top_p_and_top_k_are_sent_with_truncated_sampling():
     server = ChatServer()
     connect(server).read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(0.6, 0.9, 50)))
     sent = {"temperature": 0.6, "top_p": 0.9, "top_k": 50, "min_p": 0.0}
     assert sent.items() <= server.after_probe()[0].items()
 
 
-def test_a_server_that_takes_no_top_k_says_so_instead_of_drawing_from_all_tokens():
+def test_top_k_on_a_server_without_it_is_an_error():
     model = connect(ChatServer(refuses=frozenset({"top_k", "min_p"})))
-    with pytest.raises(NotOffered, match="takes no top_k: leave it out"):
+    with pytest.raises(NotOffered, match="does not accept top_k"):
         model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(top_k=50)))
 
 
-def test_a_server_without_n_is_asked_n_times_with_a_seed_each():
+def test_a_server_without_n_gets_n_requests_with_different_seeds():
     server = ChatServer(ignores=frozenset({"n"}))
     drawn = connect(server).generate(PROMPTS[:2], max_tokens=4, temperature=1.0, n=3, seed=5)
     assert [[x.text for x in row] for row in drawn] == [[f"answer to q{i} #0"] * 3 for i in range(2)]
     assert sorted(body["seed"] for body in server.after_probe()) == [5, 5, 6, 6, 7, 7]
 
 
-def test_a_server_that_gives_fewer_choices_is_asked_again():
+def test_a_server_that_returns_too_few_choices_gets_another_request():
     server = ChatServer()
     server.change = lambda reply: {**reply, "choices": reply["choices"][:2]}
     drawn = connect(server).generate(PROMPTS[:1], max_tokens=4, temperature=1.0, n=5, seed=0)
@@ -95,7 +95,7 @@ def test_a_server_that_gives_fewer_choices_is_asked_again():
     assert [(body.get("n"), body["seed"]) for body in server.after_probe()] == [(5, 0), (3, 2), (None, 4)]
 
 
-def test_greedy_answers_are_asked_once_and_repeated():
+def test_greedy_answers_are_requested_once_and_repeated():
     server = ChatServer()
     row = connect(server).generate([Prompt("q")], max_tokens=4, n=3)[0]
     assert [x.text for x in row] == ["answer to q"] * 3
@@ -103,7 +103,7 @@ def test_greedy_answers_are_asked_once_and_repeated():
     assert server.after_probe()[0]["temperature"] == 0.0
 
 
-def test_a_batch_keeps_its_order_though_answers_come_late():
+def test_a_batch_keeps_its_order_when_responses_are_delayed():
     server = ChatServer()
 
     def slow_first(request):
@@ -114,7 +114,7 @@ def test_a_batch_keeps_its_order_though_answers_come_late():
     assert [row[0].text for row in rows] == [f"answer to q{i}" for i in range(20)]
 
 
-def test_requests_of_a_batch_overlap_up_to_the_limit():
+def test_requests_of_a_batch_run_concurrently_up_to_the_limit():
     server, running, peak = ChatServer(), [], []
     three = threading.Barrier(3, timeout=PATIENCE)  # nine requests pass it by threes, or not at all
 
@@ -141,12 +141,12 @@ def test_a_draft_has_logprobs_and_the_margin_of_the_top_two():
     assert [body["max_tokens"] for body in server.after_probe()] == [7, 3]
 
 
-def test_tokens_of_several_choices_are_shared_out_to_the_right_sum():
+def test_the_token_count_is_split_over_the_choices():
     row = connect(ChatServer()).generate([Prompt("q")], max_tokens=4, temperature=1.0, n=3)[0]
     assert sorted(x.n_tokens for x in row) == [3, 3, 4]
 
 
-def test_a_finished_draft_is_the_answer_without_a_call():
+def test_a_finished_draft_needs_no_second_request():
     server = ChatServer()
     model = connect(server)
     handle = model.read([Prompt("q")], SignalRequest(draft_tokens=4))[0].resume
@@ -155,7 +155,7 @@ def test_a_finished_draft_is_the_answer_without_a_call():
     assert len(server.bodies) == before
 
 
-def test_a_draft_that_hit_its_limit_is_generated_anew_in_its_place():
+def test_an_unfinished_draft_is_generated_again_on_other_servers():
     server = ChatServer()
     model = connect(server)
     server.finish = "length"
@@ -169,7 +169,7 @@ def test_a_draft_that_hit_its_limit_is_generated_anew_in_its_place():
     assert [body["max_tokens"] for body in server.after_probe()] == [1, 1, 50]
 
 
-def test_going_on_is_greedy_and_needs_an_own_handle():
+def test_resume_is_greedy_and_needs_a_handle_of_this_model():
     model = connect(ChatServer())
     with pytest.raises(BadSetting, match="greedy"):
         model.generate([Prompt("q")], max_tokens=4, n=2, resume=[None])
@@ -203,12 +203,12 @@ def test_an_unlisted_label_of_several_tokens_is_bounded_by_its_beginning():
     assert compute_label_logprobs(top, ["known", "unknown"]) == pytest.approx([math.log(0.05), math.log(0.9)])
 
 
-def test_labels_that_are_all_unlisted_get_the_same_bound_and_do_not_end_the_batch():
+def test_unlisted_labels_get_the_same_bound():
     logits = connect(ChatServer()).label_logits([yes_no()], ["yes", "no"])
     assert logits[0][0] == pytest.approx([math.log(0.01)] * 2)
 
 
-def test_what_a_server_cannot_give_is_refused():
+def test_signals_that_the_server_does_not_give_are_refused():
     server = ChatServer(ignores=frozenset({"top_logprobs"}))
     server.cards = [{"id": "m", "owned_by": "library"}]
     model = connect(server)
@@ -220,7 +220,7 @@ def test_what_a_server_cannot_give_is_refused():
         model.label_logits([yes_no()], ["x", "y"])
 
 
-def test_an_empty_batch_asks_nothing():
+def test_an_empty_batch_sends_no_request():
     server = ChatServer()
     model = connect(server)
     assert model.read([], SignalRequest(draft_tokens=3, samples=2)) == model.generate([], max_tokens=3) == []
@@ -228,7 +228,7 @@ def test_an_empty_batch_asks_nothing():
     assert server.bodies == []
 
 
-def test_the_fingerprint_follows_the_weights_not_the_hour():
+def test_the_fingerprint_ignores_the_creation_time():
     server = ChatServer()
     first = connect(server).fingerprint
     server.cards[0]["created"] = 2
@@ -239,19 +239,19 @@ def test_the_fingerprint_follows_the_weights_not_the_hour():
     assert connect(server).fingerprint != connect(server, "m2").fingerprint
 
 
-def test_an_unknown_model_is_answered_with_the_known_ones():
+def test_an_unknown_model_is_an_error_that_lists_the_known_ones():
     server = ChatServer()
     server.cards = [{"id": "m"}, {"id": "large"}]
     with pytest.raises(ServerError, match=re.escape(f"{URL} has no model 'n'. It has: m, large.")):
         _ = connect(server, "n").offers
 
 
-def test_a_404_without_a_list_doubts_the_url():
+def test_a_404_without_a_model_list_suggests_checking_the_url():
     with pytest.raises(ServerError, match=r"answered 404: nothing here\. Check the URL"):
         _ = connect(lambda request: httpx.Response(404, text="nothing here.")).offers
 
 
-def test_a_400_carries_the_servers_words():
+def test_a_400_contains_the_message_of_the_server():
     server = ChatServer(refuses=frozenset({"max_tokens"}))
     with pytest.raises(ServerError, match="answered 400: Unrecognized argument: max_tokens"):
         _ = connect(server).offers
@@ -271,7 +271,7 @@ def test_a_400_carries_the_servers_words():
         (lambda reply: {"choices": [with_logprob(None)]}, "unknown form"),
     ],
 )
-def test_a_nonsense_reply_is_a_model_error(change, message):
+def test_a_malformed_response_is_a_model_error(change, message):
     server = ChatServer()
     model = connect(server)
     assert model.offers
@@ -307,7 +307,7 @@ def test_a_spec_names_model_and_url():
 
 
 @pytest.mark.parametrize("value", ["m", "m@", "@http://host", "m@host/v1", "m@ftp://host", "m@http://", "a b@http://x"])
-def test_a_wrong_spec_shows_a_right_one(value):
+def test_an_invalid_spec_is_an_error_with_a_valid_example(value):
     with pytest.raises(BadSetting, match=r"http://127\.0\.0\.1:8000/v1"):
         open_openai(value)
 

@@ -26,7 +26,7 @@ def clean_environment(monkeypatch):
 
 
 class Pauses(list):
-    """A sleep that only takes notes."""
+    """A sleep function that only records the pauses."""
 
     def __call__(self, seconds):
         self.append(seconds)
@@ -34,7 +34,7 @@ class Pauses(list):
 
 @contextmanager
 def loopback(*answers, drip=0.0):
-    """A real server on this machine; it gives `answers` in turn, the last one for ever."""
+    """A real local server that sends `answers` in turn, and then the last one again and again."""
     turn = iter(range(10**6))
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,11 +75,11 @@ def loopback(*answers, drip=0.0):
 @contextmanager
 def post_to(url, **patience):
     settings = {"timeout": 120.0, "total": 360.0, "retries": 2, "backoff": 0.0, **patience}
-    wire = ApiClient(url, patience=RetryPolicy(**settings), connections=2)
+    client = ApiClient(url, retry=RetryPolicy(**settings), connections=2)
     try:
-        yield lambda: wire.post("/chat/completions", {"question": "a secret question"})
+        yield lambda: client.post("/chat/completions", {"question": "a secret question"})
     finally:
-        wire.close()
+        client.close()
 
 
 def test_a_refused_connection_names_the_url():
@@ -101,7 +101,7 @@ def test_a_model_works_over_a_real_connection():
     assert [row[0].text for row in rows] == ["fine"] * 5
 
 
-def test_too_many_requests_then_good_is_good():
+def test_a_request_is_repeated_after_status_429():
     pauses = Pauses()
     busy = (429, {"Retry-After": "3"}, {"error": {"message": "slow down"}})
     with loopback(busy, (503, {}, b"busy"), GOOD) as url, post_to(url, backoff=0.4, sleep=pauses) as post:
@@ -110,7 +110,7 @@ def test_too_many_requests_then_good_is_good():
     assert 0.4 <= pauses[1] <= 0.8  # 0.4 * 2, with jitter from half to whole
 
 
-def test_retries_end_with_the_last_error():
+def test_the_last_error_is_raised_after_all_retries():
     with (
         loopback((429, {}, {"error": {"message": "slow\ndown"}})) as url,
         post_to(url) as post,
@@ -119,7 +119,7 @@ def test_retries_end_with_the_last_error():
         post()
 
 
-def test_a_wait_longer_than_the_deadline_is_not_waited():
+def test_a_retry_after_beyond_the_deadline_is_an_error_at_once():
     pauses = Pauses()
     with (
         loopback((429, {"Retry-After": "3600"}, {})) as url,
@@ -130,7 +130,7 @@ def test_a_wait_longer_than_the_deadline_is_not_waited():
     assert pauses == []
 
 
-def test_a_retry_date_is_understood():
+def test_retry_after_may_be_a_date():
     pauses = Pauses()
     date = format_datetime(datetime.now(UTC) + timedelta(seconds=4), usegmt=True)
     with loopback((503, {"Retry-After": date}, {}), GOOD) as url, post_to(url, sleep=pauses) as post:
@@ -139,7 +139,7 @@ def test_a_retry_date_is_understood():
 
 
 @pytest.mark.parametrize("header", ["nan", "inf", "soon", ""])
-def test_a_nonsense_retry_time_falls_back_to_the_usual_pause(header):
+def test_an_invalid_retry_after_falls_back_to_the_backoff(header):
     pauses = Pauses()
     with loopback((503, {"Retry-After": header}, {}), GOOD) as url, post_to(url, sleep=pauses) as post:
         post()
@@ -158,7 +158,7 @@ def test_a_silent_server_is_a_timeout():
     assert pauses == []
 
 
-def test_a_reply_drop_by_drop_is_a_timeout():
+def test_a_response_that_comes_too_slowly_is_a_timeout():
     endless = (200, {}, b" " * 1_000_000)
     with (
         loopback(endless, drip=0.01) as url,
@@ -169,7 +169,7 @@ def test_a_reply_drop_by_drop_is_a_timeout():
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"\xff\xfe{", b"[" * 100_000, b""])
-def test_a_reply_that_is_not_json_is_named(body):
+def test_a_response_that_is_not_json_is_an_error(body):
     with (
         loopback((200, {}, body)) as url,
         post_to(url) as post,
@@ -178,12 +178,12 @@ def test_a_reply_that_is_not_json_is_named(body):
         post()
 
 
-def test_a_connection_cut_short_is_tried_again():
+def test_a_closed_connection_is_retried():
     with loopback((200, {"Content-Length": "9"}, b"{}"), GOOD) as url, post_to(url) as post:
         assert post() == GOOD[2]
 
 
-def test_a_reply_that_cannot_be_decompressed_is_named():
+def test_a_response_that_cannot_be_decompressed_is_an_error():
     with (
         loopback((200, {"Content-Encoding": "gzip"}, b"not gzip")) as url,
         post_to(url) as post,
@@ -203,50 +203,48 @@ def test_a_redirect_is_not_followed():
 
 def answering(status, value, **settings):
     transport = httpx.MockTransport(lambda request: httpx.Response(status, json=value))
-    return ApiClient(
-        "http://x.test/v1", patience=RetryPolicy(retries=0), connections=1, transport=transport, **settings
-    )
+    return ApiClient("http://x.test/v1", retry=RetryPolicy(retries=0), connections=1, transport=transport, **settings)
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_wrong_key_names_its_variable_and_never_the_key(monkeypatch, status):
-    wire = answering(status, {"error": {"message": "Incorrect API key provided: sk-12345"}})
-    with pytest.raises(ServerError, match=r"wants a key .*Set KNOWGATE_API_KEY"):
-        wire.get("/models")
+    client = answering(status, {"error": {"message": "Incorrect API key provided: sk-12345"}})
+    with pytest.raises(ServerError, match=r"requires a key .*Set KNOWGATE_API_KEY"):
+        client.get("/models")
     for name in ("OPENAI_API_KEY", "KNOWGATE_API_KEY"):
         monkeypatch.setenv(name, "sk-12345")
         with pytest.raises(ServerError, match=f"refused the key in {name}") as caught:
-            wire.get("/models")
+            client.get("/models")
         assert "12345" not in str(caught.value)
 
 
-def test_a_key_repeated_by_the_server_is_hidden(monkeypatch):
+def test_a_key_in_the_message_of_the_server_is_redacted(monkeypatch):
     monkeypatch.setenv("KNOWGATE_API_KEY", "sk-12345")
     with pytest.raises(ServerError, match=r"bad header \*\*\*"):
         answering(400, {"detail": "bad header sk-12345"}).get("/models")
 
 
 @pytest.mark.parametrize("key", ["sk-é", "sk\n1"])
-def test_a_key_that_cannot_be_sent_is_refused_unseen(monkeypatch, key):
+def test_a_key_with_invalid_characters_is_refused_without_showing_it(monkeypatch, key):
     monkeypatch.setenv("KNOWGATE_API_KEY", key)
     with pytest.raises(BadSetting, match="KNOWGATE_API_KEY") as caught:
         answering(200, {}).get("/models")
     assert key not in str(caught.value)
 
 
-def test_the_key_is_sent_as_a_bearer(monkeypatch):
+def test_the_key_is_sent_as_a_bearer_token(monkeypatch):
     seen = []
     monkeypatch.setenv("OPENAI_API_KEY", " sk-1 ")
     transport = httpx.MockTransport(lambda request: seen.append(request) or httpx.Response(200, json={}))
-    ApiClient("http://x.test", patience=RetryPolicy(), connections=1, transport=transport).get("/models")
+    ApiClient("http://x.test", retry=RetryPolicy(), connections=1, transport=transport).get("/models")
     assert seen[0].headers["Authorization"] == "Bearer sk-1"
 
 
-def test_half_a_surrogate_pair_can_be_sent():
+def test_a_lone_surrogate_can_be_sent():
     assert answering(200, {"a": 1}).post("/x", {"text": "\ud800"}) == {"a": 1}
 
 
-def test_long_words_of_a_server_are_cut():
+def test_long_messages_of_a_server_are_shortened():
     with pytest.raises(ServerError) as caught:
         answering(400, {"error": "x" * 5000}).get("/models")
     assert len(str(caught.value)) < 400

@@ -1,4 +1,4 @@
-"""However many threads ask, a model has no more requests in flight than it may."""
+"""A model never has more requests in flight than its concurrency, however many threads use it."""
 
 import json
 import threading
@@ -15,7 +15,7 @@ AT_ONCE = 3
 
 
 class Watched(BaseHTTPRequestHandler):
-    """Answers when as many requests are there as may be, or when it has waited long enough for one more."""
+    """Answers when the allowed number of requests is in flight, or after waiting for one more."""
 
     protocol_version = "HTTP/1.1"
     lock, running, peak = threading.Lock(), 0, 0
@@ -61,7 +61,7 @@ def address():
     server.server_close()
 
 
-def test_four_callers_together_have_as_many_requests_in_flight_as_one_may(address):
+def test_four_threads_share_the_concurrency_of_the_model(address):
     model = OpenAIModel("m", address, concurrency=AT_ONCE)
     prompts = [Prompt(f"q{number}") for number in range(8)]
     with ThreadPoolExecutor(4) as callers:

@@ -1,4 +1,4 @@
-"""A draft goes on where the server can read it as the beginning of its own answer; elsewhere it is generated anew."""
+"""Drafts are continued on servers that support it, and generated again elsewhere."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import Completion, Prompt, SignalRequest, Token
 from tests.support.chat_server import ChatServer
 from tests.support.llama_server import NAME, running_llama
-from tests.support.vllm_talk import TURN, Talk, drafted_and_finished, labelled
+from tests.support.vllm_recording import PROMPT, RecordedServer, draft_and_continue, read_labels
 
 URL = "http://server.test/v1"
 QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
@@ -27,7 +27,7 @@ CONTINUED = {
 
 
 class GoingServer(ChatServer):
-    """Goes on from an assistant's message as its kind does."""
+    """Continues an assistant message like the given kind of server."""
 
     def __init__(self, maker, **habits):
         super().__init__(**habits)
@@ -49,15 +49,15 @@ class GoingServer(ChatServer):
 
 
 def connect(server):
-    return OpenAIModel("m", URL, patience=QUICK, transport=httpx.MockTransport(server))
+    return OpenAIModel("m", URL, retry=QUICK, transport=httpx.MockTransport(server))
 
 
-def finish(model, begun=BEGUN, prompt=TURN, max_tokens=10):
+def finish(model, begun=BEGUN, prompt=PROMPT, max_tokens=10):
     return model.generate([prompt], max_tokens=max_tokens, resume=[ServerDraft(prompt, begun)])[0][0]
 
 
 def streamed(model, begun=BEGUN, max_tokens=10):
-    pieces, stream = [], model.stream(TURN, max_tokens=max_tokens, resume=ServerDraft(TURN, begun))
+    pieces, stream = [], model.stream(PROMPT, max_tokens=max_tokens, resume=ServerDraft(PROMPT, begun))
     while True:
         try:
             pieces.append(next(stream))
@@ -66,7 +66,7 @@ def streamed(model, begun=BEGUN, max_tokens=10):
 
 
 @pytest.mark.parametrize("maker", ["vllm", "sglang", "llamacpp"])
-def test_a_draft_goes_on_and_is_part_of_the_answer(maker):
+def test_a_draft_is_continued_and_part_of_the_answer(maker):
     server = GoingServer(maker)
     answer = finish(connect(server))
     assert (answer.text, answer.finished, answer.n_tokens) == ("Faust is by Goethe.", True, 5)
@@ -84,16 +84,16 @@ def test_a_stream_begins_with_the_draft(maker):
     assert "".join(pieces) == answer.text == "Faust is by Goethe."
 
 
-def test_text_that_is_continued_as_it_stands_goes_on_anywhere():
+def test_raw_text_is_continued_on_every_server():
     server = GoingServer("library")
     answer = finish(connect(server), prompt=Prompt("Q: Who?\nA:", raw=True))
     assert server.last["prompt"] == "Q: Who?\nA:Faust is by"
     assert answer.text.startswith("Faust is by")
 
 
-def test_a_server_that_is_not_known_to_go_on_is_asked_anew():
+def test_an_unknown_server_generates_the_answer_again():
     server = GoingServer("library")
-    assert finish(connect(server)).text == f"answer to {TURN.text}"
+    assert finish(connect(server)).text == f"answer to {PROMPT.text}"
     assert (server.last["max_tokens"], len(server.last["messages"])) == (10, 1)
 
 
@@ -106,28 +106,28 @@ def test_a_server_that_is_not_known_to_go_on_is_asked_anew():
         dataclasses.replace(BEGUN, text="by"),  # the other tokens were thoughts
     ],
 )
-def test_a_draft_that_would_be_read_otherwise_is_generated_anew(begun):
+def test_a_draft_that_is_not_reproducible_is_generated_again(begun):
     server = GoingServer("vllm")
-    assert finish(connect(server), begun).text == f"answer to {TURN.text}"
+    assert finish(connect(server), begun).text == f"answer to {PROMPT.text}"
     assert len(server.last["messages"]) == 1
 
 
-def test_a_server_that_refuses_to_go_on_is_asked_once():
+def test_a_server_that_refuses_drafts_is_tried_only_once():
     server = GoingServer("vllm", refuses=frozenset({"continue_final_message"}))
     model = connect(server)
-    assert [finish(model).text for _ in range(2)] == [f"answer to {TURN.text}"] * 2
-    assert streamed(model)[1].text == f"answer to {TURN.text}"
+    assert [finish(model).text for _ in range(2)] == [f"answer to {PROMPT.text}"] * 2
+    assert streamed(model)[1].text == f"answer to {PROMPT.text}"
     assert sum("continue_final_message" in body for _, body in server.bodies) == 1
 
 
 # --- real servers ---------------------------------------------------------------------------------
 
 
-def test_a_real_vllm_went_on_to_what_it_would_have_said_at_once():
-    talk = Talk.recorded()
-    model = OpenAIModel("smollm", URL, transport=httpx.MockTransport(talk))
-    draft, answer = drafted_and_finished(model)
-    at_once = model.generate([TURN], max_tokens=24)[0][0]
+def test_a_recorded_vllm_continues_a_draft_to_the_same_answer():
+    server = RecordedServer()
+    model = OpenAIModel("smollm", URL, transport=httpx.MockTransport(server))
+    draft, answer = draft_and_continue(model)
+    at_once = model.generate([PROMPT], max_tokens=24)[0][0]
     assert (draft.n_tokens, draft.finished) == (8, False)
     assert answer.text == at_once.text
     assert answer.n_tokens == at_once.n_tokens
@@ -137,10 +137,10 @@ def test_a_real_vllm_went_on_to_what_it_would_have_said_at_once():
     )
 
 
-def test_a_real_vllm_listed_labels_far_beyond_its_cap():
-    talk = Talk.recorded()
-    row = labelled(OpenAIModel("smollm", URL, transport=httpx.MockTransport(talk)))[0]
-    (listed,) = (one["reply"] for one in talk.said if "logprob_token_ids" in one["body"])
+def test_a_recorded_vllm_lists_requested_labels_beyond_its_limit():
+    server = RecordedServer()
+    row = read_labels(OpenAIModel("smollm", URL, transport=httpx.MockTransport(server)))[0]
+    (listed,) = (each["reply"] for each in server.exchanges if "logprob_token_ids" in each["body"])
     values = {one["token"]: one["logprob"] for one in listed["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
     assert row.max() < -10
     assert row[0] != row[1]
@@ -161,7 +161,7 @@ class Counting(httpx.BaseTransport):
 
 
 @pytest.mark.model
-def test_a_real_llama_cpp_goes_on_from_its_draft():
+def test_a_real_llama_cpp_server_continues_its_draft():
     pytest.importorskip("xllamacpp", reason="needs the extra 'llamacpp'")
     turn = Prompt("What is the capital of France? Answer in one sentence.")
     with running_llama() as url:

@@ -1,4 +1,4 @@
-"""Hidden states from servers: files as vLLM's connector writes them, replies as SGLang's, and what is refused."""
+"""Hidden states from files of a vLLM server and from responses of an SGLang server."""
 
 import sys
 
@@ -13,7 +13,7 @@ from knowgate.models.openai.hidden_states import consume_states_file, locate_sta
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.types import LabelPrompt, Prompt, Signal, SignalRequest
-from tests.support.vllm_talk import ASKED, recorded_states
+from tests.support.vllm_recording import STATE_PROMPTS, load_recorded_states
 
 if sys.platform == "win32":
     pytest.skip("files are locked otherwise there", allow_module_level=True)
@@ -36,25 +36,25 @@ BOTH = SignalRequest(draft_tokens=2, layers=(2, 4), after_draft=True)
 
 def connect(server, folder=None, layers=SERVED_LAYERS, depth=5):
     states = HiddenStateConfig(layers, depth, folder)
-    return OpenAIModel("m", URL, patience=QUICK, transport=httpx.MockTransport(server), states=states)
+    return OpenAIModel("m", URL, retry=QUICK, transport=httpx.MockTransport(server), hidden_states=states)
 
 
 @pytest.fixture(params=["vllm", "sglang"])
 def served(request, tmp_path):
-    """A model on each kind of server, and the server."""
+    """A model on each kind of server, and the server itself."""
     server = VllmStates(tmp_path) if request.param == "vllm" else SglangStates()
     return connect(server, tmp_path if request.param == "vllm" else None), server
 
 
-def test_hidden_states_are_offered_where_the_spec_names_their_layers(served):
+def test_hidden_states_are_offered_if_the_spec_lists_layers(served):
     model, _ = served
     assert Signal.HIDDEN in model.offers
     assert model.depth == 5
 
 
 @pytest.mark.parametrize("finish", ["stop", "length"])
-def test_states_are_those_at_the_end_of_the_prompt_and_of_the_draft(served, finish):
-    """The token that ended a draft is no part of it; layers go by their numbers, not by the server's order."""
+def test_states_belong_to_the_last_tokens_of_prompt_and_draft(served, finish):
+    """The token that ended a draft is not part of it, and layers are found by number, not by the server's order."""
     model, server = served
     server.finish = finish
     for prompt, reading in zip(PROMPTS, model.read(PROMPTS, BOTH), strict=True):
@@ -67,7 +67,7 @@ def test_states_are_those_at_the_end_of_the_prompt_and_of_the_draft(served, fini
             np.testing.assert_array_equal(reading.hidden_after[layer], after)
 
 
-def test_without_a_draft_there_is_one_request_for_states(served):
+def test_states_without_a_draft_need_one_request(served):
     model, server = served
     reading = model.read(PROMPTS[:1], SignalRequest(layers=(-1,)))[0]
     np.testing.assert_array_equal(reading.hidden[-1], state_of(text_ids(PROMPTS[0].text), 4))
@@ -81,7 +81,7 @@ def test_raw_prompts_have_states_too(served):
 
 
 def test_no_file_is_left_behind(tmp_path):
-    """vLLM writes one for every request, also for those whose states nobody wants."""
+    """vLLM writes a file for every request, also for those whose states are not read."""
     server = VllmStates(tmp_path)
     model = connect(server, tmp_path)
     model.read(PROMPTS, BOTH)
@@ -100,8 +100,8 @@ def test_states_in_bfloat16_are_read(tmp_path):
     np.testing.assert_allclose(found, state_of(text_ids(PROMPTS[0].text), 2), rtol=2**-7)
 
 
-def test_labels_are_not_asked_for_by_name_while_states_are_extracted(tmp_path):
-    """vLLM 0.32 dies of it."""
+def test_labels_are_not_requested_by_token_id_from_a_vllm_that_extracts_states(tmp_path):
+    """vLLM 0.32 crashes on such a request."""
     server = VllmStates(tmp_path)
     connect(server, tmp_path).label_logits([LabelPrompt(("Is it?",), raw=False)], ["yes", "no"])
     assert not any("logprob_token_ids" in body for _, body in server.bodies)
@@ -110,26 +110,26 @@ def test_labels_are_not_asked_for_by_name_while_states_are_extracted(tmp_path):
 # --- refused --------------------------------------------------------------------------------------
 
 
-def test_a_layer_the_server_was_not_started_with_is_refused_by_its_number(served):
+def test_a_layer_that_the_server_does_not_give_is_refused(served):
     model, server = served
-    with pytest.raises(NotOffered, match=r"layer 3 is asked for, and the server gives 4, 2\. Start it with that layer"):
+    with pytest.raises(NotOffered, match=r"does not give layer 3, only 4, 2\. Start it with that layer"):
         model.read(PROMPTS, SignalRequest(layers=(2, 3)))
     assert server.ids == []
 
 
-def test_other_layers_than_the_server_gives_are_counted(tmp_path):
+def test_a_wrong_number_of_layers_is_an_error(tmp_path):
     for server, words in (
-        (VllmStates(tmp_path), "of 2 layers, and 3 are named"),
-        (SglangStates(), "not those of 3 layers"),
+        (VllmStates(tmp_path), "of 2 layers, but its URL lists 3"),
+        (SglangStates(), "cannot belong to 3 layers"),
     ):
         with pytest.raises(BadSetting, match=words):
             connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
-def test_a_label_run_is_refused_layers_the_server_lacks_before_it_begins(served):
+def test_a_label_run_checks_the_layers_before_it_starts(served):
     model, server = served
     assert resolve_layers("mid,last", model) == (2, 4)
-    with pytest.raises(NotOffered, match="layer 3 is asked for"):
+    with pytest.raises(NotOffered, match="does not give layer 3"):
         resolve_layers("mid,late", model)
     assert server.ids == []
 
@@ -139,8 +139,8 @@ def test_states_of_samples_are_refused(served):
         served[0].read(PROMPTS, SignalRequest(samples=2, sample_layer=2))
 
 
-def test_vllm_needs_the_folder():
-    with pytest.raises(BadSetting, match=r"name its shared_storage_path.*&storage=DIR"):
+def test_vllm_needs_a_storage_folder():
+    with pytest.raises(BadSetting, match=r"Give its shared_storage_path.*&storage=DIR"):
         connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 
@@ -155,22 +155,22 @@ class Ollama(StatesServer):
     maker = "library"
 
 
-def test_servers_that_were_not_started_for_it_or_cannot_do_it_say_so(tmp_path):
-    with pytest.raises(NotOffered, match=r"openai:m gave no hidden states; docs/runtimes\.md says how"):
+def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
+    with pytest.raises(NotOffered, match=r"openai:m gave no hidden states; docs/runtimes\.md describes how"):
         connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
-    with pytest.raises(NotOffered, match=r"calls itself 'library': hidden states come from servers of vLLM and SGLang"):
+    with pytest.raises(NotOffered, match=r"is 'library', which gives no hidden states. Use vLLM or SGLang"):
         connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
-def test_a_folder_that_is_not_the_servers_is_named(tmp_path):
-    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors' does not appear in .*shared_storage_path"):
-        consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", wait=0.02)
+def test_a_wrong_storage_folder_is_explained(tmp_path):
+    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors', which does not appear in .*shared_storage_path"):
+        consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", timeout=0.02)
 
 
-def test_a_server_can_name_no_file_outside_the_folder(tmp_path):
+def test_a_server_cannot_name_a_file_outside_the_folder(tmp_path):
     assert locate_states_file(tmp_path, "/etc/../x-1.safetensors") == tmp_path / "x-1.safetensors"
     for name in ("/etc/passwd", "..", "", "a b.safetensors", "C:\\temp\\secret"):
-        with pytest.raises(ModelError, match="is none"):
+        with pytest.raises(ModelError, match="invalid name"):
             locate_states_file(tmp_path, name)
 
 
@@ -178,7 +178,7 @@ def test_a_server_can_name_no_file_outside_the_folder(tmp_path):
 def test_a_damaged_file_is_refused_and_deleted(tmp_path, data):
     (tmp_path / "a-1.safetensors").write_bytes(data)
     with pytest.raises(ModelError, match="damaged or of an unknown form"):
-        consume_states_file(tmp_path, "a-1.safetensors", wait=0.02)
+        consume_states_file(tmp_path, "a-1.safetensors", timeout=0.02)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -186,7 +186,7 @@ def test_states_of_other_tokens_are_refused(tmp_path):
     server = VllmStates(tmp_path)
     write = server.write
     server.write = lambda kind, ids: write(kind, [*ids, 5])
-    with pytest.raises(ModelError, match="those of other tokens"):
+    with pytest.raises(ModelError, match="belong to other tokens"):
         connect(server, tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
@@ -194,9 +194,9 @@ def test_states_of_other_tokens_are_refused(tmp_path):
 
 
 @pytest.mark.model
-def test_the_states_of_a_real_vllm_are_those_of_transformers(smollm):
-    recorded = recorded_states()
-    readings = smollm.read(ASKED, SignalRequest(layers=tuple(recorded)))
+def test_states_of_a_recorded_vllm_equal_those_of_transformers(smollm):
+    recorded = load_recorded_states()
+    readings = smollm.read(STATE_PROMPTS, SignalRequest(layers=tuple(recorded)))
     for layer, theirs in recorded.items():
         mine = np.stack([reading.hidden[layer] for reading in readings])
         cosines = (mine * theirs).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(theirs, axis=1)

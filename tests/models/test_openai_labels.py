@@ -1,4 +1,4 @@
-"""Replies are written by hand in the documented formats; see `openai_labels` for the sources."""
+"""Labels inside prompts, on simulated servers that respond in the documented formats."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def tokenize(text, special):
 
 
 class LabelServer:
-    """A vLLM or an SGLang server in memory. `at[place]` gives log-probabilities {token: value} that differ from -9."""
+    """A simulated vLLM or SGLang server. `at[position]` holds the log-probabilities {token: value} that are not -9."""
 
     def __init__(self, maker, *, exact=True, status=None, cards=None):
         self.chat = ChatServer()
@@ -124,11 +124,11 @@ def tokens(body):
 def connect(server, **settings):
     quick = RetryPolicy(timeout=120, total=360, retries=0, backoff=0.0)
     transport = httpx.MockTransport(server)
-    return OpenAIModel("m", "http://server.test/v1", patience=quick, transport=transport, **settings)
+    return OpenAIModel("m", "http://server.test/v1", retry=quick, transport=transport, **settings)
 
 
 def aligned(maker, **settings):
-    """A server whose three places hold values that nothing else holds."""
+    """A server with distinct values at three positions."""
     server = LabelServer(maker, **settings)
     server.at = {FIRST: {TRUE: -0.5, FALSE: -1.5}, SECOND: {TRUE: -0.25, FALSE: -2.0}, END: {TRUE: -3.0, FALSE: -0.125}}
     return server
@@ -142,12 +142,12 @@ def test_each_label_is_read_from_the_tokens_before_it(maker):
     assert logits[0].tolist() == [[-0.5, -1.5], [-0.25, -2.0], [-3.0, -0.125]]
 
 
-def test_columns_follow_the_labels():
+def test_columns_are_in_the_order_of_the_labels():
     logits = connect(aligned("sglang")).label_logits([PROMPT], ["false", "true"])
     assert logits[0].tolist() == [[-1.5, -0.5], [-2.0, -0.25], [-0.125, -3.0]]
 
 
-def test_vllm_is_asked_once_with_token_ids():
+def test_vllm_gets_one_request_with_token_ids():
     server = aligned("vllm")
     connect(server).label_logits([PROMPT], LABELS)
     (body,) = server.bodies("/v1/completions")
@@ -156,7 +156,7 @@ def test_vllm_is_asked_once_with_token_ids():
     assert (body["temperature"], body["top_p"], body["repetition_penalty"]) == (0.0, 1.0, 1.0)
 
 
-def test_sglang_is_asked_once_from_the_first_label_on():
+def test_sglang_gets_one_request_for_positions_from_the_first_label_on():
     server = aligned("sglang")
     connect(server).label_logits([PROMPT], LABELS)
     (body,) = server.bodies("/generate")
@@ -167,7 +167,7 @@ def test_sglang_is_asked_once_from_the_first_label_on():
 
 
 @pytest.mark.parametrize("maker", ["vllm", "sglang"])
-def test_a_prefix_is_tokenised_on_its_own_and_has_no_label(maker):
+def test_a_prefix_is_tokenized_separately_and_has_no_label(maker):
     server = LabelServer(maker)
     server.at = {5: {TRUE: -0.5, FALSE: -1.5}, 7: {TRUE: -3.0, FALSE: -0.125}}
     logits = connect(server).label_logits([LabelPrompt(("ab", "truec"), prefix="xy")], LABELS)
@@ -184,13 +184,13 @@ def test_a_prefix_stands_before_a_single_part_too():
     assert server.after_probe()[0]["messages"][0]["content"] == "Say yes. q?"
 
 
-def test_a_text_is_tokenised_once():
+def test_a_text_is_tokenized_only_once():
     server = aligned("vllm")
     connect(server, concurrency=1).label_logits([PROMPT, PROMPT, PROMPT], LABELS)
     assert len(server.bodies("/tokenize")) == 5
 
 
-def test_a_label_that_is_not_listed_gets_the_least_of_the_top():
+def test_an_unlisted_label_gets_the_smallest_of_the_top_tokens():
     server = LabelServer("vllm")
     best = {50: -0.5, 51: -2.0, 52: -3.0, 53: -4.0}
     server.at = {FIRST: best | {TRUE: -1.0, FALSE: -6.0}, SECOND: best | {TRUE: -1.0, FALSE: -1.5}}
@@ -206,20 +206,20 @@ def test_an_improbable_token_of_the_prompt_does_not_bound_the_others():
 
 
 @pytest.mark.parametrize("exact", ["ignores", "refuses"])
-def test_the_end_falls_back_to_the_top_tokens(exact):
+def test_the_last_position_falls_back_to_the_top_tokens(exact):
     server = aligned("vllm", exact=exact)
     server.at[END] = {50: -0.5, 51: -1.0, TRUE: -2.0, 53: -3.0, 54: -4.0, FALSE: -6.0}
     assert connect(server).label_logits([PROMPT], LABELS)[0][2].tolist() == [-2.0, -4.0]
     assert len(server.bodies("/v1/completions")) == (2 if exact == "refuses" else 1)
 
 
-def test_an_end_without_any_label_in_the_top_gives_both_the_same_bound():
+def test_labels_missing_at_the_last_position_get_the_same_bound():
     server = aligned("vllm", exact="ignores")
     server.at[END] = {50: -0.5, 51: -1.0, 52: -2.0, 53: -3.0, 54: -4.0}
     assert connect(server).label_logits([PROMPT], LABELS)[0][2].tolist() == [-4.0, -4.0]
 
 
-def test_the_server_is_recognised_once():
+def test_the_kind_of_server_is_requested_only_once():
     server = aligned("sglang")
     model = connect(server)
     for _ in range(2):
@@ -227,12 +227,12 @@ def test_the_server_is_recognised_once():
     assert [path for path, _ in server.asked].count("/v1/models") == 1
 
 
-def test_a_server_that_answers_to_any_name_is_recognised_by_what_it_lists():
+def test_a_server_that_accepts_any_model_name_is_recognized_by_its_list():
     server = aligned("?", cards=[{"id": "/weights/m", "owned_by": "sglang"}])
     assert connect(server).label_logits([PROMPT], LABELS)[0][0].tolist() == [-0.5, -1.5]
 
 
-def test_an_adapter_is_named_to_sglang():
+def test_the_adapter_is_sent_to_sglang():
     server = aligned(
         "?", cards=[{"id": "base", "owned_by": "sglang"}, {"id": "m", "owned_by": "sglang", "parent": "b"}]
     )
@@ -241,9 +241,9 @@ def test_an_adapter_is_named_to_sglang():
 
 
 @pytest.mark.parametrize("cards", [[{"id": "m", "owned_by": "library"}], []])
-def test_other_servers_are_refused_with_those_that_can(cards):
+def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
-    with pytest.raises(NotOffered, match=r"not inside it: .* vLLM, SGLang, llama.cpp and hf: models can"):
+    with pytest.raises(NotOffered, match=r"not inside it: .* Use vLLM, SGLang, llama.cpp, or an hf: model"):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
 
@@ -251,13 +251,13 @@ def test_other_servers_are_refused_with_those_that_can(cards):
 @pytest.mark.parametrize(
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
-def test_a_gateway_that_hides_an_endpoint_is_named(maker, path):
-    with pytest.raises(NotOffered, match=rf"{path} answered 404: no\. Labels and states by token ids need"):
+def test_a_hidden_endpoint_is_explained(maker, path):
+    with pytest.raises(NotOffered, match=rf"{path} answered 404: no\. Labels and hidden states by token ids need"):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 
 @pytest.mark.parametrize(("maker", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate")])
-def test_a_refusal_carries_the_servers_words(maker, path):
+def test_a_refusal_contains_the_message_of_the_server(maker, path):
     with pytest.raises(ServerError, match=rf"{path} answered 400: no"):
         connect(aligned(maker, status={path: 400})).label_logits([PROMPT], LABELS)
 
@@ -274,24 +274,24 @@ def test_a_refusal_carries_the_servers_words(maker, path):
         ),
         (LabelPrompt(("ab", "")), LABELS, "part 2 of a prompt"),
         (LabelPrompt(("ab", "truec"), raw=False), LABELS, "a user turn has one label position"),
-        (LabelPrompt(()), LABELS, "only after some text"),
+        (LabelPrompt(()), LABELS, "can only be read after some text"),
     ],
 )
-def test_a_prompt_that_cannot_be_read_is_a_bad_setting(prompt, labels, message):
+def test_invalid_label_prompts_are_refused(prompt, labels, message):
     server = aligned("vllm")
     with pytest.raises(BadSetting, match=message):
         connect(server).label_logits([prompt], labels)
     assert server.bodies("/v1/completions") == []
 
 
-def test_an_error_does_not_repeat_the_prompt():
+def test_an_error_does_not_contain_the_prompt():
     with pytest.raises(BadSetting) as caught:
         connect(aligned("vllm")).label_logits([LabelPrompt(("secret", "secret"))], LABELS)
     assert "secret" not in str(caught.value)
 
 
 def edit(*path, value):
-    """A change of a reply at one place."""
+    """Return a function that changes one item of a response."""
 
     def change(reply):
         item = reply
@@ -315,7 +315,11 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"50": {"logprob": -1.0}}), "line up"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value=None), "unknown form"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": math.nan}}), "NaN"),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}), "listed 1 tokens where 5"),
+        (
+            "vllm",
+            edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
+            "listed 1 tokens instead of 5",
+        ),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown form"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown form"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"token_id:900": -math.inf}]), "-Infinity"),
@@ -329,7 +333,7 @@ CHOICE, META = ("choices", 0), ("meta_info",)
         ("sglang", edit(*META, "output_token_ids_logprobs", value=[]), "unknown form"),
     ],
 )
-def test_a_nonsense_reply_is_a_model_error(maker, change, message):
+def test_a_malformed_response_is_a_model_error(maker, change, message):
     server = aligned(maker)
     server.change = change
     with pytest.raises(ModelError, match=message):
@@ -337,18 +341,18 @@ def test_a_nonsense_reply_is_a_model_error(maker, change, message):
 
 
 @pytest.mark.parametrize("reply", [{"tokens": None}, {"tokens": ["a"]}, []])
-def test_a_tokeniser_that_gives_no_ids_is_a_model_error(reply):
+def test_a_malformed_response_of_the_tokenizer_is_a_model_error(reply):
     server = aligned("vllm")
 
     def broken(request):
         return httpx.Response(200, json=reply) if request.url.path == "/tokenize" else server(request)
 
-    with pytest.raises(ModelError, match="did not give a list of token ids"):
+    with pytest.raises(ModelError, match="did not return a list of token ids"):
         connect(broken).label_logits([PROMPT], LABELS)
 
 
 @pytest.mark.parametrize("maker", ["vllm", "sglang"])
-def test_a_batch_keeps_its_order_though_answers_come_late(maker):
+def test_a_batch_keeps_its_order_when_responses_are_delayed(maker):
     server = LabelServer(maker)
     prompts = [LabelPrompt(("a" * n, "truec")) for n in range(1, 10)]  # the label stands at place n + 1
     server.at = {place: {TRUE: -place / 8, FALSE: -8.0} for place in range(20)}

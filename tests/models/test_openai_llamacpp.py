@@ -1,4 +1,4 @@
-"""Gates on a real llama.cpp server: what it can feed works as on the same weights in-process, the rest is refused."""
+"""Gates on a real llama.cpp server agree with the same weights in this process; others are refused."""
 
 import json
 import math
@@ -43,13 +43,13 @@ def needs(gate, model):
 
 @pytest.mark.model
 @pytest.mark.parametrize("gate", ["prompt", "logprob:entropy,draft_tokens=1"])
-def test_needs_are_those_of_the_same_weights_in_process(served, smollm_llamacpp, gate):
-    """Labels that are not among the top 20 are asked for; entropies come from a long list of tokens."""
+def test_needs_equal_those_of_the_same_weights_in_process(served, smollm_llamacpp, gate):
+    """Labels beyond the top 20 are requested, and entropies computed from a long list of tokens."""
     np.testing.assert_allclose(needs(gate, served), needs(gate, smollm_llamacpp), atol=CLOSE)
 
 
 @pytest.mark.model
-def test_labels_inside_a_prompt_are_those_of_the_same_weights_in_process(served, smollm_llamacpp):
+def test_labels_inside_a_prompt_equal_those_of_the_same_weights_in_process(served, smollm_llamacpp):
     parts = ("Is Paris in France? A:", " true\nIs Rome in Spain? A:", " false\nIs Bonn in Peru? A:")
     asked = [LabelPrompt(parts, prefix="Answer the questions with true or false and nothing else.\n")]
     mine, other = (model.label_logits(asked, (" true", " false"))[0] for model in (served, smollm_llamacpp))
@@ -78,18 +78,20 @@ def test_gates_that_read_hidden_states_are_refused_at_the_start(served):
 # --- servers with a cap ---------------------------------------------------------------------------
 
 
-def test_a_gate_that_reads_entropies_is_refused_at_the_start_where_few_tokens_are_listed():
-    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(ChatServer()))
+def test_a_gate_that_reads_entropies_is_refused_if_few_tokens_are_listed():
+    model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(ChatServer()))
     with pytest.raises(NotOffered, match=r"lists too few tokens.*logprob:first"):
         bind_gate(load_gate("logprob:entropy"), model, PROMPTS)
     bind_gate(load_gate("logprob:mean"), model, PROMPTS)
 
 
-def test_a_gate_that_reads_labels_inside_a_prompt_is_refused_at_the_start_where_the_server_cannot(tmp_path):
+def test_a_gate_that_reads_inner_labels_is_refused_on_other_servers(tmp_path):
     server = ChatServer()
     server.cards = [{"id": "m", "owned_by": "library"}]
-    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server))
-    with pytest.raises(NotOffered, match=r"'dhicl' reads labels inside a prompt, which the server of openai:m"):
+    model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(server))
+    with pytest.raises(
+        NotOffered, match=r"'dhicl' reads label probabilities inside a prompt, which the server of openai:m"
+    ):
         bind_gate(DhiclGate(SqliteHistory(tmp_path / "log.db", HashEmbedder())), model, PROMPTS)
 
 
@@ -97,7 +99,7 @@ TOKENS = {"yes": 9, " yes": 19, "no": 8, " no": 18}
 
 
 class VllmServer(ChatServer):
-    """Lists the tokens named by `logprob_token_ids`, in the form in which vLLM 0.32 replies."""
+    """Lists the tokens in `logprob_token_ids`, in the format of vLLM 0.32."""
 
     def __call__(self, request):
         body = json.loads(request.content) if request.content else {}
@@ -112,13 +114,13 @@ class VllmServer(ChatServer):
         return super().__call__(request)
 
 
-def test_labels_beyond_the_cap_of_vllm_are_asked_for_by_their_tokens():
-    model = OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(VllmServer()))
+def test_labels_beyond_the_limit_of_vllm_are_requested_by_token_id():
+    model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(VllmServer()))
     row = model.label_logits([LabelPrompt(("Can you?",), raw=False)], ("yes", "no"))[0]
     np.testing.assert_allclose(np.exp(row), [[0.03, 0.005]], rtol=1e-5)
 
 
-def test_the_entropy_of_a_long_list_is_that_of_the_distribution():
+def test_the_entropy_of_a_long_list_approximates_that_of_the_distribution():
     even = TokenLogprobs("a", math.log(1 / 1_000), tuple((str(i), math.log(1 / 1_000)) for i in range(1_000)))
     assert even.entropy == pytest.approx(math.log(1_000), abs=1e-6)
     assert TokenLogprobs("a", -0.1, (("a", -0.1), ("b", -3.0))).entropy is None

@@ -10,39 +10,39 @@ from knowgate.models.openai.spec import HiddenStateConfig, OpenAISpec, parse_ope
 URL = "http://127.0.0.1:8000/v1"
 
 
-def test_a_spec_says_nothing_more_than_model_and_url_unless_it_does():
+def test_options_have_defaults():
     assert parse_openai_spec(f"Qwen/Qwen3-8B@{URL}") == OpenAISpec("Qwen/Qwen3-8B", URL, 8, None)
 
 
-def test_options_stand_behind_the_url():
+def test_options_follow_the_url():
     spec = parse_openai_spec(f"m@{URL}#layers=15,23&storage=/mnt/my%20states&depth=31&concurrency=32")
     assert spec == OpenAISpec("m", URL, 32, HiddenStateConfig((15, 23), 31, Path("/mnt/my states")))
 
 
-def test_the_depth_follows_from_the_last_layer_unless_it_is_given():
-    assert parse_openai_spec(f"m@{URL}#layers=23,15").states == HiddenStateConfig((23, 15), 24, None)
+def test_the_depth_defaults_to_the_highest_layer_plus_one():
+    assert parse_openai_spec(f"m@{URL}#layers=23,15").hidden_states == HiddenStateConfig((23, 15), 24, None)
 
 
-def test_a_model_is_made_as_its_spec_says():
+def test_a_model_takes_the_options_of_its_spec():
     model = open_openai(f"m@{URL}#layers=1,2&concurrency=3")
     assert (model.name, model.concurrency, model.depth) == ("openai:m", 3, 3)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
-        ("layer=3", "is not understood. Give each of concurrency, layers, depth, storage at most once"),
-        ("layers=1&layers=2", "is not understood"),
-        ("layers=", "layers of a server is ''; it must be a whole number from 0"),
-        ("layers=1,x", "layers of a server is 'x'"),
-        ("layers=-1", "layers of a server is '-1'"),
-        ("layers=2,2", "name one of them twice"),
-        ("layers=30&depth=30", "depth=30 is too little for layer 30"),
-        ("storage=/tmp", "'storage' of a server is about hidden states: name their layers too"),
-        ("concurrency=0", "concurrency of a server is '0'; it must be a whole number from 1 to 1,024"),
-        ("concurrency=1e3", "concurrency of a server is '1e3'"),
+        ("layer=3", "after a server's URL. Give each of concurrency, layers, depth, storage at most once"),
+        ("layers=1&layers=2", "cannot parse the options"),
+        ("layers=", "layers of a server must be a whole number from 0 to 100,000, got ''"),
+        ("layers=1,x", "got 'x'"),
+        ("layers=-1", "got '-1'"),
+        ("layers=2,2", "names a layer twice"),
+        ("layers=30&depth=30", "depth=30 is too small for layer 30"),
+        ("storage=/tmp", "'storage' of a server needs the layers of its hidden states too"),
+        ("concurrency=0", "concurrency of a server must be a whole number from 1 to 1,024, got '0'"),
+        ("concurrency=1e3", "got '1e3'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options, words):
-    with pytest.raises(BadSetting, match=re.escape(words)):
+def test_invalid_options_are_refused(options, message):
+    with pytest.raises(BadSetting, match=re.escape(message)):
         parse_openai_spec(f"m@{URL}#{options}")

@@ -1,4 +1,4 @@
-"""Streams of an OpenAI-compatible server: joined to what comes at once, whatever servers put in between."""
+"""Streams of an OpenAI-compatible server join to the unstreamed response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def no_keys(monkeypatch):
 
 
 def connect(server):
-    return OpenAIModel("m", URL, patience=QUICK, transport=httpx.MockTransport(server))
+    return OpenAIModel("m", URL, retry=QUICK, transport=httpx.MockTransport(server))
 
 
 def run(stream):
@@ -42,7 +42,7 @@ def run(stream):
 
 
 class Sending(ChatServer):
-    """A server without log-probabilities whose streams are these bytes."""
+    """A model on a server without log-probabilities that streams these bytes."""
 
     def __init__(self, *pieces):
         super().__init__(refuses=frozenset({"logprobs"}))
@@ -70,7 +70,7 @@ def completed(*pieces):
 
 @pytest.mark.parametrize("raw", [False, True])
 @pytest.mark.parametrize("refuses", [(), ("logprobs",), ("logprobs", "stream_options")])
-def test_a_stream_gives_the_words_and_ends_in_the_plain_completion(raw, refuses):
+def test_a_stream_yields_words_and_returns_the_completion(raw, refuses):
     prompt, server = Prompt("why is it so?", raw=raw), ChatServer(refuses=frozenset(refuses))
     pieces, completion = run(connect(server).stream(prompt, max_tokens=8))
     whole = connect(server).generate([prompt], max_tokens=8)[0][0]
@@ -81,7 +81,7 @@ def test_a_stream_gives_the_words_and_ends_in_the_plain_completion(raw, refuses)
     assert completion.n_tokens == (0 if "stream_options" in refuses else whole.n_tokens)
 
 
-def test_the_count_is_asked_for_only_where_it_is_needed():
+def test_the_token_count_is_requested_only_if_needed():
     with_logprobs, without = ChatServer(), ChatServer(refuses=frozenset({"logprobs"}))
     for server in (with_logprobs, without):
         run(connect(server).stream(ASKED, max_tokens=8))
@@ -89,16 +89,16 @@ def test_the_count_is_asked_for_only_where_it_is_needed():
     assert without.after_probe()[-1]["stream_options"] == {"include_usage": True}
 
 
-def test_a_server_that_does_not_stream_gives_one_piece():
+def test_an_unstreamed_response_is_one_piece():
     pieces, completion = run(connect(ChatServer(ignores=frozenset({"stream"}))).stream(ASKED, max_tokens=8))
     assert pieces == ["answer to why is it so?"] == [completion.text]
 
 
-def test_an_answer_cut_off_by_the_limit_says_so():
+def test_an_answer_that_hit_the_limit_is_not_finished():
     assert not completed(delta("so"), delta("", finish_reason="length"), DONE)[1].finished
 
 
-def test_a_draft_that_is_the_answer_costs_no_request():
+def test_a_finished_draft_needs_no_request():
     server = ChatServer()
     model = connect(server)
     handle = model.read([ASKED], SignalRequest(draft_tokens=8))[0].resume
@@ -107,7 +107,7 @@ def test_a_draft_that_is_the_answer_costs_no_request():
     assert len(server.bodies) == asked
 
 
-def test_a_draft_that_was_cut_off_is_streamed_anew():
+def test_an_unfinished_draft_is_streamed_again():
     server = ChatServer()
     server.finish = "length"
     model = connect(server)
@@ -120,7 +120,7 @@ def test_a_draft_that_was_cut_off_is_streamed_anew():
 # --- what servers send ----------------------------------------------------------------------------
 
 
-def test_keep_alives_other_fields_and_empty_parts_are_passed_over():
+def test_comments_other_fields_and_empty_chunks_are_ignored():
     noise = [b": ping\n\n", b"event: message\nid: 7\nretry: 10\n\n", b"data:\n\n", b'data: {"choices": []}\n\n']
     pieces, _ = completed(
         noise[0], as_line({"choices": [{"delta": {"role": "assistant"}}]}), *noise, delta("so"), STOP, DONE
@@ -128,31 +128,31 @@ def test_keep_alives_other_fields_and_empty_parts_are_passed_over():
     assert pieces == ["so"]
 
 
-def test_parts_may_be_cut_anywhere_even_inside_a_character():
+def test_chunks_may_be_split_anywhere_even_inside_a_character():
     whole = delta("巴黎") + delta(" é🙂") + STOP + DONE
     pieces, completion = completed(*(bytes([byte]) for byte in whole))
     assert pieces == ["巴黎", " é🙂"]
     assert completion.text == "巴黎 é🙂"
 
 
-def test_line_ends_of_unicode_are_text():
+def test_unicode_line_ends_are_text():
     assert completed(delta("a\u2028b\x85c"), STOP, DONE)[0] == ["a\u2028b\x85c"]
 
 
-def test_lines_may_end_in_crlf_and_stand_without_a_blank_one():
+def test_lines_may_end_in_crlf_without_a_blank_line():
     parts = [delta("a"), delta("b"), STOP, DONE]
     assert completed(*(part.replace(b"\n\n", b"\r\n") for part in parts))[0] == ["a", "b"]
 
 
-def test_what_comes_after_the_end_is_not_read():
+def test_data_after_the_end_is_ignored():
     assert completed(delta("a"), DONE, delta("b"))[0] == ["a"]
 
 
-def test_an_end_without_its_mark_is_one_if_the_server_said_why_it_stopped():
+def test_a_finish_reason_ends_a_stream_without_an_end_mark():
     assert completed(delta("a"), STOP)[1].text == "a"
 
 
-def test_the_last_count_is_taken_and_a_missing_one_is_no_error():
+def test_the_last_token_count_is_used_and_may_be_missing():
     count = as_line({"choices": [], "usage": {"completion_tokens": 7}})
     assert completed(delta("a"), STOP, count, DONE)[1].n_tokens == 7
     assert completed(delta("a"), STOP, DONE)[1].n_tokens == 0
@@ -174,7 +174,7 @@ def test_events_are_lines_of_data():
         (b"", "broke off in the middle of its answer"),
     ],
 )
-def test_a_failure_in_the_middle_is_a_sentence_after_the_pieces_so_far(last, message):
+def test_a_failure_in_the_middle_is_raised_after_the_pieces_so_far(last, message):
     server = Sending(delta("so"), last)
     stream = connect(server).stream(ASKED, max_tokens=8)
     assert next(stream) == "so"
@@ -186,12 +186,12 @@ def test_a_failure_in_the_middle_is_a_sentence_after_the_pieces_so_far(last, mes
 @pytest.mark.parametrize(
     "part", [b"data: {nonsense\n\n", b"data: 5\n\n", as_line({"choices": [{"delta": {"content": 5}}]})]
 )
-def test_a_part_that_cannot_be_read_is_an_error(part):
-    with pytest.raises(ModelError, match=r"not valid JSON|no object|without text"):
+def test_a_malformed_chunk_is_an_error(part):
+    with pytest.raises(ModelError, match=r"not valid JSON|not an object|without text"):
         completed(delta("so"), part, DONE)
 
 
-def test_a_broken_connection_is_a_sentence_and_not_tried_again():
+def test_a_broken_stream_is_not_retried():
     class Breaking(Sending):
         def streamed(self, reply, counts):
             stream = super().streamed(reply, counts)
@@ -210,7 +210,7 @@ def test_a_broken_connection_is_a_sentence_and_not_tried_again():
     assert sum("stream" in body for body in server.after_probe()) == 1
 
 
-def test_a_server_that_is_busy_at_first_is_asked_again():
+def test_opening_a_stream_is_retried():
     server, busy = ChatServer(), [429, 503]
 
     def sometimes(request):
@@ -222,7 +222,7 @@ def test_a_server_that_is_busy_at_first_is_asked_again():
     assert busy == []
 
 
-def test_a_refusal_is_the_servers_own_words():
+def test_a_refusal_contains_the_message_of_the_server():
     def refusing(request):
         body = json.loads(request.content)
         if body.get("stream"):
@@ -236,7 +236,7 @@ def test_a_refusal_is_the_servers_own_words():
 # --- stopping -------------------------------------------------------------------------------------
 
 
-def test_whoever_stops_listening_closes_the_connection():
+def test_closing_the_stream_closes_the_connection():
     server = Sending(*[delta(f"w{number}") for number in range(50)], STOP, DONE)
     stream = connect(server).stream(ASKED, max_tokens=99)
     assert next(stream) == "w0"
@@ -245,7 +245,7 @@ def test_whoever_stops_listening_closes_the_connection():
     assert server.stream.taken < 5
 
 
-def test_pieces_come_over_a_real_connection_before_the_answer_is_done():
+def test_pieces_arrive_over_a_real_connection_before_the_answer_is_complete():
     heard = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -282,15 +282,15 @@ def test_pieces_come_over_a_real_connection_before_the_answer_is_done():
         server.server_close()
 
 
-def test_parts_of_another_answer_are_left_out():
+def test_chunks_of_other_choices_are_ignored():
     part = {"choices": [{"index": 1, "delta": {"content": "B"}}, {"index": 0, "delta": {"content": "A"}}]}
     other = {"choices": [{"index": 1, "delta": {"content": "B"}, "finish_reason": "length"}]}
     reply = StreamedResponse()
     assert [reply.add(one) for one in (part, other, "[DONE]")] == ["A", "", ""]
-    assert reply.finish is None
+    assert reply.finish_reason is None
 
 
-def test_a_long_line_in_small_pieces_is_read_in_one_pass():
+def test_a_long_line_in_small_chunks_takes_linear_time():
     start = time.process_time()
     assert list(parse_events(b"x" for _ in range(300_000))) == []
     assert time.process_time() - start < 5  # joined again for every piece it takes minutes

@@ -1,4 +1,4 @@
-"""Servers that list few tokens: labels beyond them are asked for by name, or get a bound; nothing aborts."""
+"""Servers that list few tokens: other labels are requested by token id, or get a bound."""
 
 import json
 import math
@@ -27,7 +27,7 @@ HALF_LISTED = "listed"
 
 
 class CappedServer(ChatServer):
-    """Lists five tokens, with 'true' among them only where the question says so. `maker`: what it calls itself."""
+    """Lists five tokens, with 'true' among them only if the question asks for it. `maker` is the kind of server."""
 
     def __init__(self, maker="library"):
         super().__init__()
@@ -54,32 +54,32 @@ class CappedServer(ChatServer):
 
 
 def connect(server):
-    return OpenAIModel("m", "http://server.test/v1", patience=QUICK, transport=httpx.MockTransport(server))
+    return OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(server))
 
 
-def test_sglang_is_asked_for_labels_by_their_tokens():
+def test_labels_are_requested_from_sglang_by_token_id():
     row = connect(CappedServer("sglang")).label_logits([LabelPrompt(("Can you?",), raw=False)], ("true", "false"))[0]
     np.testing.assert_allclose(np.exp(row), [[0.03, 0.005]], rtol=1e-5)
 
 
-def test_a_question_whose_labels_are_not_listed_is_undecided_and_noted_and_the_others_go_on():
+def test_a_question_with_unlisted_labels_gets_a_note_and_does_not_affect_others():
     rag = AdaptiveRAG(connect(CappedServer()), load_gate("prompt"))
     none, one = rag.answer_many([Question("Who?"), Question(f"Who is {HALF_LISTED}?")])
     assert (none.decision.need, none.decision.notes) == (0.5, (DecisionNote.LABELS_UNLISTED,))
-    assert "nothing tells the gate's labels apart" in none.decision.reason
+    assert "none of the gate's labels among its top tokens" in none.decision.reason
     assert one.decision.need == pytest.approx(0.01 / 0.91)  # 'false' has at most what the least listed has
     assert one.decision.notes == ()
     assert (none.text, one.text) != ("", "")
 
 
-def test_a_label_run_leaves_out_what_the_llm_did_not_say():
+def test_a_label_run_omits_unlisted_labels():
     labeller = Labeler(connect(CappedServer()), StringGrader(), LabelPlan(samples=0))
     asked = [Question("Who?", id="1", answers=("x",)), Question(f"Who is {HALF_LISTED}?", id="2", answers=("x",))]
     rows = labeller.label(asked).rows
     assert ["self_assessment" in row.signals for row in rows] == [False, True]
 
 
-def test_a_gate_whose_labels_are_no_tokens_of_the_served_model_is_refused_at_the_start():
-    with pytest.raises(BadSetting, match=r"'selfrag' needs a model trained with .* is more than one token"):
+def test_a_gate_whose_labels_are_not_single_tokens_is_refused():
+    with pytest.raises(BadSetting, match=r"'selfrag' needs an LLM trained with .* is more than one token"):
         bind_gate(load_gate("selfrag"), connect(CappedServer("vllm")), AnswerPrompts())
     bind_gate(load_gate("selfrag"), connect(CappedServer("library")), AnswerPrompts())  # nobody can tell

@@ -167,5 +167,5 @@ def test_a_bad_record_is_named(tmp_path: Path, line: str, message: str):
 def test_a_cut_off_gzip_file_is_named(tmp_path: Path):
     path = tmp_path / "d.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"id": "a", "text": "one"}\n')[:-9])
-    with pytest.raises(BadInput, match="not a whole gzip"):
+    with pytest.raises(BadInput, match="not a complete gzip"):
         list(find_documents(path))

@@ -1,81 +1,79 @@
+"""Counting passages that hold a phrase: the same as taking every found passage apart."""
+
 from __future__ import annotations
 
-import re
+import json
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from knowgate.retrieval.chunking import count_words, split_document, split_text
-from knowgate.retrieval.documents import Document
+from knowgate.core.text import find_anchor_words, fold_text, join_tokens
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.bm25 import Bm25Retriever
+from knowgate.retrieval.index import build_index
+from knowgate.retrieval.passages import count_passages_containing
+from knowgate.types import Passage
 
-
-def words(n: int, name: str = "w") -> str:
-    return " ".join(f"{name}{number}" for number in range(n))
-
-
-def test_a_short_document_is_one_passage_with_its_own_id():
-    (passage,) = split_document(Document("d", "T", "A few words."))
-    assert (passage.id, passage.title, passage.text) == ("d", "T", "A few words.")
-
-
-def test_passages_of_a_long_document_are_numbered():
-    passages = split_document(Document("d", "T", words(5) + "\n\n" + words(5)), max_words=5)
-    assert [passage.id for passage in passages] == ["d#0", "d#1"]
-
-
-def test_paragraphs_are_merged_up_to_the_limit():
-    text = "\n\n".join([words(4, "a"), words(4, "b"), words(4, "c")])
-    assert split_text(text, 8) == [words(4, "a") + "\n\n" + words(4, "b"), words(4, "c")]
+TEXTS = [
+    "The tower has 2,846 steps.",
+    "2846 pupils went to the TOWER, they say.",
+    "A towering height of 3.5 metres.",
+    "Café Ｔｏｗｅｒ is full-width.",
+    "北京大学 has a tower, too.",
+    "Nothing of the kind.",
+]
+PHRASES = ["tower", "the tower", "2846", "2,846 steps", "3.5", "5", "北京", "café tower", "height", "?", "absent"]
 
 
-def test_a_long_paragraph_is_cut_at_sentence_ends():
-    text = "One two three. Four five six! Seven eight nine?"
-    assert split_text(text, 6) == ["One two three. Four five six!", "Seven eight nine?"]
+class Plain:
+    """Finds everything for everybody."""
+
+    name, fingerprint = "plain", "1"
+
+    def search(self, queries, k):
+        return [[Passage(str(i), text) for i, text in enumerate(TEXTS)][:k] for _ in queries]
 
 
-def test_a_chinese_paragraph_is_cut_at_its_own_full_stops():
-    text = "一二三四五。六七八九十！甲乙丙丁戊？"
-    assert split_text(text, 5) == ["一二三四五。六七八九十！", "甲乙丙丁戊？"]  # 10 characters are 4.8 words
+def by_hand(phrase):
+    return sum(bool(join_tokens(phrase).strip()) and join_tokens(phrase) in join_tokens(text) for text in TEXTS)
 
 
-def test_two_hundred_and_fifty_chinese_characters_are_one_passage():
-    assert [len(text) for text in split_text("字" * 251)] == [250, 1]
+def test_passages_that_hold_a_phrase_are_counted_as_by_taking_each_apart():
+    assert count_passages_containing(Plain(), PHRASES, 100) == [by_hand(phrase) for phrase in PHRASES]
+    assert by_hand("tower") == 4
 
 
-def test_a_sentence_without_end_is_cut_between_words():
-    assert split_text(words(7), 3) == ["w0 w1 w2", "w3 w4 w5", "w6"]
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_an_index_folder_counts_what_it_finds_without_reading_the_rest(tmp_path, phrase):
+    (tmp_path / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "texts" / f"{number}.txt").write_text(text, encoding="utf-8")
+    build_index(tmp_path / "texts", tmp_path / "index")
+    index = load_retriever(str(tmp_path / "index"))
+    found = [passage.text for passage in index.search([phrase], 100)[0]]
+    held = sum(bool(join_tokens(phrase).strip()) and join_tokens(phrase) in join_tokens(text) for text in found)
+    assert count_passages_containing(index, [phrase], 100) == [held]
 
 
-def test_a_very_long_word_stays_whole():
-    assert split_text("x" * 10_000 + " end", 1) == ["x" * 10_000, "end"]
+@pytest.mark.parametrize("phrase", ["tower", "said", "green tower", "2846", "red"])
+def test_texts_with_quotes_and_lines_are_counted_and_titles_are_not(tmp_path, phrase):
+    texts = ['He said "tower".', "A line\ntower\nsaid", "back\\slash, 2,846 green, the tower", "grün tower\u2028", "no"]
+    lines = [json.dumps({"id": str(i), "title": "red tower", "text": text}) for i, text in enumerate(texts)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    build_index(tmp_path / "corpus.jsonl", tmp_path / "index")
+    index = load_retriever(str(tmp_path / "index"))
+    found = [passage.text for passage in index.search([phrase], 100)[0]]
+    assert count_passages_containing(index, [phrase], 100) == [
+        sum(join_tokens(phrase) in join_tokens(text) for text in found)
+    ]
+    assert len(found) == 5 or phrase not in ("tower", "red")
 
 
-def test_a_heading_goes_with_what_follows_it():
-    text = words(6, "a") + "\n\n# Next\n\n" + words(6, "b")
-    assert split_text(text, 9) == [words(6, "a"), "# Next\n\n" + words(6, "b")]
+def test_no_more_passages_are_counted_than_are_looked_at():
+    shelf = Bm25Retriever.from_passages([Passage(str(i), f"tower number {i}") for i in range(9)])
+    assert count_passages_containing(shelf, ["tower"], 4) == [4]
 
 
-def test_items_of_a_list_are_not_cut_apart():
-    assert split_text("- a b c\n- d e f\n- g h i", 6) == ["- a b c\n- d e f", "- g h i"]
-
-
-def test_punctuation_is_not_counted():
-    assert count_words("-- Hello, world! 你好。 ...") == 2 + 2 * 120 / 250
-
-
-def test_text_of_spaces_gives_no_passages():
-    assert split_document(Document("d", "", " \n\n ")) == []
-
-
-pieces = st.lists(st.sampled_from(["word", "字词", "End.", "句。", "\n\n", "# Head\n\n", "- item\n", "x1y2"]))
-
-
-@given(pieces, st.integers(1, 6))
-def test_nothing_is_lost_no_word_is_cut_and_no_passage_is_too_long(parts: list[str], limit: int):
-    text = " ".join(parts)
-    passages = split_text(text, limit)
-    assert re.sub(r"\s", "", "".join(passages)) == re.sub(r"\s", "", text)
-    assert [word for part in passages for word in re.findall(r"[a-zA-Z0-9]+", part)] == re.findall(
-        r"[a-zA-Z0-9]+", text
-    )
-    assert all(count_words(passage) <= limit + 1e-9 for passage in passages)
+def test_landmarks_are_the_plain_words_of_a_phrase_longest_first():
+    assert find_anchor_words("The Tower of 2,846 bricklayers") == ["bricklayers", "tower", "2846", "of"]
+    assert find_anchor_words("北京") == []
+    assert find_anchor_words("1,000,000")[0] in fold_text("It cost 1,000,000 crowns.")

@@ -27,7 +27,7 @@ def events(response):
 # --- the model in this process --------------------------------------------------------------------
 
 
-def test_the_openai_client_is_answered_by_the_model_in_this_process(serve):
+def test_the_openai_client_works_with_a_model_in_this_process(serve):
     address, _ = serve(upstream=False, gate="prompt")
     with client(address) as api:
         reply = api.chat.completions.create(model="knowgate", messages=[{"role": "user", "content": UNKNOWN}])
@@ -43,7 +43,7 @@ def test_a_known_question_is_answered_without_passages(serve):
     assert (found["knowgate"]["retrieve"], found["knowgate"]["passages"]) == (False, [])
 
 
-def test_a_stream_of_the_model_in_this_process_has_the_decision_in_its_first_and_last_chunk(serve):
+def test_a_local_stream_has_the_decision_in_its_first_and_last_chunk(serve):
     address, _ = serve(upstream=False, gate="prompt")
     with client(address) as api:
         chunks = list(
@@ -55,13 +55,13 @@ def test_a_stream_of_the_model_in_this_process_has_the_decision_in_its_first_and
 
 
 @pytest.mark.parametrize("wanted", [{"tools": [{}]}, {"n": 2}, {"response_format": {"type": "json_object"}}])
-def test_what_a_model_in_this_process_cannot_do_is_refused(serve, wanted):
+def test_a_local_model_rejects_unsupported_fields(serve, wanted):
     address, _ = serve(upstream=False, gate="never")
     reply = ask(address, model="knowgate", **wanted)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported")
 
 
-def test_what_a_model_in_this_process_ignores_is_listed(serve):
+def test_a_local_model_lists_the_fields_it_ignores(serve):
     address, _ = serve(upstream=False, gate="never")
     assert ask(address, model="knowgate", temperature=0.7, seed=1).json()["knowgate"]["ignored"] == [
         "seed",
@@ -72,7 +72,7 @@ def test_what_a_model_in_this_process_ignores_is_listed(serve):
 # --- an upstream ----------------------------------------------------------------------------------
 
 
-def test_a_sure_draft_is_the_reply_and_costs_one_call(serve, stub):
+def test_a_confident_draft_is_the_response_and_costs_one_call(serve, stub):
     address, _ = serve(gate="logprob:mean")
     with client(address) as api:
         reply = api.chat.completions.create(model="stub-llm", messages=[{"role": "user", "content": UNKNOWN}])
@@ -82,7 +82,7 @@ def test_a_sure_draft_is_the_reply_and_costs_one_call(serve, stub):
     assert len(stub.bodies) == 1
 
 
-def test_an_unsure_draft_is_answered_again_with_passages(serve, stub):
+def test_an_uncertain_draft_is_replaced_by_an_answer_with_passages(serve, stub):
     stub.sure = -3.0
     address, _ = serve(gate="logprob:mean")
     found = ask(address).json()
@@ -92,7 +92,7 @@ def test_an_unsure_draft_is_answered_again_with_passages(serve, stub):
 
 
 @pytest.mark.parametrize(("sure", "text"), [(-0.01, "The answer is 42."), (-3.0, "From the passages: 43.")])
-def test_a_stream_is_decided_by_its_first_tokens(serve, stub, sure, text):
+def test_the_first_tokens_of_a_stream_decide(serve, stub, sure, text):
     stub.sure = sure
     address, _ = serve(gate="logprob:first")
     with client(address) as api:
@@ -104,7 +104,7 @@ def test_a_stream_is_decided_by_its_first_tokens(serve, stub, sure, text):
     assert all(chunk.choices[0].logprobs is None for chunk in chunks)
 
 
-def test_the_asynchronous_client_is_streamed_to(serve):
+def test_the_asynchronous_client_can_stream(serve):
     address, _ = serve(gate="always")
 
     async def run():
@@ -116,23 +116,23 @@ def test_the_asynchronous_client_is_streamed_to(serve):
     assert asyncio.run(run()) == "From the passages: 43."
 
 
-def test_headers_say_what_the_body_says(serve):
+def test_headers_and_body_report_the_same_decision(serve):
     address, _ = serve(gate="always")
     reply = ask(address)
-    told = reply.json()["knowgate"]
-    assert reply.headers["x-knowgate-id"] == told["id"]
+    report = reply.json()["knowgate"]
+    assert reply.headers["x-knowgate-id"] == report["id"]
     assert reply.headers["x-knowgate-retrieve"] == "true"
     assert (reply.headers["x-knowgate-gate"], reply.headers["x-knowgate-passages"]) == ("always", "1")
 
 
-def test_a_request_that_is_not_changed_goes_up_byte_by_byte(serve, stub):
+def test_an_unchanged_request_is_forwarded_as_it_is(serve, stub):
     address, _ = serve(gate="never")
     fields = {"seed": 7, "response_format": {"type": "json_object"}, "nobody_knows": [1, {"x": None}]}
     ask(address, **fields)
     assert stub.bodies == [{"model": "stub-llm", "messages": [{"role": "user", "content": UNKNOWN}], **fields}]
 
 
-def test_a_tool_call_of_the_draft_is_handed_on_and_says_so(serve, stub):
+def test_a_tool_call_in_the_draft_is_forwarded_and_reported(serve, stub):
     address, _ = serve(gate="logprob:mean")
     tools = [{"type": "function", "function": {"name": "look"}}]
     found = ask(address, tools=tools).json()
@@ -151,7 +151,7 @@ IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image
         ({"role": "user", "content": " "}, "empty"),
     ],
 )
-def test_what_cannot_be_gated_is_passed_through_and_says_so(serve, stub, message, why):
+def test_a_request_without_a_plain_question_is_forwarded_with_a_reason(serve, stub, message, why):
     address, _ = serve(gate="always")
     found = ask(address, messages=[message]).json()["knowgate"]
     assert (found["way"], found["gated"]) == ("pass-through", False)
@@ -173,7 +173,7 @@ def test_what_cannot_be_gated_is_passed_through_and_says_so(serve, stub, message
         ({"knowgate": {"threshold": 0.99}}, False),
     ],
 )
-def test_a_request_can_say_what_it_wants(serve, stub, fields, retrieves):
+def test_a_request_can_override_gate_and_threshold(serve, stub, fields, retrieves):
     stub.sure = -1.0
     address, _ = serve(gate="logprob:mean")
     assert ask(address, **fields).json()["knowgate"]["retrieve"] is retrieves
@@ -192,13 +192,13 @@ def test_a_request_can_say_what_it_wants(serve, stub, fields, retrieves):
         ({"model": 7}, 400),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused(serve, stub, fields, status):
+def test_invalid_request_options_are_rejected(serve, stub, fields, status):
     address, _ = serve(gate="always")
     assert ask(address, **fields).status_code == status
     assert stub.bodies == []
 
 
-def test_small_talk_costs_no_draft_and_no_passages(serve, stub):
+def test_small_talk_needs_neither_a_draft_nor_passages(serve, stub):
     stub.sure = -3.0
     address, _ = serve(gate="logprob:mean")
     found = ask(address, "Thanks a lot!").json()["knowgate"]
@@ -209,7 +209,7 @@ def test_small_talk_costs_no_draft_and_no_passages(serve, stub):
 # --- beside chats ---------------------------------------------------------------------------------
 
 
-def test_decisions_alone_cost_no_answer(serve, stub):
+def test_decide_returns_decisions_without_answers(serve, stub):
     address, _ = serve(upstream=False, gate="prompt")
     one = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
     many = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}).json()
@@ -217,14 +217,14 @@ def test_decisions_alone_cost_no_answer(serve, stub):
     assert [each["retrieve"] for each in many["decisions"]] == [False, True]
 
 
-def test_a_decision_through_an_upstream_reads_as_much_as_the_gate_needs(serve, stub):
+def test_decide_asks_the_upstream_for_as_many_tokens_as_the_gate_reads(serve, stub):
     address, _ = serve(gate="logprob:first")
     found = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
     assert found["retrieve"] is False
     assert stub.bodies[0]["max_tokens"] == 1
 
 
-def test_models_are_those_of_the_upstream_and_our_own(serve):
+def test_models_of_the_upstream_and_selectable_gates_are_listed(serve):
     address, _ = serve(gate="always")
     with client(address) as api:
         names = [model.id for model in api.models.list()]
@@ -232,13 +232,13 @@ def test_models_are_those_of_the_upstream_and_our_own(serve):
     assert "knowgate/always" in names
 
 
-def test_health_and_readiness_are_told(serve):
+def test_health_and_readiness_are_reported(serve):
     address, _ = serve(gate="always")
     assert httpx.get(f"{address}/health").json() == {"status": "ok"}
     assert httpx.get(f"{address}/ready").json()["ready"] is True
 
 
-def test_events_of_a_plain_stream_are_whole(serve):
+def test_a_forwarded_stream_has_complete_events(serve):
     address, _ = serve(gate="never")
     reply = ask(address, stream=True)
     assert reply.text.endswith("data: [DONE]\n\n")

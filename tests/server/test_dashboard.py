@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what it shows, the playground, thumbs, keys, an alarm; small, dark, by keyboard."""
+"""The dashboard: its data, and its page in a real browser."""
 
 import httpx
 import pytest
@@ -6,11 +6,11 @@ import pytest
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
-from tests.server.test_learning import audited, learnt, raise_alarm, wait_for_audits
+from tests.server.test_learning import audit_options, get_arms, trigger_alarm, wait_for_audits
 from tests.support.browser import driven
 from tests.support.chromium import needs_browser
 
-INSIDE = "!document.getElementById('inside').hidden"
+HAS_CONTENT = "!document.getElementById('content').hidden"
 HOSTILE = "<img src=x onerror=alert(1)> & <b>the capital of Bababaland</b>?"
 
 
@@ -21,19 +21,19 @@ def page(tmp_path):
         yield page
 
 
-def kept(tmp_path, **options):
+def log_options(tmp_path, **options):
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True, **options}
 
 
-def opened(page, address):
+def open_dashboard(page, address):
     page.open(f"{address}/")
-    page.wait(INSIDE)
+    page.wait(HAS_CONTENT)
 
 
 # --- what it is made of ---------------------------------------------------------------------------
 
 
-def test_the_page_may_fetch_nothing_from_elsewhere_and_runs_no_other_script(serve):
+def test_the_page_loads_nothing_from_other_origins(serve):
     address, _ = serve(gate="never")
     for path in ("/", "/dashboard/main.js", "/dashboard/page.css"):
         reply = httpx.get(f"{address}{path}")
@@ -44,7 +44,7 @@ def test_the_page_may_fetch_nothing_from_elsewhere_and_runs_no_other_script(serv
         assert "innerHTML" not in reply.text
 
 
-def test_what_is_shown_asks_for_a_key_where_there_are_keys(serve, tmp_path):
+def test_the_data_of_the_dashboard_needs_a_key_but_the_page_does_not(serve, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     assert httpx.get(f"{address}/").status_code == 200
@@ -52,7 +52,7 @@ def test_what_is_shown_asks_for_a_key_where_there_are_keys(serve, tmp_path):
     assert httpx.get(f"{address}/v1/dashboard", headers={"Authorization": f"Bearer {key}"}).status_code == 200
 
 
-def test_figures_are_counted_and_savings_are_net_of_drafts(serve, stub, tmp_path):
+def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     prices = {"price_retrieval": 1.0, "price_output_token": 0.5}
     address, _ = serve(gate="logprob:first", options=prices)
     stub.sure = -9.0
@@ -70,7 +70,7 @@ def test_figures_are_counted_and_savings_are_net_of_drafts(serve, stub, tmp_path
     assert found["stages"]["gate"]["n"] == 3
 
 
-def test_before_anything_was_looked_up_nobody_knows_what_is_saved(serve):
+def test_savings_are_unknown_before_the_first_retrieval(serve):
     address, _ = serve(gate="never")
     ask(address)
     saved = httpx.get(f"{address}/v1/dashboard").json()["figures"]["arms"]["all"]["saved"]
@@ -81,15 +81,15 @@ def test_before_anything_was_looked_up_nobody_knows_what_is_saved(serve):
 
 
 @needs_browser
-def test_the_page_shows_what_the_server_did_and_complains_of_nothing(serve, stub, page, tmp_path):
-    address, _ = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, page, tmp_path):
+    address, _ = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
     ask(address, HOSTILE)
     wait_for_audits(address, 1)
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelector('#recent details')")
     text = page.text
     assert "What skipping costs" in text
-    assert "Of 1 requests drawn 1 would have been answered otherwise" in text
+    assert "Of 1 audited requests, 1 would have been answered differently" in text
     assert HOSTILE in text
     assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
     assert "answers differ" in text
@@ -97,66 +97,66 @@ def test_the_page_shows_what_the_server_did_and_complains_of_nothing(serve, stub
 
 
 @needs_browser
-def test_a_question_is_answered_both_ways_and_rated_by_keyboard_alone(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
-    opened(page, address)
+def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
+    open_dashboard(page, address)
     page.run("document.getElementById('question').focus()")
     page.type(UNKNOWN)
     page.press("Tab")
     page.press("Enter")
-    page.wait("document.querySelectorAll('#answers .thumbs').length === 2")
+    page.wait("document.querySelectorAll('#answers .feedback').length === 2")
     page.wait("document.querySelector('.answer.chosen')")
-    assert page.run("[...document.querySelectorAll('.said')].map((one) => one.textContent)") == [
+    assert page.run("[...document.querySelectorAll('.text')].map((one) => one.textContent)") == [
         "Nowhere",
         "Babakostad",
     ]
-    assert "The gate would look this up" in page.text
+    assert "The gate would retrieve" in page.text
     page.press("Tab")
     page.press("Tab")  # past 'good' of the first answer
     page.press(" ")
-    page.wait("document.querySelector('#answers .thumbs .note').textContent.startsWith('Thank you')")
+    page.wait("document.querySelector('#answers .feedback .note').textContent.startsWith('Thank you')")
     assert page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
     recent = httpx.get(f"{address}/v1/dashboard").json()["recent"]
-    told = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
-    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in told if one["feedback"]] == [
+    report = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
+    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in report if one["feedback"]] == [
         ("never", ["down"])
     ]
     assert page.console == []
 
 
 @needs_browser
-def test_with_keys_the_page_asks_for_one_and_says_when_it_is_wrong(serve, page, tmp_path):
+def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     page.open(f"{address}/")
-    page.wait("!document.getElementById('door').hidden")
+    page.wait("!document.getElementById('login').hidden")
     assert page.run("document.activeElement.id") == "key"
     assert page.console == []
     page.type("kg-wrong")
     page.press("Enter")
-    page.wait("document.getElementById('key-said').textContent")
+    page.wait("document.getElementById('key-status').textContent")
     page.type(key)
     page.press("Enter")
-    page.wait(INSIDE)
+    page.wait(HAS_CONTENT)
 
 
 @needs_browser
-def test_an_alarm_is_seen_and_can_be_cleared(serve, stub, page, tmp_path):
-    address = raise_alarm(serve, stub, tmp_path)
-    opened(page, address)
+def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
+    address = trigger_alarm(serve, stub, tmp_path)
+    open_dashboard(page, address)
     page.wait("!document.getElementById('alarm').hidden")
-    assert "Alarm, gate never: more than 10 % of the answers are lost" in page.text
+    assert "Alarm for gate never: more than 10 % of the answers are lost" in page.text
     page.run("document.querySelector('#alarm button').click()")
     page.wait("document.getElementById('alarm').hidden")
-    assert not learnt(address)["a"]["loss"]["alarm"]
+    assert not get_arms(address)["a"]["loss"]["alarm"]
 
 
 @needs_browser
-def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     ask(address, KNOWN, model="knowgate")
     page.size(400, 800)
-    opened(page, address)
+    open_dashboard(page, address)
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     light = page.run("getComputedStyle(document.body).backgroundColor")
     page.size(400, 800, dark=True)
@@ -164,27 +164,27 @@ def test_it_fits_a_phone_and_is_dark_where_that_is_wanted(serve, page, tmp_path)
 
 
 @needs_browser
-def test_decisions_can_be_filtered_and_stay_open_when_new_ones_come(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+def test_decisions_can_be_filtered_and_stay_open_during_updates(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     for text in (KNOWN, UNKNOWN):
         ask(address, text, model="knowgate")
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelectorAll('#recent details').length === 2")
     page.run("document.querySelector('#recent details summary').click()")
     ask(address, KNOWN, model="knowgate")
     page.wait("document.querySelectorAll('#recent details').length === 3")
     assert page.run("[...document.querySelectorAll('#recent details')].map((one) => one.open)") == [False, True, False]
-    page.run("show.value = 'retrieved'; show.dispatchEvent(new Event('change'))")
+    page.run("f = document.getElementById('filter'); f.value = 'retrieved'; f.dispatchEvent(new Event('change'))")
     assert page.run("document.querySelectorAll('#recent details').length") == 1
     assert page.console == []
 
 
 @needs_browser
-def test_what_a_rule_decided_is_marked_so_and_shows_no_need(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+def test_a_decision_of_a_rule_is_marked_and_shows_no_need(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     ask(address, "Thanks a lot!", model="knowgate")
     ask(address, UNKNOWN, model="knowgate")
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelectorAll('#recent details').length === 2")
     ruled, asked = (page.run(f"document.querySelectorAll('.need')[{place}].textContent") for place in (1, 0))
     assert ruled == "rule"

@@ -1,4 +1,4 @@
-"""Learning from traffic: audits, what skipping costs, the alarm, shadow mode, two gates, labels, feedback."""
+"""Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
 import time
 
@@ -15,14 +15,14 @@ from knowgate.server.learning.audit import CallBudget
 from knowgate.server.learning.history_labels import answers_differ, label_by_feedback
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
-from tests.server.test_weighing import FirmArbiter, with_arbiter
 
 SAME = "The answer is 42."
 
 
-class Noted:
-    """A history that only remembers what it was given."""
+class RecordingHistory:
+    """A history that only records its entries."""
 
     def __init__(self):
         self.entries = []
@@ -35,11 +35,11 @@ class Noted:
         return [(entry.question, entry.label, entry.source) for entry in self.entries]
 
 
-def audited(tmp_path, **options):
+def audit_options(tmp_path, **options):
     return {"decisions": str(tmp_path / "d.db"), "audit": 1.0, "audit_budget": 1000, **options}
 
 
-def learnt(address):
+def get_arms(address):
     return httpx.get(f"{address}/v1/learning").json()["arms"]
 
 
@@ -51,22 +51,22 @@ def wait_until(holds, seconds=20.0):
 
 
 def wait_for_audits(address, count, arm="a"):
-    wait_until(lambda: learnt(address)[arm]["loss"]["drawn"] >= count)
-    return learnt(address)[arm]
+    wait_until(lambda: get_arms(address)[arm]["loss"]["drawn"] >= count)
+    return get_arms(address)[arm]
 
 
-def when_all_are_counted(address):
+def count_finished_audits(address):
     """How many were drawn, once no audit is under way: a look half a second later finds no more."""
-    counts = [-1, learnt(address)["a"]["loss"]["drawn"]]
+    counts = [-1, get_arms(address)["a"]["loss"]["drawn"]]
     while counts[-1] != counts[-2]:
         time.sleep(0.5)
-        counts.append(learnt(address)["a"]["loss"]["drawn"])
+        counts.append(get_arms(address)["a"]["loss"]["drawn"])
     return counts[-1]
 
 
-def with_history(app):
-    store = Noted()
-    app.state.service.learner.labelling.history = TrafficLog(store)
+def use_history(app):
+    store = RecordingHistory()
+    app.state.service.learner.labeler.history = TrafficLog(store)
     return store
 
 
@@ -74,8 +74,8 @@ def with_history(app):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_skipped_request_is_also_answered_with_passages_and_lost_where_that_differs(serve, stub, tmp_path, stream):
-    address, _ = serve(gate="never", options=audited(tmp_path))
+def test_an_audited_skip_is_lost_if_the_answer_with_passages_differs(serve, stub, tmp_path, stream):
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     assert ask(address, stream=stream).status_code == 200
     loss = wait_for_audits(address, 1)["loss"]
     assert (loss["drawn"], loss["lost"], loss["mean"]) == (1, 1.0, 1.0)
@@ -85,9 +85,9 @@ def test_a_skipped_request_is_also_answered_with_passages_and_lost_where_that_di
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "field"), [("completions", "prompt"), ("responses", "input")])
-def test_completions_and_responses_are_audited_too(serve, stub, tmp_path, path, field, stream):
+def test_completions_and_responses_are_audited(serve, stub, tmp_path, path, field, stream):
     stub.speaks = True
-    address, _ = serve(gate="never", options=audited(tmp_path))
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     body = {"model": "m", field: UNKNOWN, "stream": stream}
     assert httpx.post(f"{address}/v1/{path}", json=body, timeout=30).status_code == 200
     loss = wait_for_audits(address, 1)["loss"]
@@ -98,130 +98,130 @@ def test_completions_and_responses_are_audited_too(serve, stub, tmp_path, path, 
 
 
 @pytest.mark.parametrize(("path", "field"), [("completions", "prompt"), ("responses", "input")])
-def test_the_same_answer_in_a_completion_or_response_loses_nothing(serve, stub, tmp_path, monkeypatch, path, field):
+def test_an_equal_completion_or_response_loses_nothing(serve, stub, tmp_path, monkeypatch, path, field):
     stub.speaks = True
     monkeypatch.setattr(stub, "answer", lambda body: SAME)
-    address, _ = serve(gate="never", options=audited(tmp_path))
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     httpx.post(f"{address}/v1/{path}", json={"model": "m", field: UNKNOWN}, timeout=30)
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
 
 
-def test_a_completion_that_repeats_its_prompt_is_not_drawn(serve, stub, tmp_path):
+def test_a_completion_that_echoes_its_prompt_is_not_audited(serve, stub, tmp_path):
     stub.speaks = True
-    address, _ = serve(gate="never", options=audited(tmp_path))
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     httpx.post(f"{address}/v1/completions", json={"model": "m", "prompt": UNKNOWN, "echo": True}, timeout=30)
-    assert when_all_are_counted(address) == 0
+    assert count_finished_audits(address) == 0
 
 
-def test_a_skipped_request_with_the_same_answer_loses_nothing(serve, stub, tmp_path, monkeypatch):
+def test_an_audited_skip_with_equal_answers_loses_nothing(serve, stub, tmp_path, monkeypatch):
     monkeypatch.setattr(stub, "answer", lambda body: SAME)
-    address, _ = serve(gate="never", options=audited(tmp_path))
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     ask(address)
     loss = wait_for_audits(address, 1)["loss"]
     assert (loss["lost"], loss["low"], 0 < loss["high"] <= 1) == (0.0, 0.0, True)
 
 
-def test_a_retrieved_request_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
-    address, _ = serve(gate="always", options=audited(tmp_path))
+def test_an_audited_retrieval_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audit_options(tmp_path))
     ask(address)
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
     assert len(stub.bodies) == 1
 
 
 @pytest.mark.parametrize(("said", "lost"), [("Yes.", 0.0), ("No", 1.0), ("否", 1.0)])
-def test_answers_in_prose_are_compared_by_the_llm_where_that_is_wanted(serve, stub, tmp_path, said, lost):
+def test_the_llm_compares_answers_in_prose_on_request(serve, stub, tmp_path, said, lost):
     answer = stub.answer
     stub.answer = lambda body: said if "Answer A" in str(body) else answer(body)
-    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+    address, _ = serve(gate="never", options=audit_options(tmp_path, audit_compare="llm"))
     ask(address)
     assert wait_for_audits(address, 1)["loss"]["lost"] == lost
     assert len(stub.bodies) == 3
 
 
-def test_an_llm_that_says_neither_yes_nor_no_decides_nothing(serve, stub, tmp_path):
-    address, _ = serve(gate="never", options=audited(tmp_path, audit_compare="llm"))
+def test_an_unclear_comparison_of_the_llm_is_a_failed_audit(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audit_options(tmp_path, audit_compare="llm"))
     ask(address)
-    wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
-    assert learnt(address)["a"]["loss"]["drawn"] == 0
+    wait_until(lambda: get_arms(address)["a"]["audits"].get("failed"))
+    assert get_arms(address)["a"]["loss"]["drawn"] == 0
 
 
-def test_where_nothing_is_found_nothing_is_lost_and_nobody_is_asked(serve, stub, tmp_path):
-    address, _ = serve(gate="never", options=audited(tmp_path))
+def test_a_skip_without_search_results_loses_nothing_and_costs_no_call(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
     ask(address, "Zyzzyva?")
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
     assert len(stub.bodies) == 1
 
 
-def test_the_model_in_this_process_is_audited_too(serve, tmp_path):
-    address, _ = serve(upstream=False, gate="never", options=audited(tmp_path))
+def test_a_model_in_this_process_is_audited(serve, tmp_path):
+    address, _ = serve(upstream=False, gate="never", options=audit_options(tmp_path))
     ask(address, KNOWN, model="knowgate")
     assert wait_for_audits(address, 1)["loss"]["lost"] == 0.0
     ask(address, UNKNOWN, model="knowgate")
     assert wait_for_audits(address, 2)["loss"]["lost"] == 1.0
 
 
-def test_requests_with_a_wish_of_their_own_are_not_drawn(serve, stub, tmp_path):
-    address, _ = serve(gate="always", options=audited(tmp_path))
+def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audit_options(tmp_path))
     ask(address, knowgate={"retrieve": "never"})
     ask(address)
     assert wait_for_audits(address, 1)["loss"]["drawn"] == 1
     assert len(stub.bodies) == 2
 
 
-def test_an_audit_that_fails_counts_for_nothing(serve, stub, tmp_path, monkeypatch):
-    address, app = serve(gate="never", options=audited(tmp_path))
-    monkeypatch.setattr(app.state.service.learner.auditor.again, "answer", _failing)
+def test_a_failed_audit_is_not_counted_as_a_result(serve, stub, tmp_path, monkeypatch):
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    monkeypatch.setattr(app.state.service.learner.auditor.answerer, "answer_with_passages", _failing)
     assert ask(address).status_code == 200
-    wait_until(lambda: learnt(address)["a"]["audits"].get("failed"))
-    assert learnt(address)["a"]["loss"]["drawn"] == 0
+    wait_until(lambda: get_arms(address)["a"]["audits"].get("failed"))
+    assert get_arms(address)["a"]["loss"]["drawn"] == 0
 
 
 async def _failing(*_, **__):
     raise RuntimeError("no")
 
 
-def test_while_the_budget_is_spent_nothing_is_drawn(serve, stub, tmp_path):
-    address, _ = serve(gate="never", options=audited(tmp_path, audit_budget=1))
+def test_no_request_is_audited_while_the_budget_is_spent(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audit_options(tmp_path, audit_budget=1))
     ask(address)
     wait_for_audits(address, 1)
     for _ in range(3):
         ask(address)
-    assert len(stub.bodies) == 5  # four answers, one of them audited
-    assert learnt(address)["a"]["loss"]["drawn"] == 1
+    assert len(stub.bodies) == 5  # four answers, one of them audit_options
+    assert get_arms(address)["a"]["loss"]["drawn"] == 1
 
 
-def test_a_budget_comes_back_with_time_but_is_saved_up_for_an_hour_at_most():
+def test_a_budget_refills_up_to_one_hour_of_calls():
     now = [0.0]
     budget = CallBudget(2, clock=lambda: now[0])
     budget.spend()
     budget.spend()
-    assert not budget.is_there
+    assert not budget.allows_call()
     now[0] = 1800.0
-    assert budget.is_there
+    assert budget.allows_call()
     now[0] = 1e6
-    assert (budget.is_there, budget.left) == (True, 2.0)
+    assert (budget.allows_call(), budget.remaining) == (True, 2.0)
 
 
 # --- the alarm ------------------------------------------------------------------------------------
 
 
-def raise_alarm(serve, stub, tmp_path):
+def trigger_alarm(serve, stub, tmp_path):
     """Skipping was harmless for a while; then documents changed, and it is not."""
-    address, _ = serve(gate="never", options=audited(tmp_path, max_loss=0.1))
+    address, _ = serve(gate="never", options=audit_options(tmp_path, max_loss=0.1))
     answer, stub.answer = stub.answer, lambda body: SAME
     for _ in range(5):
         ask(address)
     wait_for_audits(address, 5)
-    assert not learnt(address)["a"]["loss"]["alarm"]
+    assert not get_arms(address)["a"]["loss"]["alarm"]
     stub.answer = answer
     for _ in range(30):
         ask(address)
-    wait_until(lambda: learnt(address)["a"]["loss"]["alarm"])
+    wait_until(lambda: get_arms(address)["a"]["loss"]["alarm"])
     return address
 
 
-def test_drift_raises_the_alarm_after_which_everything_is_looked_up(serve, stub, tmp_path):
-    address = raise_alarm(serve, stub, tmp_path)
+def test_after_an_alarm_every_request_retrieves(serve, stub, tmp_path):
+    address = trigger_alarm(serve, stub, tmp_path)
     reply = ask(address)
     assert reply.headers["x-knowgate-degraded"] == "alarm"
     assert reply.headers["x-knowgate-mode"] == "alarm"
@@ -233,43 +233,43 @@ def test_drift_raises_the_alarm_after_which_everything_is_looked_up(serve, stub,
     assert 'knowgate_degraded_total{part="alarm"}' in text
 
 
-def test_an_alarm_outlives_a_restart_until_somebody_clears_it(serve, stub, tmp_path):
-    raise_alarm(serve, stub, tmp_path)
-    address, _ = serve(gate="never", options=audited(tmp_path, max_loss=0.1))
-    assert learnt(address)["a"]["loss"]["alarm"]
+def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
+    trigger_alarm(serve, stub, tmp_path)
+    address, _ = serve(gate="never", options=audit_options(tmp_path, max_loss=0.1))
+    assert get_arms(address)["a"]["loss"]["alarm"]
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
     assert ask(address).headers["x-knowgate-retrieve"] == "false"
-    assert learnt(address)["a"]["loss"]["drawn"] <= 1
+    assert get_arms(address)["a"]["loss"]["drawn"] <= 1
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "z"}).status_code == 404
 
 
-def test_an_alarm_that_one_worker_raised_is_heard_by_the_others(serve, stub, tmp_path):
-    options = audited(tmp_path, max_loss=0.1)
+def test_an_alarm_of_one_worker_reaches_the_others(serve, stub, tmp_path):
+    options = audit_options(tmp_path, max_loss=0.1)
     other, _ = serve(gate="never", options={**options, "audit": 1e-9})
     ask(other)
-    raise_alarm(serve, stub, tmp_path)
+    trigger_alarm(serve, stub, tmp_path)
 
-    def hears():
+    def sees_alarm():
         ask(other)
-        return learnt(other)["a"]["loss"]["alarm"]
+        return get_arms(other)["a"]["loss"]["alarm"]
 
-    wait_until(hears)
+    wait_until(sees_alarm)
     assert ask(other).headers["x-knowgate-mode"] == "alarm"
 
 
-def test_what_was_found_out_about_one_threshold_does_not_count_for_another(serve, stub, tmp_path):
-    first, _ = serve(gate="logprob:first", threshold=0.9, options=audited(tmp_path))
+def test_audits_of_one_threshold_do_not_count_for_another(serve, stub, tmp_path):
+    first, _ = serve(gate="logprob:first", threshold=0.9, options=audit_options(tmp_path))
     ask(first)
     wait_for_audits(first, 1)
-    second, _ = serve(gate="logprob:first", threshold=0.8, options=audited(tmp_path))
-    assert learnt(second)["a"]["loss"]["drawn"] == 0
+    second, _ = serve(gate="logprob:first", threshold=0.8, options=audit_options(tmp_path))
+    assert get_arms(second)["a"]["loss"]["drawn"] == 0
 
 
 # --- shadow, canary, two gates --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("upstream", [True, False])
-def test_in_shadow_mode_the_gate_decides_and_everything_is_looked_up(serve, tmp_path, upstream):
+def test_shadow_mode_decides_and_always_retrieves(serve, tmp_path, upstream):
     gate = "logprob:first" if upstream else "prompt"
     address, _ = serve(upstream=upstream, gate=gate, options={"shadow": True})
     reply = ask(address, KNOWN, model="knowgate")
@@ -279,35 +279,35 @@ def test_in_shadow_mode_the_gate_decides_and_everything_is_looked_up(serve, tmp_
     assert len(record["passages"]) == 1
 
 
-def test_shadow_mode_holds_for_completions_too(serve):
+def test_shadow_mode_applies_to_completions(serve):
     address, _ = serve(gate="logprob:first", options={"shadow": True})
     body = {"model": "stub-llm", "prompt": KNOWN}
     record = httpx.post(f"{address}/v1/completions", json=body, timeout=30).json()["knowgate"]
     assert (record["retrieve"], record["mode"]) == (True, "shadow")
 
 
-def test_shadow_mode_sees_what_skipping_would_cost_without_a_call_more(serve, stub, tmp_path):
-    address, _ = serve(gate="logprob:first", options=audited(tmp_path, shadow=True))
+def test_shadow_mode_measures_the_loss_without_extra_calls(serve, stub, tmp_path):
+    address, _ = serve(gate="logprob:first", options=audit_options(tmp_path, shadow=True))
     assert "From the passages" in ask(address).text
     assert wait_for_audits(address, 1)["loss"]["lost"] == 1.0
     assert len(stub.bodies) == 2  # the draft and the answer
 
 
-def test_rules_that_would_skip_are_looked_up_in_shadow_mode(serve, tmp_path):
+def test_shadow_mode_retrieves_even_if_a_rule_would_skip(serve, tmp_path):
     address, _ = serve(gate="logprob:first", options={"shadow": True})
     record = ask(address, "Hello!").json()["knowgate"]
     assert (record["retrieve"], "would skip" in record["notes"]) == (True, True)
 
 
-def test_a_canary_obeys_the_gate_for_a_share_of_the_users_always_the_same_ones(serve):
+def test_a_canary_follows_the_gate_for_a_fixed_share_of_users(serve):
     address, _ = serve(gate="never", options={"canary": 0.5})
     first, second = ([ask(address, user=f"u{n}").headers["x-knowgate-retrieve"] for n in range(20)] for _ in range(2))
     assert first == second
     assert 3 < first.count("false") < 17
 
 
-def test_two_gates_have_figures_of_their_own(serve, stub, tmp_path):
-    address, _ = serve(gate="always", options=audited(tmp_path, gate_b="never"))
+def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
+    address, _ = serve(gate="always", options=audit_options(tmp_path, gate_b="never"))
     arms = [ask(address, user=f"u{n}").headers["x-knowgate-arm"] for n in range(12)]
     a, b = wait_for_audits(address, arms.count("a")), wait_for_audits(address, arms.count("b"), "b")
     assert (a["gate"], a["loss"]["lost"]) == ("always", 0.0)
@@ -318,19 +318,19 @@ def test_two_gates_have_figures_of_their_own(serve, stub, tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"audit": 0.1}, "--audit needs --decisions"),
-        ({"max_loss": 0.1}, "--max-loss needs --audit"),
-        ({"shadow": True, "canary": 0.1}, "either --shadow"),
-        ({"threshold_b": 0.5}, "--threshold-b needs --gate-b"),
+        ({"audit": 0.1}, "`audit` needs `decisions`"),
+        ({"max_loss": 0.1}, "`max_loss` needs `audit`"),
+        ({"shadow": True, "canary": 0.1}, "mutually exclusive"),
+        ({"threshold_b": 0.5}, "`threshold_b` needs `gate_b`"),
         ({"gate_b": "prompt"}, "prompt"),
     ],
 )
-def test_settings_that_do_not_go_together_are_refused(made, stub, options, words):
+def test_conflicting_options_are_rejected(made, stub, options, words):
     with pytest.raises(kg.KnowgateError, match=words):
         create_app(kg.PipelineOptions(gate="always", docs=made.docs), ServeOptions(upstream=stub.url, **options))
 
 
-def test_nothing_is_learnt_until_it_is_switched_on(serve, stub, tmp_path):
+def test_learning_is_off_by_default(serve, stub, tmp_path):
     address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
     assert app.state.service.learner is None
     assert httpx.get(f"{address}/v1/learning").json()["error"]["code"] == "off"
@@ -339,31 +339,31 @@ def test_nothing_is_learnt_until_it_is_switched_on(serve, stub, tmp_path):
 # --- labels and feedback --------------------------------------------------------------------------
 
 
-def test_where_an_arbiter_gives_the_draft_the_label_is_of_both_answers(serve, stub, tmp_path):
+def test_a_label_compares_both_answers_if_the_arbiter_chose_the_draft(serve, stub, tmp_path):
     stub.sure = -9.0
-    address, app = serve(gate="logprob:first", options=audited(tmp_path), change=with_arbiter(FirmArbiter(0.9)))
-    store = with_history(app)
+    address, app = serve(gate="logprob:first", options=audit_options(tmp_path), change=use_arbiter(FixedArbiter(0.9)))
+    store = use_history(app)
     assert SAME in ask(address).text
     wait_until(store.found)
     assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
-def test_two_answers_of_an_upstream_are_a_label_for_the_history(serve, stub, tmp_path):
+def test_draft_and_answer_become_a_label_of_the_history(serve, stub, tmp_path):
     stub.sure = -9.0
-    address, app = serve(gate="logprob:first", options=audited(tmp_path))
-    store = with_history(app)
+    address, app = serve(gate="logprob:first", options=audit_options(tmp_path))
+    store = use_history(app)
     ask(address)
     wait_until(store.found)
     assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
-def test_a_retrieved_request_without_a_draft_is_answered_from_memory_for_its_label(serve, stub, tmp_path):
-    address, app = serve(gate="always", options=audited(tmp_path))
-    store = with_history(app)
+def test_an_audited_retrieval_without_a_draft_gets_a_closed_book_answer_for_its_label(serve, stub, tmp_path):
+    address, app = serve(gate="always", options=audit_options(tmp_path))
+    store = use_history(app)
     ask(address)
     wait_until(store.found)
     assert len(stub.bodies) == 2
-    assert learnt(address)["a"]["loss"]["lost"] == 0.0
+    assert get_arms(address)["a"]["loss"]["lost"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -374,10 +374,10 @@ def test_a_retrieved_request_without_a_draft_is_answered_from_memory_for_its_lab
         ({"correction": "42"}, KnowledgeLabel.KNOWN),
     ],
 )
-def test_feedback_on_a_skipped_answer_is_a_label_of_a_person(serve, stub, tmp_path, body, label):
+def test_feedback_on_a_skipped_request_becomes_a_human_label(serve, stub, tmp_path, body, label):
     options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0}
     address, app = serve(gate="never", options=options)
-    store = with_history(app)
+    store = use_history(app)
     id = ask(address).headers["x-knowgate-id"]
     wait_until(lambda: app.state.service.recent.find(id).get("closed"))
     reply = httpx.post(f"{address}/v1/feedback", json={"id": id, **body}).json()
@@ -386,14 +386,14 @@ def test_feedback_on_a_skipped_answer_is_a_label_of_a_person(serve, stub, tmp_pa
     assert store.found() == [(UNKNOWN, label, LabelSource.HUMAN)]
 
 
-def test_without_texts_feedback_is_kept_but_teaches_nothing(serve, tmp_path):
+def test_feedback_without_stored_texts_becomes_no_label(serve, tmp_path):
     address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "canary": 1.0})
-    with_history(app)
+    use_history(app)
     id = ask(address).headers["x-knowgate-id"]
     assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).json()["learnt"] is False
 
 
-def test_a_thumb_for_an_answer_with_passages_says_nothing_of_the_llm_unless_its_own_answer_is_known():
+def test_a_rating_of_an_open_answer_needs_the_closed_answer_to_become_a_label():
     retrieved = {"retrieved": True, "opened": "Paris"}
     assert label_by_feedback("up", None, retrieved) is None
     assert label_by_feedback("up", None, {**retrieved, "closed": "Paris."}) is KnowledgeLabel.KNOWN
@@ -402,68 +402,68 @@ def test_a_thumb_for_an_answer_with_passages_says_nothing_of_the_llm_unless_its_
     assert label_by_feedback("down", "Rome", {**retrieved, "closed": "Rome"}) is KnowledgeLabel.KNOWN
 
 
-def test_an_answer_that_says_it_does_not_know_differs_from_every_other():
+def test_an_abstention_differs_from_every_answer():
     assert answers_differ("I don't know.", "I don't know.")
     assert not answers_differ("Paris", "It is Paris.")
 
 
-def test_a_stream_that_broke_off_has_no_answer():
+def test_an_incomplete_stream_has_no_text():
     heard = StreamText()
-    heard.hear(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
+    heard.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
     assert heard.text is None
-    heard.hear(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
+    heard.feed(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
     assert heard.text == "Paris"
 
 
 # --- drift ----------------------------------------------------------------------------------------
 
 
-def test_questions_unlike_those_of_the_fit_are_seen_as_drift_and_the_others_are_not():
+def test_drift_is_detected_from_the_share_of_far_questions():
     usual, strange = LossMonitor(), LossMonitor()
     for number in range(400):
-        usual.see_distance(1.5 if number % 100 == 0 else 0.4)
-        strange.see_distance(1.5 if number > 300 else 0.4)
-    assert (usual.record["drift"]["drifted"], usual.record["drift"]["mean"]) == (False, 0.01)
-    assert strange.record["drift"]["drifted"] is True
+        usual.add_distance(1.5 if number % 100 == 0 else 0.4)
+        strange.add_distance(1.5 if number > 300 else 0.4)
+    assert (usual.to_json()["drift"]["drifted"], usual.to_json()["drift"]["mean"]) == (False, 0.01)
+    assert strange.to_json()["drift"]["drifted"] is True
     assert not strange.alarm  # shown, but nothing falls back
 
 
-def test_how_far_questions_lie_from_those_of_the_fit_is_shown_per_gate(serve, tmp_path, monkeypatch):
+def test_drift_is_reported_for_each_gate(serve, tmp_path, monkeypatch):
     address, app = serve(upstream=False, gate="prompt", options={"canary": 1.0})
-    gate = type(app.state.service.keeper.rag.bound_gate)
+    gate = type(app.state.service.gate_service.rag.bound_gate)
     monkeypatch.setattr(gate, "distances", lambda self, questions, readings: [2.0 for _ in questions])
     ask(address, KNOWN, model="knowgate")
-    drift = learnt(address)["a"]["drift"]
+    drift = get_arms(address)["a"]["drift"]
     assert (drift["questions"], drift["mean"]) == (1, 1.0)
     assert 'knowgate_far{arm="a"} 1.0' in httpx.get(f"{address}/metrics").text
 
 
-def test_gates_that_measure_no_distance_say_nothing_of_drift():
+def test_gates_without_distances_report_no_drift():
     watch = LossMonitor()
-    watch.see_distance(None)
-    assert (watch.record["drift"]["questions"], watch.record["drift"]["mean"]) == (0, None)
+    watch.add_distance(None)
+    assert (watch.to_json()["drift"]["questions"], watch.to_json()["drift"]["mean"]) == (0, None)
 
 
 # --- beside what else a request or a keeper of the server may want --------------------------------
 
 
-def test_a_request_with_a_threshold_of_its_own_obeys_the_alarm_but_counts_for_no_gate(serve, stub, tmp_path):
-    address = raise_alarm(serve, stub, tmp_path)
-    drawn = when_all_are_counted(address)
+def test_a_request_with_its_own_threshold_follows_the_alarm_but_is_not_counted(serve, stub, tmp_path):
+    address = trigger_alarm(serve, stub, tmp_path)
+    drawn = count_finished_audits(address)
     reply = ask(address, knowgate={"threshold": 0.9})
     assert (reply.headers["x-knowgate-retrieve"], reply.headers["x-knowgate-mode"]) == ("true", "alarm")
     assert "x-knowgate-arm" not in reply.headers
-    assert learnt(address)["a"]["loss"]["drawn"] == drawn
+    assert get_arms(address)["a"]["loss"]["drawn"] == drawn
 
 
-def test_what_is_forgotten_is_gone_from_audits_and_corrections_too(serve, stub, tmp_path):
-    address, app = serve(gate="never", options={**audited(tmp_path), "keep_questions": True})
+def test_deleting_a_question_deletes_its_audit_texts_and_corrections(serve, stub, tmp_path):
+    address, app = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
     id = ask(address).headers["x-knowgate-id"]
     wait_for_audits(address, 1)
     httpx.post(f"{address}/v1/feedback", json={"id": id, "correction": "Babakostad, surely"})
     assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).status_code == 200
     assert app.state.service.recent.find(id) is None
-    assert learnt(address)["a"]["loss"]["drawn"] == 1  # that it was lost stays counted
+    assert get_arms(address)["a"]["loss"]["drawn"] == 1  # that it was lost stays counted
     kept = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
     assert b"Babakostad, surely" not in kept
     assert b"From the passages" not in kept

@@ -51,10 +51,10 @@ def test_a_chat_is_answered_by_llama_cpp(in_front, retrieves):
     reply = in_front.chat.completions.create(
         model=NAME, messages=FRANCE, max_tokens=12, temperature=0, extra_body={"knowgate": {"retrieve": retrieves}}
     )
-    told = reply.model_extra["knowgate"]
-    assert "Paris" in reply.choices[0].message.content or not told["retrieve"]
-    assert retrieves == "auto" or told["retrieve"] is (retrieves == "always")
-    assert told["degraded"] == []
+    report = reply.model_extra["knowgate"]
+    assert "Paris" in reply.choices[0].message.content or not report["retrieve"]
+    assert retrieves == "auto" or report["retrieve"] is (retrieves == "always")
+    assert report["degraded"] == []
     assert reply.usage.completion_tokens > 0
 
 
@@ -67,10 +67,10 @@ def test_a_chat_is_streamed_by_llama_cpp(in_front, retrieves):
         )
     )  # fmt: skip
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    told = [chunk.model_extra["knowgate"] for chunk in chunks if chunk.model_extra.get("knowgate")]
-    assert "Paris" in text or not told[0]["retrieve"]
-    assert len(told) == 2
-    assert told[0]["id"] == told[1]["id"]
+    report = [chunk.model_extra["knowgate"] for chunk in chunks if chunk.model_extra.get("knowgate")]
+    assert "Paris" in text or not report[0]["retrieve"]
+    assert len(report) == 2
+    assert report[0]["id"] == report[1]["id"]
     assert all(not chunk.choices or chunk.choices[0].logprobs is None for chunk in chunks)
 
 
@@ -90,7 +90,7 @@ def test_tools_their_results_and_json_mode_reach_llama_cpp(in_front):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_errors_of_llama_cpp_come_back_as_its_own(in_front, streamed):
+def test_errors_of_llama_cpp_are_forwarded(in_front, streamed):
     with pytest.raises(openai.BadRequestError, match="Field 'temperature'") as refused:
         in_front.chat.completions.create(model=NAME, messages=FRANCE, temperature="warm", max_tokens=4, stream=streamed)
     assert refused.value.response.headers["x-knowgate-id"]
@@ -100,7 +100,7 @@ def test_the_models_of_llama_cpp_are_listed_first(in_front):
     assert next(card.id for card in in_front.models.list()) == NAME
 
 
-def test_a_completion_goes_to_llama_cpp(in_front):
+def test_a_completion_is_forwarded_to_llama_cpp(in_front):
     reply = in_front.completions.create(model=NAME, prompt="The capital of France is", max_tokens=4, temperature=0)
     assert reply.choices[0].text
     assert reply.model_extra["knowgate"]["gated"] is True
@@ -112,15 +112,15 @@ def test_the_embedded_model_answers_the_same_client(embedded, streamed):
     if streamed:
         chunks = list(embedded.chat.completions.create(**asked, stream=True))
         text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        told = chunks[-1].model_extra["knowgate"]
+        report = chunks[-1].model_extra["knowgate"]
     else:
         reply = embedded.chat.completions.create(**asked)
-        text, told = reply.choices[0].message.content, reply.model_extra["knowgate"]
+        text, report = reply.choices[0].message.content, reply.model_extra["knowgate"]
     assert "Paris" in text
-    assert [one["id"] for one in told["passages"]] == ["d1"]
+    assert [one["id"] for one in report["passages"]] == ["d1"]
 
 
-def test_what_the_embedded_model_cannot_do_is_an_error_that_the_client_knows(embedded):
+def test_unsupported_fields_are_an_error_that_the_openai_client_understands(embedded):
     with pytest.raises(openai.BadRequestError, match="use --upstream"):
         embedded.chat.completions.create(model="knowgate", messages=FRANCE, tools=[TOOL])
     with pytest.raises(openai.NotFoundError):

@@ -1,4 +1,4 @@
-"""Servers on several machines: what they decide, learn and count is in one database."""
+"""Servers on several machines share one database."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from knowgate.server.options import ServeOptions
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.conftest import UNKNOWN
 from tests.server.test_chat import ask
-from tests.server.test_learning import learnt, wait_until
+from tests.server.test_learning import get_arms, wait_until
 from tests.support.invented import write_invented
 from tests.support.postgres_server import postgres_server
 
@@ -34,7 +34,7 @@ def database():
     return postgres_server().address()
 
 
-def test_what_one_server_decided_the_other_one_knows_and_forgets(serve, database):
+def test_servers_share_and_delete_decisions(serve, database):
     options = {"decisions": database, "keep_questions": True}
     (first, _), (second, _) = (serve(gate="always", options=options) for _ in range(2))
     id = ask(first).headers["x-knowgate-id"]
@@ -46,27 +46,27 @@ def test_what_one_server_decided_the_other_one_knows_and_forgets(serve, database
     assert httpx.get(f"{first}/v1/decisions/{id}").status_code == 404
 
 
-def test_an_alarm_of_one_server_is_heard_by_the_other(serve, stub, database):
+def test_an_alarm_of_one_server_reaches_the_other(serve, stub, database):
     options = {"decisions": database, "audit": 1.0, "audit_budget": 1000, "max_loss": 0.1}
     first, _ = serve(gate="never", options=options)
     second, _ = serve(gate="never", options={**options, "audit": 1e-9})
 
-    def loses():
+    def triggers_alarm():
         ask(first)
-        return learnt(first)["a"]["loss"]["alarm"]
+        return get_arms(first)["a"]["loss"]["alarm"]
 
-    wait_until(loses)
+    wait_until(triggers_alarm)
 
-    def hears():
+    def sees_alarm():
         ask(second)
-        return learnt(second)["a"]["loss"]["alarm"]
+        return get_arms(second)["a"]["loss"]["alarm"]
 
-    wait_until(hears)
+    wait_until(sees_alarm)
     third, _ = serve(gate="never", options=options)  # it outlives a restart, too
-    assert learnt(third)["a"]["loss"]["alarm"]
+    assert get_arms(third)["a"]["loss"]["alarm"]
 
 
-def test_the_dashboard_shows_what_all_servers_did_and_nothing_that_one_forgot(serve, database):
+def test_the_dashboard_shows_all_servers_and_no_deleted_decisions(serve, database):
     options = {"decisions": database, "keep_questions": True}
     (first, _), (second, _) = (serve(gate="always", options=options) for _ in range(2))
     ask(first)
@@ -81,28 +81,27 @@ def test_the_dashboard_shows_what_all_servers_did_and_nothing_that_one_forgot(se
     assert {row["question"] for row in shown(first)["recent"]} == {"Who is asked about elsewhere?"}
 
 
-def test_two_servers_count_what_a_key_may_ask_together(tmp_path, database):
-    add_key(tmp_path / "keys.json", "app", rate=2, budget=5)
+def test_servers_share_the_rate_of_a_key(tmp_path, database):
+    add_key(tmp_path / "keys.json", "app", rate=2)
     (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
-    meters = [RateLimiter(tmp_path / "keys.json", lambda: now[0], database=database) for _ in range(2)]
+    limiters = [RateLimiter(tmp_path / "keys.json", lambda: now[0], database=database) for _ in range(2)]
 
-    def admitted(meter):
+    def admitted(limiter):
         try:
-            asyncio.run(meter.admit(key))
+            asyncio.run(limiter.admit(key))
         except ApiError:
             return False
         return True
 
-    assert [admitted(meters[0]), admitted(meters[1]), admitted(meters[0])] == [True, True, False]
+    assert [admitted(limiters[0]), admitted(limiters[1]), admitted(limiters[0])] == [True, True, False]
     now[0] += 30
-    meters[1]._spend(key, 5)
-    assert not admitted(meters[0])  # the tokens of the day
+    assert [admitted(limiters[1]), admitted(limiters[0])] == [True, False]
     assert not (tmp_path / "keys.json.used.db").exists()
-    for meter in meters:
-        meter.close()
+    for limiter in limiters:
+        limiter.close()
 
 
-def test_the_history_of_all_servers_is_one(serve, stub, database, monkeypatch):
+def test_servers_share_the_history(serve, stub, database, monkeypatch):
     from knowgate.retrieval.embeddings import SentenceEmbedder
     from tests.support.hash_embedder import HashEmbedder
 
@@ -123,7 +122,7 @@ def test_the_history_of_all_servers_is_one(serve, stub, database, monkeypatch):
     assert (gone["decisions"], gone["history"]) == (1, 1)
 
 
-def test_a_log_in_a_database_can_be_replayed(serve, made, database, call):  # noqa: F811
+def test_a_decision_log_in_a_database_can_be_replayed(serve, made, database, call):  # noqa: F811
     address, _ = serve(upstream=False, gate="prompt", options={"decisions": database, "keep_questions": True})
     ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in made.questions]
     httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
@@ -131,7 +130,7 @@ def test_a_log_in_a_database_can_be_replayed(serve, made, database, call):  # no
     assert (found["questions"], found["gate"]) == (len(ids), "prompt")
     outcome = call("replay", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
-    assert "it holds no decisions" in outcome.err
+    assert "no table of decisions" in outcome.err
 
 
 def served(serve, many, place, **options):
@@ -143,7 +142,7 @@ def served(serve, many, place, **options):
     return address, ids
 
 
-def test_a_log_in_a_database_is_billed_as_one_in_a_file(serve, many, database, tmp_path, call):  # noqa: F811
+def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, many, database, tmp_path, call):  # noqa: F811
     bills = []
     for place in (str(tmp_path / "d.db"), database):
         served(serve, many, place)
@@ -155,10 +154,10 @@ def test_a_log_in_a_database_is_billed_as_one_in_a_file(serve, many, database, t
     assert [bills[1][-1][way]["searches"] for way in ("always", "never", "gated")] == [1.0, 0.0, 0.5]
     outcome = call("cost", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
-    assert "it holds no decisions" in outcome.err
+    assert "no table of decisions" in outcome.err
 
 
-def test_a_gate_is_refitted_from_a_log_in_a_database(serve, many, database, tmp_path, call):  # noqa: F811
+def test_a_gate_can_be_refitted_from_a_database(serve, many, database, tmp_path, call):  # noqa: F811
     address, ids = served(serve, many, database, canary=1.0)
     gold = many.questions[1].answers[0]
     httpx.post(f"{address}/v1/feedback", json={"id": ids[1], "correction": gold}, timeout=30)
@@ -171,42 +170,42 @@ def test_a_gate_is_refitted_from_a_log_in_a_database(serve, many, database, tmp_
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
 
 
-def test_refitting_from_a_database_without_questions_says_so_without_its_password(serve, many, database, call):  # noqa: F811
+def test_refit_without_questions_reports_no_password(serve, many, database, call):  # noqa: F811
     served(serve, many, database, keep_questions=False)
     secret = database.replace("postgres@", f"postgres:{PASSWORD}@")
     outcome = call("refit", secret, "--docs", many.docs, "--model", many.model)
     assert outcome.code == 1
-    assert "--keep-questions" in outcome.err
+    assert "keep_questions=True" in outcome.err
     assert PASSWORD not in outcome.err
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:{0}@127.0.0.1:1/db", "postgresql://me:{0}@h/db?schema=No"])
-def test_a_database_that_cannot_be_used_is_said_at_the_start_without_its_password(made, stub, address):
+def test_an_unusable_database_is_reported_at_startup_without_its_password(made, stub, address):
     options = ServeOptions(upstream=stub.url, decisions=address.format(PASSWORD))
-    with pytest.raises(kg.KnowgateError, match=r"cannot reach the database|its name must be small") as caught:
+    with pytest.raises(kg.KnowgateError, match=r"cannot reach the database|its name must be lowercase") as caught:
         create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
     assert PASSWORD not in str(caught.value)
     assert PASSWORD not in repr(options)
 
 
-def test_while_the_database_is_away_keys_are_not_made_to_wait(tmp_path, database, monkeypatch, caplog):
+def test_requests_with_keys_do_not_wait_while_the_database_is_down(tmp_path, database, monkeypatch, caplog):
     monkeypatch.setattr("knowgate.server.auth.access_control.BACKOFF_SECONDS", 10_000.0)
     server = postgres_server()
     add_key(tmp_path / "keys.json", "app", rate=1)
     (key,) = read_keys(tmp_path / "keys.json")
-    meter = RateLimiter(tmp_path / "keys.json", database=database)
-    asyncio.run(meter.admit(key))
+    limiter = RateLimiter(tmp_path / "keys.json", database=database)
+    asyncio.run(limiter.admit(key))
     server.stop("fast")
     try:
         for _ in range(20):
-            asyncio.run(meter.admit(key))  # one too many, but nobody counts
-        assert caplog.text.count("Limits of keys are not held") == 1  # then it is left alone for a while
+            asyncio.run(limiter.admit(key))  # one too many, but nobody counts
+        assert caplog.text.count("Request rates are not enforced") == 1  # then it is left alone for a while
     finally:
         server.start()
-        meter.close()
+        limiter.close()
 
 
-def test_while_the_database_is_away_requests_are_answered(serve, monkeypatch):
+def test_requests_are_answered_while_the_database_is_down(serve, monkeypatch):
     monkeypatch.setattr("knowgate.core.postgres.database.CONNECT_TIMEOUT", 1.0)
     server = postgres_server()
     address, _ = serve(gate="always", options={"decisions": server.address()})

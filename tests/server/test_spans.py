@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: what they are called, where they belong, and that they are off until asked for."""
+"""OpenTelemetry spans: names, parents and attributes."""
 
 import json
 
@@ -37,7 +37,7 @@ def finished(kept):
     return kept.get_finished_spans()
 
 
-def test_a_request_is_a_span_with_its_stages_inside(serve, stub, kept):
+def test_a_request_is_a_span_with_child_spans_for_its_stages(serve, stub, kept):
     stub.sure = -3.0
     address, _ = serve(gate="logprob:mean", change=watching(kept))
     ask(address)
@@ -50,7 +50,7 @@ def test_a_request_is_a_span_with_its_stages_inside(serve, stub, kept):
     assert all(request.start_time <= span.start_time <= span.end_time <= request.end_time for span in stages)
 
 
-def test_stages_are_named_as_the_conventions_want(serve, kept):
+def test_spans_follow_the_gen_ai_conventions(serve, kept):
     address, _ = serve(gate="always", change=watching(kept))
     ask(address)
     found = {span.name: span for span in finished(kept)}
@@ -62,14 +62,14 @@ def test_stages_are_named_as_the_conventions_want(serve, kept):
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_questions_leave_only_where_they_may_be_kept(serve, kept, keeps):
-    address, _ = serve(gate="always", change=watching(kept, keeps_questions=keeps))
+def test_spans_contain_questions_only_if_allowed(serve, kept, keeps):
+    address, _ = serve(gate="always", change=watching(kept, includes_questions=keeps))
     ask(address)
-    told = "".join(span.to_json() for span in finished(kept))
-    assert (UNKNOWN in told) is keeps
+    report = "".join(span.to_json() for span in finished(kept))
+    assert (UNKNOWN in report) is keeps
 
 
-def test_a_request_belongs_to_the_span_it_names_and_so_does_what_is_sent_up(serve, stub, kept):
+def test_the_trace_context_of_the_client_is_used_and_forwarded(serve, stub, kept):
     address, _ = serve(gate="never", change=watching(kept))
     body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
     httpx.post(f"{address}/v1/chat/completions", json=body, headers={"traceparent": PARENT})
@@ -77,6 +77,6 @@ def test_a_request_belongs_to_the_span_it_names_and_so_does_what_is_sent_up(serv
     assert stub.headers[0]["traceparent"] == PARENT
 
 
-def test_spans_are_off_until_they_are_asked_for(serve):
+def test_spans_are_off_by_default(serve):
     _, app = serve(gate="never")
     assert app.state.service.spans is None

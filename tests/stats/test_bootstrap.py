@@ -30,7 +30,7 @@ def outcomes(n):
 
 def test_every_resample_draws_as_many_questions_as_there_are():
     draws = Bootstrap(7, resamples=600)
-    weights = [draws.portion(number) for number in range(1, draws.portions)]
+    weights = [draws.draw_portion(number) for number in range(1, draws.n_portions)]
     assert sum(len(part) for part in weights) == 600
     assert all((part.sum(axis=1) == 7).all() for part in weights)
 
@@ -62,7 +62,7 @@ def test_an_estimate_is_the_plain_value_with_the_middle_95_percent_of_the_resamp
 
 def test_resamples_in_which_a_measure_is_not_defined_are_left_out():
     assert summarize_resamples(np.array([0.5, np.nan, 0.4, 0.4])) == Estimate(0.5, 0.4, 0.4)
-    assert summarize_resamples(np.array([np.nan, 0.4])).shown() == "not defined"
+    assert summarize_resamples(np.array([np.nan, 0.4])).format() == "not defined"
 
 
 def test_the_interval_of_a_coin_is_about_the_normal_one():
@@ -139,10 +139,10 @@ def test_many_means_are_those_of_one_by_one():
 
 def test_draws_are_the_same_however_few_are_in_memory_at_once(monkeypatch):
     draws = Bootstrap(11, resamples=300)
-    whole = [draws.portion(number) for number in range(draws.portions)]
+    whole = [draws.draw_portion(number) for number in range(draws.n_portions)]
     monkeypatch.setattr(bootstrap, "LARGE_SAMPLE", 10)
     monkeypatch.setattr(bootstrap, "MAX_COUNTS_IN_MEMORY", 40)
-    pieces = [list(draws.pieces(number)) for number in range(draws.portions)]
+    pieces = [list(draws.iter_blocks(number)) for number in range(draws.n_portions)]
     assert max(len(piece) for piece in pieces[1]) == 3
     assert all((np.concatenate(some) == one).all() for some, one in zip(pieces, whole, strict=True))
 

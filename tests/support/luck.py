@@ -50,7 +50,7 @@ def recommends_a_gate(run: Path) -> bool:
     No interval is resampled: they could only turn a recommendation down.
     """
     found = recommend(evaluate(runs=run, resamples=0))
-    return found.is_worth_it and not found.does_without
+    return found.is_positive and not found.is_without_retrieval
 
 
 def recommended(trials: int, *, knowing: float, n: int = 300, situations: Sequence[str] = tuple(SITUATIONS)) -> int:

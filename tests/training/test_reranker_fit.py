@@ -97,7 +97,7 @@ def test_changed_weights_are_refused(saved: Path):
 
 def test_files_that_could_run_code_are_refused(saved: Path):
     (saved / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ArtifactError, match=r"holds 'pytorch_model\.bin'"):
+    with pytest.raises(ArtifactError, match=r"contains 'pytorch_model\.bin'"):
         load_reranker(str(saved)).score(["q"], [[Passage("1", "sky")]])
     (saved / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"only pytorch_model.bin, which is pickle"):
@@ -200,7 +200,7 @@ def test_a_control_that_reads_no_question_says_so_and_ignores_it(tiny: str, tmp_
     one, other = reranker.score(["what is the apple", "sky sky sky"], [passages, passages])
     assert one == other
     assert one[0] > one[1]
-    assert "unread: a control" in (tmp_path / "r" / "README.md").read_text()
+    assert "not read: a control" in (tmp_path / "r" / "README.md").read_text()
 
 
 def test_relevance_takes_passages_without_the_answer_from_an_index():

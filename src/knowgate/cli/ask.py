@@ -139,7 +139,7 @@ def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_j
     number = int(question.id) if question is not None and question.id else None
     if not as_json or (question is not None and number is None):
         return
-    for skipped in stream.skipped_before(number):
+    for skipped in stream.take_skipped(number):
         print_json({"id": str(skipped), "question": "", "skipped": "the line is empty"})
 
 

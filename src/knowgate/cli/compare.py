@@ -1,4 +1,4 @@
-"""`knowgate compare`: two evaluations held against each other."""
+"""`knowgate compare`: compare two evaluations."""
 
 from __future__ import annotations
 
@@ -6,77 +6,72 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_page_location, print_tables, print_text
 from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.options import GatesOption, parse_path
+from knowgate.core.options import Options, Share, WholeNumber
 from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
 from knowgate.evaluation.evaluation_summary import load_evaluation_summary
-from knowgate.evaluation.report.diff_report import (
-    build_diff_verdict,
-    build_short_diff_table,
-    describe_pairing,
-    describe_uncompared_gates,
-    write_diff_page,
-)
+from knowgate.evaluation.report import diff_report
 from knowgate.evaluation.report.evaluation_verdict import format_point_count
 
-EXIT_WORSE = 3  # exit code
+EXIT_WORSE = 3
+
+
+class CompareOptions(Options):
+    """Options of `knowgate compare`."""
+
+    gate: list[str] = Field(
+        default_factory=list,
+        description="Gate that counts, with its arbiter; may be repeated. Default: never, always, what each "
+        "recommends, and all with an arbiter.",
+    )
+    fail_if_worse: Share | None = Field(
+        default=None,
+        description="Exit with 3 if the accuracy of a gate that counts certainly fell by more than this share.",
+    )
+    out: Path = Field(
+        default=Path("compare.html"), description="The page: one HTML file.", json_schema_extra={"metavar": "FILE"}
+    )
+    html: bool = Field(default=True, description="Write the page.")
+    resamples: WholeNumber = Field(default=2_000, description="Bootstrap resamples for the intervals.")
 
 
 def compare(
     first: Annotated[
         Path, typer.Argument(parser=parse_path, metavar="A", help="Folder of `knowgate eval --out`, or a label run.")
     ],
-    second: Annotated[Path, typer.Argument(parser=parse_path, metavar="B", help="The same, to be held against A.")],
-    gate: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Gate that counts, with its arbiter; may be repeated. [default: never, always, what each recommends, "
-            "all with an arbiter]"
-        ),
-    ] = None,
-    fail_if_worse: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Exit with 3 where a gate that counts is less accurate on B by more than this share, for certain.",
-        ),
-    ] = None,
+    second: Annotated[Path, typer.Argument(parser=parse_path, metavar="B", help="The same, to be compared with A.")],
+    options: CompareOptions,
     gates: GatesOption = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", show_default="compare.html", help="The page: one HTML file."),
-    ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
-    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 2_000,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")] = False,
 ) -> None:
     """Compare two evaluations (before and after, two LLMs, two indexes): differences with intervals, one page.
 
-    Differences are paired where A and B share their questions. Gates with an arbiter behind them (eval --arbiter) are
+    Differences are paired if A and B share their questions. Gates followed by an arbiter (eval --arbiter) are
     compared and count as well. Label runs are evaluated first, with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """
     specs = split_gate_specs(gates, (first, second))
-    before, after = (load_evaluation_summary(one, specs, resamples) for one in (first, second))
-    found = diff_evaluations(before, after, gate or [], resamples)
-    worse = found.worse_by(fail_if_worse) if fail_if_worse is not None else []
+    before, after = (load_evaluation_summary(path, specs, options.resamples) for path in (first, second))
+    diff = diff_evaluations(before, after, options.gate, options.resamples)
+    worse = [] if options.fail_if_worse is None else diff.find_worse(options.fail_if_worse)
     if as_json:
-        print_json({**diff_to_dict(found), "worse": [one.gate for one in worse]})
+        print_json({**diff_to_dict(diff), "worse": [each.gate for each in worse]})
     else:
-        print_tables([build_short_diff_table(found)])
-        head = build_diff_verdict(found)
-        print_text(
-            " ".join(filter(None, [head.said, head.told, describe_pairing(found), describe_uncompared_gates(found)]))
-        )
-    if html:
-        file = out or Path("compare.html")
-        write_diff_page(found, file)
-        print_page_location(file)
+        print_tables([diff_report.build_short_diff_table(diff)])
+        verdict = diff_report.build_diff_verdict(diff)
+        notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
+        print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))
+    if options.html:
+        diff_report.write_diff_page(diff, options.out)
+        print_page_location(options.out)
     if worse:
-        named = ", ".join(f"'{one.gate}'" for one in worse)
-        STDERR_CONSOLE.print(f"Worse by more than {format_point_count(fail_if_worse or 0.0)}: {named}.", style="red")
+        names = ", ".join(f"'{each.gate}'" for each in worse)
+        STDERR_CONSOLE.print(
+            f"Worse by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red"
+        )
         raise typer.Exit(EXIT_WORSE)

@@ -18,7 +18,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from knowgate.core.display import TextTable, sanitize_json, sanitize_line, sanitize_text
-from knowgate.evaluation.report.terminal import render_terminal_table
+from knowgate.evaluation.report.terminal import TerminalTable
 
 TRUSTED_RENDERABLES = (Control,)  # how a progress bar moves
 
@@ -83,7 +83,7 @@ def print_tables(sheets: Sequence[TextTable]) -> None:
     for sheet in sheets:
         if sheet.title:
             console.print(Text(sanitize_line(sheet.title), "bold"))
-        console.print(render_terminal_table(sheet))
+        console.print(TerminalTable(sheet))
 
 
 def print_text(words: str) -> None:

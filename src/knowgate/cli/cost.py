@@ -1,4 +1,4 @@
-"""`knowgate cost`: what always, never and gated retrieval cost, and from which price of a search on a gate pays."""
+"""`knowgate cost`: what always, never and gated retrieval cost, and the search price above which a gate is cheaper."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from knowgate.evaluation.cost import (
     DEFAULT_SEARCH_PRICE,
     DEFAULT_TOKEN_PRICE,
     CostComparison,
-    PriceTable,
     TrafficCost,
     compare_traffic_costs,
-    read_price_table,
+    read_prices,
 )
 from knowgate.evaluation.replay import Prices, Traffic
 from knowgate.evaluation.traffic_log import LoggedTraffic
 
-ASSUMED_PRICES = PriceTable(DEFAULT_SEARCH_PRICE, DEFAULT_TOKEN_PRICE, DEFAULT_TOKEN_PRICE)
+ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
 
 
 def cost_command(
@@ -38,6 +37,7 @@ def cost_command(
             help="Lines of `knowgate ask --json`, the server's log (--decisions), or a label run folder.",
         ),
     ],
+    options: Prices,
     gate: Annotated[
         str | None, typer.Option(help="For a label run: the gate to cost. For a log: the fitted gate that it ran with.")
     ] = None,
@@ -46,14 +46,11 @@ def cost_command(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", help="TOML: search, input_token, output_token, gpu_hour."),
-    ] = None,
-    price_search: Annotated[float | None, typer.Option(help="Price of one search; goes before the file's.")] = None,
-    price_input_token: Annotated[float | None, typer.Option(help="Price of one prompt token, e.g. 3e-7.")] = None,
-    price_output_token: Annotated[float | None, typer.Option(help="Price of one generated token, e.g. 1.2e-6.")] = None,
-    price_gpu_hour: Annotated[
-        float | None,
-        typer.Option(help="Price of an hour of the LLM's GPU, where tokens have none."),
+        typer.Option(
+            parser=parse_path,
+            metavar="FILE",
+            help="TOML: search, input_token, output_token, gpu_hour. Prices given as flags replace the file's.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
 ) -> None:
@@ -61,112 +58,87 @@ def cost_command(
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
-    given = _prices(prices, price_search, price_input_token, price_output_token, price_gpu_hour)
+    given = {name: getattr(options, name) for name in options.model_fields_set}
+    are_assumed = prices is None and not given
+    used_prices = ASSUMED_PRICES if are_assumed else (read_prices(prices) if prices else Prices()).replace(**given)
     logged = read_traffic(parse_log_location(log), gate)
     traffic = Traffic(logged.events)
-    costing = compare_traffic_costs(traffic, _threshold(logged, gate, threshold), (given or ASSUMED_PRICES).prices)
+    comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)
     if as_json:
-        print_json(_record(logged, costing))
+        print_json(_make_record(logged, comparison))
     else:
-        print_tables([build_bill_table(costing)])
-        print_cost_summary(costing)
-    if given is None:
+        print_tables([build_cost_table(comparison)])
+        _print_summary(comparison)
+    if are_assumed:
         STDERR_CONSOLE.print(
-            "Prices are assumed (US dollars): give yours with --prices or --price-search and the others."
+            "Prices are assumed (US dollars). Give yours with --prices, or with --price-search and the others."
         )
     print_log_summary(logged, traffic)
 
 
-def _prices(file: Path | None, *given: float | None) -> PriceTable | None:
-    """The file's, with what was given beside it; None where nothing was."""
-    if file is None and all(price is None for price in given):
-        return None
-    table = asdict(read_price_table(file) if file else PriceTable())
-    named = {name: price for name, price in zip(table, given, strict=True) if price is not None}
-    for name, price in named.items():
-        check_number(price, f"--price-{name.replace('_', '-')}", maximum=1e12)
-    return PriceTable(**{**table, **named})
-
-
-def _threshold(log: LoggedTraffic, gate: str | None, given: float | None) -> float:
-    if given is not None:
-        return check_number(given, "--threshold", maximum=1)
+def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | None) -> float:
+    if threshold is not None:
+        return check_number(threshold, "--threshold", maximum=1)
     named = name_thresholds(log, gate)
     if not named:
-        several = ", ".join(f"{value:g}" for value in sorted(log.thresholds))
-        raise BadSetting(f"the log ran with several thresholds or none ({several or 'none'}): give --threshold T.")
+        used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
+        raise BadSetting(f"the log ran with several thresholds or none ({used}). Name one with --threshold.")
     return next(iter(named))
 
 
-def build_bill_table(costing: CostComparison) -> TextTable:
-    """A row for each way."""
-    gated = f"gated at {costing.threshold:g}"
-    bills = {"always": costing.always, "never": costing.never, gated: costing.gated}
-    columns = (
-        "per 1,000 questions",
-        "money",
-        "searches",
-        "tokens read",
-        "tokens written",
-        "GPU seconds",
-        "lost",
-    )
-    rows = tuple((name, *_cells(bill, costing.prices)) for name, bill in bills.items())
-    return TextTable("", columns, rows)
+def build_cost_table(comparison: CostComparison) -> TextTable:
+    """Build the table with a row for each policy."""
+    columns = ("per 1,000 questions", "money", "searches", "tokens read", "tokens written", "GPU seconds", "lost")
+    rows = []
+    for name, cost in comparison.policies.items():
+        label = f"gated at {comparison.threshold:g}" if name == "gated" else name
+        rows.append((label, *_make_cells(cost, comparison.prices)))
+    return TextTable("", columns, tuple(rows))
 
 
-def _cells(bill: TrafficCost, prices: Prices) -> tuple[str, ...]:
-    lost = (
-        MISSING_VALUE if bill.lost is None else f"{COST_QUESTIONS * bill.lost.value:,.0f}" if bill.lost.value else "0"
-    )
-    amounts = (bill.searches, bill.prompt, bill.completion, bill.gpu)
-    return (_shown(bill.money(prices), "{:,.4g}"), *(_shown(amount, "{:,.0f}") for amount in amounts), lost)
+def _make_cells(cost: TrafficCost, prices: Prices) -> tuple[str, ...]:
+    amounts = (cost.searches, cost.prompt, cost.completion, cost.gpu, cost.lost.value if cost.lost else None)
+    return (_format(cost.money(prices), "{:,.4g}"), *(_format(amount, "{:,.0f}") for amount in amounts))
 
 
-def _shown(amount: float | None, form: str) -> str:
-    return MISSING_VALUE if amount is None else form.format(COST_QUESTIONS * amount)
+def _format(amount: float | None, template: str) -> str:
+    return MISSING_VALUE if amount is None else template.format(COST_QUESTIONS * amount)
 
 
-def print_cost_summary(costing: CostComparison) -> None:
-    """What it comes to, in sentences."""
-    always, gated = (bill.money(costing.prices) for bill in (costing.always, costing.gated))
+def _print_summary(comparison: CostComparison) -> None:
+    always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
-        STDERR_CONSOLE.print(
-            f"The gate {'saves' if saved >= 0 else 'costs'} {abs(saved):,.4g} on {COST_QUESTIONS:,} questions."
-        )
-    STDERR_CONSOLE.print(describe_break_even(costing))
+        verb = "saves" if saved >= 0 else "costs"
+        STDERR_CONSOLE.print(f"The gate {verb} {abs(saved):,.4g} on {COST_QUESTIONS:,} questions.")
+    STDERR_CONSOLE.print(describe_break_even(comparison))
 
 
-def describe_break_even(costing: CostComparison) -> str:
-    price = costing.break_even
-    if price is None:
-        return _why_unknown(costing)
+def describe_break_even(comparison: CostComparison) -> str:
+    """Say from which price of a search the gate is cheaper than always retrieving."""
+    price = comparison.break_even
     if price == 0:
-        return "The gate pays whatever a search costs: skipping saves more of the LLM's work than deciding takes."
-    return f"The gate pays where a search costs more than {price:.3g}."
-
-
-def _why_unknown(costing: CostComparison) -> str:
-    bills = (costing.always, costing.gated)
-    missing = dict.fromkeys(name for bill in bills for name in bill.missing(costing.prices))
+        return "The gate pays at any price of a search: skipping saves more of the LLM's work than deciding takes."
+    if price is not None:
+        return f"The gate pays if a search costs more than {price:.3g}."
+    costs = (comparison.always, comparison.gated)
+    missing = dict.fromkeys(name for cost in costs for name in cost.missing_amounts(comparison.prices))
     if not missing:
         return "The gate skips nothing at this threshold, so it pays at no price of a search."
-    left_out = " ".join(f"--price-{name} 0" for name in missing)
-    return f"What has a price is not on record here, so the sums are not known. Leave it out of them: {left_out}"
+    flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in missing)
+    return f"Amounts that have a price are not on record, so the total is unknown. Leave them out: {flags}"
 
 
-def _record(log: LoggedTraffic, costing: CostComparison) -> dict[str, Any]:
-    ways = {"always": costing.always, "never": costing.never, "gated": costing.gated}
-    money = {name: bill.money(costing.prices) for name, bill in ways.items()}
+def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:
+    money = {name: cost.money(comparison.prices) for name, cost in comparison.policies.items()}
     return {
         "log": str(log.path),
-        "questions": costing.n,
+        "questions": comparison.n,
         "gate": ", ".join(log.gates),
-        "threshold": costing.threshold,
-        "prices": asdict(costing.prices),
+        "threshold": comparison.threshold,
+        "prices": comparison.prices.to_dict(),
         "per": COST_QUESTIONS,
         "money": {name: None if amount is None else COST_QUESTIONS * amount for name, amount in money.items()},
-        "break_even_search": costing.break_even,
-        "per_question": {name: asdict(bill) for name, bill in ways.items()},
+        "break_even_search": comparison.break_even,
+        "per_question": {name: asdict(cost) for name, cost in comparison.policies.items()},
     }

@@ -60,8 +60,8 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
     yield _keys(options)
     if options.upstream is None:
         yield Finding("upstream", f"none: {settings.model} answers in the server's process")
-    for written in options.upstream or ():
-        yield _upstream(written.partition(",")[0])
+    else:
+        yield _upstream(options.upstream)
 
 
 def _packages() -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _keys(options: ServeOptions) -> Finding:
             return Finding("API keys", "none: only this machine is answered")
         return Finding("API keys", f"none, but {options.host} can be reached", "knowgate keys add NAME", broken=True)
     try:
-        count = len(read_keys(Path(options.keys).expanduser()))
+        count = len(read_keys(options.keys))
     except KnowgateError as error:
         return Finding("API keys", str(error), "knowgate keys list", broken=True)
     return Finding(

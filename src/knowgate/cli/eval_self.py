@@ -2,91 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import chain
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
 from knowgate.cli.gate_specs import split_gate_specs
-from knowgate.cli.options import JsonOption, LimitOption, PlugInOption
+from knowgate.cli.options import JsonOption
+from knowgate.core.options import Count, Options
 from knowgate.data.questions import load_questions
 from knowgate.models import load_model
-from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.papers.self_assessment import (
-    SelfAssessment,
-    assess_direct,
-    assess_free_statements,
-    assess_gate,
-    assess_with_history,
-)
-from knowgate.types import Model, Question
+from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
 
 ROW_FORMAT = "{:<12} {:<30} {:>9} {:>11} {:>13} {:>7}"
 SELF_JUDGE = "self"
+
+
+class SelfAssessmentOptions(Options):
+    """Options of `knowgate eval-self`."""
+
+    model: str = Field(default="smollm", description="Model spec.")
+    words: str = Field(
+        default="true/false",
+        description="Label words, known/unknown, separated by commas: true/false,false/true,yes/no,1/2,bar/foo.",
+    )
+    history: str | None = Field(default=None, description="History log for the rows with history.")
+    k: Count = Field(default=20, description="Logged questions shown.")
+    judge: str | None = Field(
+        default=None, description="Model spec that reads free statements; 'self' for the LLM itself."
+    )
+    gates: list[str] | None = Field(
+        default=None, description="Gates to assess as well (fit uar, for example): folders and specs."
+    )
+    plug_in: bool = Field(
+        default=False,
+        description="Allow gates that were fitted on another LLM.",
+        json_schema_extra={"flag": "--plug-in"},
+    )
+    limit: Count | None = Field(default=None, description="Use only the first questions, up to this number.")
 
 
 def eval_self(
     data: Annotated[
         list[str], typer.Option(help="Self-assessment sets (label --kb-sat), e.g. jsonl:kbsat.jsonl; repeatable.")
     ],
-    model: Annotated[str, typer.Option(help="Model spec.")] = "smollm",
-    words: Annotated[
-        str,
-        typer.Option(help="Label words, known/unknown, separated by commas: true/false,false/true,yes/no,1/2,bar/foo."),
-    ] = "true/false",
-    history: Annotated[str | None, typer.Option(help="Log for the rows with history.")] = None,
-    k: Annotated[int, typer.Option(min=1, help="Logged questions shown.")] = 20,
-    judge: Annotated[
-        str | None, typer.Option(help="Model spec that reads free statements; 'self' for the LLM itself.")
-    ] = None,
-    gates: Annotated[
-        list[str] | None, typer.Option(help="Gates to assess beside it (fit uar, say): folders and specs.")
-    ] = None,
-    plug_in: PlugInOption = False,
-    limit: LimitOption = None,
+    options: SelfAssessmentOptions,
     as_json: JsonOption = False,
 ) -> None:
     """Print the KB-SAT table: accuracy and predictions of self-assessment, direct, with history, with calibration."""
-    llm = load_model(model)
-    reader = llm if judge == SELF_JUDGE else load_model(judge) if judge else None
-    others = split_gate_specs(gates) if gates else []
+    model = load_model(options.model)
+    judge = model if options.judge == SELF_JUDGE else load_model(options.judge) if options.judge else None
+    gates = split_gate_specs(options.gates) if options.gates else []
     for spec in data:
-        questions = load_questions(spec, limit)
+        questions = load_questions(spec, options.limit)
+        assessor = SelfAssessor(
+            model, questions, options.history, options.k, plug_in=options.plug_in, notify=STDERR_CONSOLE.print
+        )
         if not as_json:
-            create_console().print(_title(spec, questions))
-        beside = (assess_gate(llm, questions, gate, AnswerPrompts(), plug_in=plug_in) for gate in others)
-        for row in chain(_rows(llm, questions, words.split(","), history, k, reader), beside):
+            known = sum(bool(question.meta.get("known")) for question in questions)
+            create_console().print(f"{spec}: {known} known, {len(questions) - known} unknown")
+            heads = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
+            create_console().print(ROW_FORMAT.format(*heads))
+        # Rows are printed as they are computed: one with history takes seconds per question on a CPU.
+        for row in assessor.assess_all(options.words.split(","), judge, gates):
             if as_json:
-                print_json({"data": spec, "model": llm.name, **asdict(row)})
+                print_json({"data": spec, "model": model.name, **asdict(row)})
             else:
-                create_console().print(_line(row))
+                create_console().print(_format_row(row))
 
 
-def _rows(
-    model: Model, questions: Sequence[Question], words: Sequence[str], history: str | None, k: int, judge: Model | None
-) -> Iterator[SelfAssessment]:
-    prompts = AnswerPrompts()
-    for pair in words:
-        STDERR_CONSOLE.print(f"asking {len(questions)} questions with the labels {pair} ...")
-        yield assess_direct(model, questions, pair, prompts)
-        if history:
-            yield from assess_with_history(model, questions, pair, prompts, history=history, k=k)
-    if judge is not None:
-        yield assess_free_statements(model, questions, judge)
-
-
-def _title(spec: str, questions: Sequence[Question]) -> str:
-    known = sum(bool(question.meta.get("known")) for question in questions)
-    heads = ROW_FORMAT.format("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
-    return f"{spec}: {known} known, {len(questions) - known} unknown\n{heads}"
-
-
-def _line(row: SelfAssessment) -> str:
-    """One row as soon as it is there: a row with history takes a second or two per question on a CPU."""
-    unread = f" ({row.unreadable} unreadable)" if row.unreadable else ""
-    ranked = "-" if row.auroc is None else f"{row.auroc:.3f}"
-    counts = (row.predicted_known, row.predicted_unknown)
-    return ROW_FORMAT.format(row.words, row.method + unread, f"{row.accuracy:.1%}", *counts, ranked)
+def _format_row(row: SelfAssessment) -> str:
+    unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
+    auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
+    return ROW_FORMAT.format(
+        row.words,
+        row.method + unreadable,
+        f"{row.accuracy:.1%}",
+        row.predicted_known,
+        row.predicted_unknown,
+        auroc,
+    )

@@ -171,5 +171,5 @@ def _make_metric_table(gains: artifact.RankingGains) -> Table:
     table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
     parts: Sequence[Mapping[str, Any]] = (gains.before, gains.after, gains.gain)
     for name in RANK_METRIC_NAMES:
-        table.add_row(name, *(part[name].shown() for part in parts))
+        table.add_row(name, *(part[name].format() for part in parts))
     return table

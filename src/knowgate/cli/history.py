@@ -1,4 +1,4 @@
-"""`knowgate history`: the log of what was asked before."""
+"""`knowgate history`: the log of earlier questions with what the LLM knew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -31,31 +31,30 @@ from knowgate.data.history.entries import (
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting
-from knowgate.labels.history_entries import entries_from_rows, scope_from_settings, time_sensitive_entries
+from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_from_settings, time_sensitive_entries
 from knowgate.models.prompts.templates import detect_language
 
 app = typer.Typer(
-    help="The log of questions with what the LLM knew: what dhicl and skr learn from.", no_args_is_help=True
+    help="The log of earlier questions with what the LLM knew, which dhicl and skr use.", no_args_is_help=True
 )
 HistoryOption = Annotated[
     str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
 ]
-ModelFingerprint = Annotated[str | None, typer.Option("--model-fingerprint", help="Model whose labels are meant.")]
-PromptsFingerprint = Annotated[
-    str | None, typer.Option("--prompts-fingerprint", help="Prompts whose labels are meant.")
-]
+ModelFingerprint = Annotated[str | None, typer.Option("--model-fingerprint", help="Fingerprint of the model.")]
+PromptsFingerprint = Annotated[str | None, typer.Option("--prompts-fingerprint", help="Fingerprint of the prompts.")]
 EmbedderName = Annotated[
     str | None,
     typer.Option(
         "--embedder",
-        help="What questions are compared by: minilm (English), mpnet, m3e (Chinese), a hub name or folder. "
+        help="Embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a hub name or folder. "
         "Default: the log's own, else minilm.",
     ),
 ]
-Tenant = Annotated[str, typer.Option(help="Tenant whose labels are meant.")]
+Tenant = Annotated[str, typer.Option(help="Tenant of the labels.")]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
 ADD_BATCH = 256
+SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
 
 
 @app.command("import")
@@ -70,37 +69,31 @@ def import_(
     ] = "greedy",
     time_sensitive: Annotated[
         str | None,
-        typer.Option(help="Also log the questions of this data that change with time, e.g. bench:uar_gate_time/train."),
+        typer.Option(help="Also log the time-sensitive questions of this data, e.g. bench:uar_gate_time/train."),
     ] = None,
     embedder: EmbedderName = None,
     tenant: Tenant = "",
 ) -> None:
     """Log the questions of label runs with what the LLM knew.
 
-    Of questions whose answer changes with time (meta: FreshQA's fact_type, or time_sensitive) only those answered
-    wrongly are logged.
+    Time-sensitive questions (meta: FreshQA's fact_type, or time_sensitive) are logged only if the answer was wrong.
 
     Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
     """
-    if rule not in ("greedy", "all", "majority"):
-        raise BadSetting(f"--rule is '{rule}'; allowed: greedy, all, majority.")
+    if rule not in get_args(KnownRule):
+        raise BadSetting(f"rule='{rule}' is not allowed: it must be greedy, all or majority.")
     is_new = embedder is None and not history_exists(history)
     store = open_history(history, embedder)
     scopes: set[HistoryScope] = set()
     for run in runs:
-        if run.is_file():
-            entries = [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
-        else:
-            folder = RunFolder(run)
-            scope = scope_from_settings(folder.settings(), tenant)
-            entries = list(entries_from_rows(folder.rows(), scope, rule))  # type: ignore[arg-type]
+        entries = _read_entries(run, rule, tenant)
         if is_new:
-            _warn_of_language(entries)
+            _warn_about_language(entries)
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
-        STDERR_CONSOLE.print(
-            f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{_changing(entries)}"
-        )
+        count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
+        changing = f", {count} of them time-sensitive" if count else ""
+        STDERR_CONSOLE.print(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{changing}")
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -112,7 +105,7 @@ def add(
     history: HistoryOption = DEFAULT_HISTORY,
     source: Annotated[str, typer.Option(help="human, gold, judge or agreement.")] = "human",
     outcome: Annotated[str | None, typer.Option(help="What retrieval did: better, worse or same.")] = None,
-    days: Annotated[float | None, typer.Option(help="Forget it after so many days.")] = None,
+    days: Annotated[float | None, typer.Option(help="Ignore the entry after this many days.")] = None,
     embedder: EmbedderName = None,
     model: ModelFingerprint = None,
     prompts: PromptsFingerprint = None,
@@ -120,61 +113,59 @@ def add(
 ) -> None:
     """Log one question."""
     store = open_history(history, embedder)
-    expires = (
-        None
-        if days is None
-        else time.time() + check_number(days, "--days", maximum=MAX_TIMESTAMP / 86_400 / 2) * 86_400
-    )
+    expires = None
+    if days is not None:
+        expires = time.time() + check_number(days, "--days", maximum=MAX_TIMESTAMP / 86_400 / 2) * 86_400
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
-    scope = _scope(store, model, prompts, tenant)
+    scope = _resolve_scope(store, model, prompts, tenant)
     _add(store, [entry_from_record({**record, **asdict(scope)}, "the entry")])
 
 
 @app.command("list")
 def list_(
     history: HistoryOption = DEFAULT_HISTORY,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Newest so many.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of entries.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show logged questions, newest first."""
-    _show([entry_to_record(entry) for entry in _existing(history).entries(limit=limit)], as_json)
+    _print_records([entry_to_record(entry) for entry in _open_existing(history).entries(limit=limit)], as_json)
 
 
 @app.command()
 def search(
-    question: Annotated[str, typer.Argument(help="What to look for.")],
+    question: Annotated[str, typer.Argument(help="Question to compare with.")],
     history: HistoryOption = DEFAULT_HISTORY,
-    k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="How many.")] = 10,
+    k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of questions.")] = 10,
     embedder: EmbedderName = None,
     model: ModelFingerprint = None,
     prompts: PromptsFingerprint = None,
     tenant: Tenant = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the logged questions most similar to one."""
-    store = _existing(history, embedder)
-    found = store.search([question], k, _scope(store, model, prompts, tenant))[0]
-    _show([{**asdict(near), "similarity": round(near.similarity, 3)} for near in found], as_json)
+    """Show the logged questions that are most similar to a question."""
+    store = _open_existing(history, embedder)
+    neighbors = store.search([question], k, _resolve_scope(store, model, prompts, tenant))[0]
+    _print_records([{**asdict(item), "similarity": round(item.similarity, 3)} for item in neighbors], as_json)
 
 
 @app.command()
 def stats(history: HistoryOption = DEFAULT_HISTORY) -> None:
-    """Count what is logged, by model, prompts and tenant."""
-    store = _existing(history)
+    """Count the entries by model, prompts and tenant."""
+    store = _open_existing(history)
     rows = []
     for scope, count in store.scopes().items():
         entries = list(store.entries(scope))
-        labels, sources = Counter(e.label for e in entries), Counter(e.source for e in entries)
-        named = ", ".join(f"{source} {n}" for source, n in sources.items())
-        cells = [str(labels[label]) for label in KnowledgeLabel]
-        rows.append((scope.model, scope.prompts, str(count), *cells, scope.tenant or "-", named))
+        labels, sources = Counter(entry.label for entry in entries), Counter(entry.source for entry in entries)
+        counts = [str(labels[label]) for label in KnowledgeLabel]
+        source_counts = ", ".join(f"{source} {n}" for source, n in sources.items())
+        rows.append((scope.model, scope.prompts, str(count), *counts, scope.tenant or "-", source_counts))
     print_table(("model", "prompts", "entries", *KnowledgeLabel, "tenant", "sources"), rows)
 
 
 @app.command()
 def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
-    """Print the whole log, one JSON object per line; `history import` reads it back."""
-    _show([entry_to_record(entry) for entry in _existing(history).entries()], as_json=True)
+    """Print the whole log, one JSON object per line; `history import` reads it."""
+    _print_records([entry_to_record(entry) for entry in _open_existing(history).entries()], as_json=True)
 
 
 @app.command()
@@ -184,54 +175,63 @@ def prune(
     prompts: PromptsFingerprint = None,
     tenant: Tenant = "",
 ) -> None:
-    """Delete what has expired; with fingerprints, also what belongs to other models or prompts."""
-    store = _existing(history)
+    """Delete expired entries; with fingerprints, also those of other models or prompts."""
+    store = _open_existing(history)
     if (model is None) != (prompts is None):
         raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
-    keep = HistoryScope(model, prompts, tenant) if model and prompts else None
-    STDERR_CONSOLE.print(f"{store.prune(keep_scope=keep)} entries deleted")
+    scope = HistoryScope(model, prompts, tenant) if model and prompts else None
+    STDERR_CONSOLE.print(f"{store.prune(keep_scope=scope)} entries deleted")
 
 
 @app.command()
 def forget(
     history: HistoryOption = DEFAULT_HISTORY,
-    contains: Annotated[str | None, typer.Option(help="Delete questions that hold this text, in any case.")] = None,
+    contains: Annotated[str | None, typer.Option(help="Delete questions with this text; case does not matter.")] = None,
     ids: Annotated[
         list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
     ] = None,
 ) -> None:
-    """Delete questions with their vectors, and wipe them from the file."""
+    """Delete questions with their vectors, and erase them from the file."""
     if not contains and not ids:
-        raise BadSetting("say what to forget: --contains TEXT or --id NUMBER.")
-    STDERR_CONSOLE.print(f"{_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
+        raise BadSetting("nothing to forget. Give --contains TEXT or --id NUMBER.")
+    STDERR_CONSOLE.print(f"{_open_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 @app.command()
 def copy(
-    source: Annotated[str, typer.Argument(help="The log to copy: a file, or postgresql://USER@HOST/DATABASE.")],
-    target: Annotated[str, typer.Argument(help="The log to copy into; made if need be.")],
+    source: Annotated[str, typer.Argument(help="Log to copy: a file, or postgresql://USER@HOST/DATABASE.")],
+    target: Annotated[str, typer.Argument(help="Log to copy into; created if needed.")],
     embedder: EmbedderName = None,
 ) -> None:
-    """Copy a log into another one: from a file into a database, or back. What is there already stays or is replaced.
+    """Copy a log into another one, for example from a file into a database. Entries that exist are replaced.
 
-    Vectors are copied, too, unless the other log compares by another embedding; then the questions are embedded anew.
+    Vectors are copied, too; if the other log has another embedding, the questions are embedded again.
 
     Example: knowgate history copy history.db postgresql://knowgate@db/knowledge
     """
     if source.strip() == target.strip():
-        raise BadSetting("a log cannot be copied into itself: name another TARGET.")
-    known, into = _existing(source), open_history(target, embedder)
-    if embedder is None and into.embedding.fingerprint is None:
-        into = open_history(target, known.embedding.name)
-    STDERR_CONSOLE.print(f"{copy_history(known, into)} entries copied into {redact_secrets(target)}")
+        raise BadSetting("a log cannot be copied into itself. Name another TARGET.")
+    source_store, target_store = _open_existing(source), open_history(target, embedder)
+    if embedder is None and target_store.embedding.fingerprint is None:
+        target_store = open_history(target, source_store.embedding.name)
+    STDERR_CONSOLE.print(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
 
 
-def _existing(history: str, embedder: str | None = None) -> HistoryStore:
-    """Looking into a log must not make an empty one."""
+def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
+    """Open a log that exists; reading commands must not create an empty one."""
     if not history_exists(history):
-        shown = redact_secrets(history)
-        raise BadInput(f"there is no log '{shown}'. Make one: knowgate history import RUN --history {shown}")
+        name = redact_secrets(history)
+        raise BadInput(f"there is no log '{name}'. Make one: knowgate history import RUN --history {name}")
     return open_history(history, embedder)
+
+
+def _read_entries(run: Path, rule: str, tenant: str) -> list[LogEntry]:
+    """Read the entries of an exported file or of a label run."""
+    if run.is_file():
+        return [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
+    folder = RunFolder(run)
+    scope = scope_from_settings(folder.settings(), tenant)
+    return list(entries_from_rows(folder.rows(), scope, rule))  # type: ignore[arg-type]
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
@@ -247,43 +247,37 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
         STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
 
 
-def _changing(entries: Sequence[LogEntry]) -> str:
-    count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
-    return f", {count} of them time-sensitive" if count else ""
-
-
-def _warn_of_language(entries: Sequence[LogEntry]) -> None:
+def _warn_about_language(entries: Sequence[LogEntry]) -> None:
     chinese = sum(detect_language(entry.question) == "zh" for entry in entries)
     if chinese * 2 > len(entries):
-        log.warning("Most of these questions are Chinese, which MiniLM was not made for: --embedder m3e was.")
+        log.warning("Most of these questions are Chinese, but minilm is an English embedding. Use --embedder m3e.")
 
 
 def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
-    for place in range(0, len(entries), ADD_BATCH):
-        store.add(entries[place : place + ADD_BATCH])
+    for start in range(0, len(entries), ADD_BATCH):
+        store.add(entries[start : start + ADD_BATCH])
 
 
-def _scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: str) -> HistoryScope:
-    """The scope meant: the given one, else the only one there is."""
+def _resolve_scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: str) -> HistoryScope:
+    """Return the given scope, or the only one of the log that matches."""
     if model and prompts:
         return HistoryScope(model, prompts, tenant)
-    there = [scope for scope in store.scopes() if scope.tenant == tenant]
-    fitting = [s for s in there if model in (None, s.model) and prompts in (None, s.prompts)]
-    if len(fitting) != 1:
-        listed = "; ".join(f"--model-fingerprint {s.model} --prompts-fingerprint {s.prompts}" for s in there) or "none"
+    scopes = [scope for scope in store.scopes() if scope.tenant == tenant]
+    matching = [scope for scope in scopes if model in (None, scope.model) and prompts in (None, scope.prompts)]
+    if len(matching) != 1:
+        listed = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            f"say whose labels are meant: --model-fingerprint and --prompts-fingerprint. The log has: {listed}."
+            "say whose labels are meant: --model-fingerprint and --prompts-fingerprint. The log has: "
+            f"{'; '.join(listed) or 'none'}."
         )
-    return fitting[0]
+    return matching[0]
 
 
-def _show(records: list[dict[str, Any]], as_json: bool) -> None:
+def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         for record in records:
             print_json(record)
         return
-    columns = [
-        key for key in ("id", "similarity", "label", "question", "outcome", "source") if records and key in records[0]
-    ]
+    columns = [key for key in SHOWN_COLUMNS if records and key in records[0]]
     rows = [tuple(str(record[key] if record[key] is not None else "-") for key in columns) for record in records]
     print_table(columns, rows)

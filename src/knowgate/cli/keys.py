@@ -14,51 +14,42 @@ from knowgate.core.display import sanitize_text
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
 
 app = typer.Typer(help="API keys of `knowgate serve --keys FILE`.", no_args_is_help=True)
+DEFAULT_KEYS_FILE = Path("keys.json")
 KeysFile = Annotated[
     Path | None,
     typer.Option(
-        "--keys", parser=parse_path, metavar="FILE", help="The file of keys; it holds hashes only. Default keys.json."
+        "--keys", parser=parse_path, metavar="FILE", help="File of keys; it contains only hashes. Default: keys.json."
     ),
 ]
-Name = Annotated[str, typer.Argument(help="Whose key it is.")]
-DEFAULT_KEYS_FILE = Path("keys.json")
-
-
-Rate = Annotated[int | None, typer.Option(min=1, help="Requests a minute; one more is answered 429.")]
-Budget = Annotated[int | None, typer.Option(min=1, help="Tokens a day (UTC); after that requests are answered 429.")]
+Name = Annotated[str, typer.Argument(help="Owner of the key.")]
+Rate = Annotated[int | None, typer.Option(min=1, help="Requests per minute; further ones are answered 429.")]
 
 
 @app.command()
-def add(name: Name, keys: KeysFile = None, rate: Rate = None, budget: Budget = None) -> None:
-    """Make a key and print it. It is shown this once."""
+def add(name: Name, keys: KeysFile = None, rate: Rate = None) -> None:
+    """Create a key and print it. It cannot be shown again."""
     file = keys or DEFAULT_KEYS_FILE
-    create_console().print(add_key(file, name, rate=rate, budget=budget), markup=False)
-    STDERR_CONSOLE.print(
-        sanitize_text(f"Kept in {file} as a hash. Serve with it: knowgate serve --keys {file}"), markup=False
-    )
+    create_console().print(add_key(file, name, rate=rate), markup=False)
+    message = f"Its hash is stored in {file}. Start the server with: knowgate serve --keys {file}"
+    STDERR_CONSOLE.print(sanitize_text(message), markup=False)
 
 
 @app.command("list")
-def list_(keys: KeysFile = None) -> None:
-    """Say whose keys there are."""
+def list_keys(keys: KeysFile = None) -> None:
+    """List the owners of keys and their limits."""
     rows = [
         (
             sanitize_text(key.name),
             time.strftime("%Y-%m-%d", time.gmtime(key.created)),
-            _most(key.rate),
-            _most(key.budget),
+            "" if key.rate is None else f"{key.rate:,}",
         )
         for key in read_keys(keys or DEFAULT_KEYS_FILE)
     ]
-    print_table(("name", "made", "requests a minute", "tokens a day"), rows)
-
-
-def _most(limit: int | None) -> str:
-    return "" if limit is None else f"{limit:,}"
+    print_table(("name", "created", "requests per minute"), rows)
 
 
 @app.command()
 def revoke(name: Name, keys: KeysFile = None) -> None:
-    """Make a key worthless; a running server refuses it from then on."""
+    """Delete a key. Running servers reject it at once."""
     revoke_key(keys or DEFAULT_KEYS_FILE, name)
     STDERR_CONSOLE.print(sanitize_text(f"The key of {name} is revoked."), markup=False)

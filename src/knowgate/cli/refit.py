@@ -111,5 +111,4 @@ def get_served_model(settings: PipelineOptions) -> str:
         return settings.model
     if not options.upstream_model:
         raise BadSetting("[serve] names an upstream but no 'upstream_model': add it, so that its LLM can be asked.")
-    address = options.upstream[0].partition(",weight=")[0]
-    return f"openai:{options.upstream_model}@{address}"
+    return f"openai:{options.upstream_model}@{options.upstream}"

@@ -1,4 +1,4 @@
-"""`knowgate report`."""
+"""`knowgate report`: show what the LLM of label runs knows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from knowgate.cli.options import parse_path
 from knowgate.errors import BadInput
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
-from knowgate.evaluation.report.boundary_tables import render_boundary_tables
+from knowgate.evaluation.report.boundary_tables import build_boundary_tables
+from knowgate.evaluation.report.terminal import render_tables
 
 
 def report(
@@ -27,20 +28,20 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Show the knowledge boundary of one or more label runs, side by side."""
-    found = read_run_reports(runs)
-    for run in found:
+    reports = read_run_reports(runs)
+    for run in reports:
         if not run.boundary.counts.rows:
-            raise BadInput(f"'{run.path}' has no rows yet. Run its knowgate label again: it goes on where it was.")
+            raise BadInput(f"'{run.path}' has no rows yet. Run its `knowgate label` command again: it continues.")
     if as_json:
-        print_json({"runs": [run_report_to_dict(run) for run in found]})
+        print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
-        create_wide_console().print(render_boundary_tables(found))
-        for run in found:
+        create_wide_console().print(render_tables(build_boundary_tables(reports)))
+        for run in reports:
             print_text(" ".join(describe_boundary(run)))
     if html:
         file = out or Path("report.html")
-        write_boundary_page(found, file)
+        write_boundary_page(reports, file)
         print_page_location(file)
     if not as_json:
-        named = " ".join(f"--labels {run.path}" for run in found)
-        STDERR_CONSOLE.print(f"Would a gate pay? knowgate eval {named} --out DIR")
+        labels = " ".join(f"--labels {run.path}" for run in reports)
+        STDERR_CONSOLE.print(f"Would a gate pay? knowgate eval {labels} --out DIR")

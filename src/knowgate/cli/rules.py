@@ -1,4 +1,4 @@
-"""`knowgate rules`: what is decided without a gate, and what that does to questions."""
+"""`knowgate rules`: list the rules that decide before the gate, and try them on questions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
 from knowgate.cli.options import JsonOption, parse_path
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
-from knowgate.gates.rules.rule_set import RuleSet, load_rules
+from knowgate.gates.rules.rule_set import RuleMatch, load_rules
 
-app = typer.Typer(help="Rules above the score: list them, try them on questions.")
+app = typer.Typer(help="Rules that decide before the gate: list them, try them on questions.")
 RulesFile = Annotated[
     Path | None,
     typer.Option("--rules", parser=parse_path, metavar="FILE", help="Your own rules (TOML), before the packaged ones."),
@@ -24,13 +24,12 @@ RulesFile = Annotated[
 
 @app.callback(invoke_without_command=True)
 def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
-    """List the rules in the order they are tried: the first that fits decides."""
+    """List the rules in order: the first one that matches decides."""
     if context.invoked_subcommand:
         return
     table = Table("rule", "does", "because", box=None)
     for rule in load_rules(rules).rules:
-        ruling = rule.ruling
-        table.add_row(sanitize_text(ruling.rule), ruling.action, sanitize_text(ruling.reason))
+        table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
     create_console(soft_wrap=False).print(table)
     STDERR_CONSOLE.print("Try them: knowgate rules test QUESTIONS.txt")
     STDERR_CONSOLE.print("Your own: knowgate ask --rules FILE; none: knowgate ask --no-rules")
@@ -49,21 +48,20 @@ def try_rules(
     rules: RulesFile = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say for each line of a file what a rule decides, or that the gate is asked; then count."""
-    book, counts = load_rules(rules), Counter[str]()
+    """Show for each question which rule decides, or that the gate does; then count."""
+    rule_set, counts = load_rules(rules), Counter[str]()
     for question in read_arguments(None) if file is None else read_question_file(file):
-        counts[_show(book, question.text, as_json)] += 1
+        match = rule_set.decide(question.text)
+        counts[match.rule if match else ""] += 1
+        _print_match(question.text, match, as_json)
     for name, count in counts.most_common():
         STDERR_CONSOLE.print(f"{count:6,}  {sanitize_text(name) or 'left to the gate'}")
 
 
-def _show(book: RuleSet, question: str, as_json: bool) -> str:
-    """Print one line; the name of the rule."""
-    ruling = book.judge(question)
+def _print_match(question: str, match: RuleMatch | None, as_json: bool) -> None:
     if as_json:
-        found = {"rule": ruling.rule, "action": ruling.action, "reason": ruling.reason} if ruling else {"rule": None}
-        print_json({"question": question, **found})
+        fields = {"rule": match.rule, "action": match.action, "reason": match.reason} if match else {"rule": None}
+        print_json({"question": question, **fields})
     else:
-        said = f"{ruling.action:8}  {ruling.rule:18}" if ruling else f"{'gate':8}  {'':18}"
-        create_console().print(f"{said}  {sanitize_text(question)}", markup=False)
-    return ruling.rule if ruling else ""
+        columns = f"{match.action:8}  {match.rule:18}" if match else f"{'gate':8}  {'':18}"
+        create_console().print(f"{columns}  {sanitize_text(question)}", markup=False)

@@ -1,6 +1,6 @@
-"""Normalising and grading answers: the rules of every table knowgate prints.
+"""Normalization and grading of answers: the rules behind every accuracy that knowgate reports.
 
-Knows strings and questions; not models. Chinese has no word boundaries, so it is compared by characters.
+Chinese has no word boundaries, so it is compared by characters.
 """
 
 from __future__ import annotations
@@ -18,166 +18,165 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 SPACE_AT_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 CHOICE_LETTERS = "ABCDEFGHIJ"
-CHARS_PER_TOKEN = 4  # of Latin text to a token, roughly; a Chinese character is about one
-CACHE_SIZE = 100_000  # answers: a gold one is normalised again for every sampled answer it is compared with
-MAX_CACHED_CHARS = 200  # characters: what is longer is a passage, and kept by whoever needs it twice
-# A free-standing letter; before a small letter "A" is the article ("A person ...") and "I" the pronoun, not a choice.
+CHARS_PER_TOKEN = 4  # of Latin text, roughly; a Chinese character is about one token
+CACHE_SIZE = 100_000  # normalized answers: a gold answer is compared with every sampled answer
+MAX_CACHED_CHARS = 200  # longer texts are passages, which callers cache themselves
+# A letter on its own. Before a lowercase letter, "A" is the article ("A person ...") and "I" the pronoun.
 CHOICE_PATTERN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
-
-
-# Patterns begin with the character they look for, and look back afterwards: nothing is tried anywhere else.
-THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
-COMBINING_MARK = "\0"  # stands for marks: no other character, as it is a control character itself
-DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # perhaps a decimal point
-ASCII_WORD = re.compile(r"[0-9a-z.]+")
 LOWERCASE_CHOICE = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
+# These patterns start with the character they look for and then look back, which is fast on long texts.
+THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
+DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate, if digits surround it
+COMBINING_MARK = "\0"  # placeholder for combining marks; no text contains it, because it is a control character
+ASCII_WORD = re.compile(r"[0-9a-z.]+")
 
 
 def normalize(text: str) -> str:
-    """NFKC, lower case, punctuation to spaces, articles dropped, spaces collapsed; none between Chinese characters."""
+    """Normalize an answer for comparison.
+
+    NFKC, lower case, punctuation to spaces, articles removed, spaces collapsed, no spaces between Chinese characters.
+    """
     return _normalize_cached(text) if len(text) <= MAX_CACHED_CHARS else _normalize(text)
 
 
 def _normalize(text: str) -> str:
     words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", unicodedata.normalize("NFKC", text).lower())).split()
-    kept = [word for word in words if word not in ARTICLES] or words  # "A" alone is an answer: a letter, a blood type
-    joined = " ".join(kept)
+    without_articles = [word for word in words if word not in ARTICLES]
+    joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
     if joined.isascii():
         return joined
     closed = SPACE_AT_CJK.sub("", joined) if CJK.search(joined) else joined
-    return unicodedata.normalize("NFKC", closed)  # lower() can undo a composed letter
+    return unicodedata.normalize("NFKC", closed)  # lower() can decompose a composed letter
 
 
 _normalize_cached = functools.lru_cache(maxsize=CACHE_SIZE)(_normalize)
 
 
 def _replace_punctuation(text: str) -> str:
-    """Spaces for punctuation, symbols and marks that have no letter to stand on, one for each; decimal points stay."""
+    """Replace punctuation, symbols and isolated combining marks by spaces, one for one; keep decimal points."""
     if text.isascii():
-        plain = text.encode().translate(ASCII_REPLACEMENTS).decode()
-    else:  # a text has few kinds of characters: several times faster than `str.translate`
-        kinds = {char: REPLACEMENTS[char] for char in set(text)}
-        if COMBINING_MARK in kinds.values():
+        replaced = text.encode().translate(ASCII_REPLACEMENTS).decode()
+    else:  # replacing the few distinct characters of a text is several times faster than `str.translate`
+        replacements = {char: REPLACEMENTS[char] for char in set(text)}
+        if COMBINING_MARK in replacements.values():
             return _replace_punctuation_slowly(text)
-        plain = text
-        for char in (char for char, kind in kinds.items() if kind != char):
-            plain = plain.replace(char, " ")
-    points = [found.start() for found in DECIMAL_POINT.finditer(text)]
-    decimal = [place for place in points if text[place - 1].isdigit() and text[place + 1].isdigit()]
-    if not decimal:
-        return plain
-    chars = list(plain)
-    for place in decimal:
-        chars[place] = "."
+        replaced = text
+        for char in (char for char, replacement in replacements.items() if replacement != char):
+            replaced = replaced.replace(char, " ")
+    points = [match.start() for match in DECIMAL_POINT.finditer(text)]
+    decimal_points = [index for index in points if text[index - 1].isdigit() and text[index + 1].isdigit()]
+    if not decimal_points:
+        return replaced
+    chars = list(replaced)
+    for index in decimal_points:
+        chars[index] = "."
     return "".join(chars)
 
 
 def _replace_punctuation_slowly(text: str) -> str:
-    """Character by character, where it matters what stands beside one."""
-    spaced: list[str] = []
-    for place, char in enumerate(text):
-        kind = unicodedata.category(char)[0]
-        if char == "." and text[place - 1 : place].isdigit() and text[place + 1 : place + 2].isdigit():
-            kind = "N"  # a decimal point: 5 is not in 3.5
-        is_lone_mark = kind == "M" and spaced[-1:] in ([], [" "])
-        spaced.append(" " if kind in "PSZC" or is_lone_mark else char)
-    return "".join(spaced)
+    """Do the same character by character, for texts with combining marks, where neighbors matter."""
+    chars: list[str] = []
+    for index, char in enumerate(text):
+        category = unicodedata.category(char)[0]
+        if char == "." and text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit():
+            category = "N"  # a decimal point: 5 is not contained in 3.5
+        is_isolated_mark = category == "M" and chars[-1:] in ([], [" "])
+        chars.append(" " if category in "PSZC" or is_isolated_mark else char)
+    return "".join(chars)
 
 
-class _Spaces(dict[str, str]):
-    """What stands for a character; its kind is looked up once."""
+class _Replacements(dict[str, str]):
+    """Cache of the replacement of each character."""
 
     def __missing__(self, char: str) -> str:
-        kind = unicodedata.category(char)[0]
-        self[char] = " " if kind in "PSZC" else COMBINING_MARK if kind == "M" else char
+        category = unicodedata.category(char)[0]
+        self[char] = " " if category in "PSZC" else COMBINING_MARK if category == "M" else char
         return self[char]
 
 
-REPLACEMENTS = _Spaces()
-ASCII_REPLACEMENTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(128)).ljust(
-    256
-)  # many times faster
+REPLACEMENTS = _Replacements()
+ASCII_REPLACEMENTS = bytes(code if chr(code).isalnum() else ord(" ") for code in range(128)).ljust(256)
 
 
 def tokenize(text: str) -> list[str]:
-    """Words of the normalised text; each Chinese character is a token of its own."""
-    plain = normalize(text)
-    return plain.split() if plain.isascii() else CJK.sub(r" \g<0> ", plain).split()
+    """Split normalized text into words; each Chinese character is a token."""
+    normalized = normalize(text)
+    return normalized.split() if normalized.isascii() else CJK.sub(r" \g<0> ", normalized).split()
 
 
 def join_tokens(text: str) -> str:
-    """Its words, each between spaces: one text's run of words is in another's where this one is in that one."""
-    plain = normalize(text)
-    if plain.isascii():  # its words are between spaces already
-        return f" {plain} "
+    """Return the tokens of a text, each surrounded by spaces, so that `in` finds runs of whole tokens."""
+    normalized = normalize(text)
+    if normalized.isascii():
+        return f" {normalized} "
     return f" {' '.join(tokenize(text))} "
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Words that every text with this phrase has in its `skimmed` characters, the longest first; perhaps none."""
-    return sorted(
-        {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}, key=lambda word: (-len(word), word)
-    )
+    """Return the ASCII words of a phrase, longest first. `fold_text` of every text with the phrase contains them."""
+    words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
+    return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """The characters of a text as far as `landmarks` need them: a few times faster than its words."""
+    """Fold a text for a quick search with `find_anchor_words`, several times faster than tokenizing it."""
     return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """The normalised answer equals a normalised gold answer (EM)."""
-    said = normalize(answer)
-    return any(said == normalize(gold) for gold in golds if normalize(gold))
+    """Return whether the normalized answer equals a normalized gold answer (EM)."""
+    normalized = normalize(answer)
+    return any(normalized == normalize(gold) for gold in golds if normalize(gold))
 
 
 def contains_tokens(haystack: Sequence[str], needle: Sequence[str]) -> bool:
-    """`needle` occurs in `haystack` as one run. Tokens hold no spaces: a search in a text, in linear time."""
+    """Return whether the tokens of `needle` occur in `haystack` as one run, in linear time."""
     return bool(needle) and f" {' '.join(needle)} " in f" {' '.join(haystack)} "
 
 
 @dataclass(frozen=True)
 class ContainmentGrade:
-    """`correct` after the echo guard; `guarded` says that the guard changed it."""
+    """Grade of an answer. `guarded` tells that the answer was rejected because it only repeats the question."""
 
     correct: bool
     guarded: bool = False
 
 
 def grade_contains(answer: str, question: Question) -> ContainmentGrade:
-    """A gold answer is a token run of the answer. Guarded against answers that merely repeat the question.
+    """Grade an answer as correct if it contains a gold answer as a run of tokens.
 
-    A gold answer whose tokens all stand in the question counts only if the answer is not an echo of it.
+    If all words of a gold answer occur in the question, the answer must not merely repeat the question.
     """
-    return _contains(answer, question.text, tuple(question.answers))
+    return _grade_contains(answer, question.text, tuple(question.answers))
 
 
-@functools.lru_cache(maxsize=20_000)
-def _contains(answer: str, asked: str, golds: tuple[str, ...]) -> ContainmentGrade:
-    """Remembered: sampled answers to one question are often the same, and its gold answers always are."""
-    said = join_tokens(answer)
-    hits = [gold for gold in _gold_runs(asked, golds) if gold.run in said]
-    trusted = [gold for gold in hits if not gold.is_in_question or not is_echo(tokenize(answer), tokenize(asked))]
-    return ContainmentGrade(correct=bool(trusted), guarded=bool(hits) and not trusted)
+@functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
+def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
+    answer_tokens = join_tokens(answer)
+    matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
+    accepted = [
+        gold for gold in matches if not gold.is_in_question or not is_echo(tokenize(answer), tokenize(question))
+    ]
+    return ContainmentGrade(correct=bool(accepted), guarded=bool(matches) and not accepted)
 
 
 @dataclass(frozen=True)
-class _GoldRun:
-    """A gold answer as `spaced` has it; is_in_question: all of its words stand there."""
+class _GoldAnswer:
+    """Tokens of a gold answer, and whether all of them occur in the question."""
 
-    run: str
+    tokens: str
     is_in_question: bool
 
 
 @functools.lru_cache(maxsize=8_192)
-def _gold_runs(asked: str, golds: tuple[str, ...]) -> tuple[_GoldRun, ...]:
-    words = set(tokenize(asked))
-    runs = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(_GoldRun(run, set(run.split()) <= words) for run in runs if run.strip())
+def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
+    question_words = set(tokenize(question))
+    distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
+    return tuple(_GoldAnswer(gold, set(gold.split()) <= question_words) for gold in distinct if gold.strip())
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
-    """The answer repeats the question: a run of five of its tokens, or half of it, stands in the answer."""
+    """Return whether an answer repeats five tokens in a row of the question, or half of a short question."""
     width = max(1, min(5, (len(question) + 1) // 2))
     runs = {tuple(question[start : start + width]) for start in range(len(question) - width + 1)}
     if width == 1:
@@ -186,13 +185,13 @@ def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
 
 
 def render_choices(question: Question) -> str:
-    """The question with its choices, one a line, lettered."""
+    """Render a question with its lettered choices, one per line."""
     lines = [f"{letter}. {choice}" for letter, choice in zip(CHOICE_LETTERS, question.choices, strict=False)]
     return "\n".join([question.text, *lines])
 
 
 def get_gold_letter(question: Question) -> str | None:
-    """The letter of the right choice: from the data set's `gold_letter`, else by finding the gold answer."""
+    """Return the letter of the right choice, from the data set or by matching the gold answers."""
     letter = question.meta.get("gold_letter")
     if letter:
         return str(letter).strip().upper()
@@ -206,30 +205,30 @@ def get_gold_letter(question: Question) -> str | None:
 
 
 def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
-    """The letter an answer picks: the first free-standing one, else the only choice whose text it holds."""
+    """Return the first letter on its own in an answer, or the letter of the only choice that it contains."""
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
-    free = [letter for letter in CHOICE_PATTERN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
-    if free:
-        return str(free[0])
-    small = LOWERCASE_CHOICE.fullmatch(answer)
-    if small and small.group(1).upper() in allowed:
-        return small.group(1).upper()
-    said = tokenize(answer)
-    named = [
+    letters = [letter for letter in CHOICE_PATTERN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
+    if letters:
+        return str(letters[0])
+    lowercase = LOWERCASE_CHOICE.fullmatch(answer)
+    if lowercase and lowercase.group(1).upper() in allowed:
+        return lowercase.group(1).upper()
+    tokens = tokenize(answer)
+    matches = [
         letter
         for letter, choice in zip(CHOICE_LETTERS, choices, strict=False)
-        if contains_tokens(said, tokenize(choice))
+        if contains_tokens(tokens, tokenize(choice))
     ]
-    return named[0] if len(named) == 1 else None
+    return matches[0] if len(matches) == 1 else None
 
 
 def grade_choice(answer: str, question: Question) -> bool:
-    """The chosen letter equals the gold letter."""
+    """Return whether the answer picks the right choice."""
     letter = get_gold_letter(question)
     return letter is not None and parse_choice_letter(answer, question.choices) == letter
 
 
 def estimate_tokens(text: str) -> float:
-    """About how many tokens an LLM reads in it."""
+    """Estimate how many tokens an LLM needs for a text."""
     wide = 0 if text.isascii() else len(CJK.findall(text))
     return float(wide + math.ceil((len(text) - wide) / CHARS_PER_TOKEN))

@@ -1,4 +1,4 @@
-"""The knowledge boundary of one run in numbers (Zhang et al., KBM, section 3, Figures 1-3). Knows rows; no files.
+"""The knowledge boundary of label runs (Zhang et al., KBM, section 3, Figures 1-3).
 
 Failed questions are counted and left out. A question without gold answers has a certainty but no mastery.
 """
@@ -18,34 +18,30 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.table import check_unique_runs, warn_if_unfinished
 from knowgate.data.signals.samples import Effect
-from knowgate.evaluation.boundary_measures import (
-    INDICATORS,
-    TOLERANCE,
-    QuestionFacts,
-    RunSlice,
-    SavingCurve,
-    compute_run_slices,
-    compute_saving_curve,
-    extract_facts,
-)
-from knowgate.stats.proportions import (
-    Correlation,
-    GraderAgreement,
-    Proportion,
-    estimate_proportion,
-    measure_agreement,
-    pearson_correlation,
-)
+from knowgate.evaluation import boundary_measures as measures
+from knowgate.evaluation.boundary_measures import INDICATORS, SIDES, TOLERANCE, QuestionFacts, RunSlice, SavingCurve
+from knowgate.stats import proportions
+from knowgate.stats.proportions import Correlation, GraderAgreement, Proportion, estimate_proportion
 
 INTERVAL_COUNT = 5
-PANEL_SIDES = ("open", "mask")  # of Figure 3, beside that of the closed book
+PANEL_SIDES = ("open", "mask")  # sides of Figure 3 besides the closed-book one
 MAX_EXTREME_QUESTIONS = 20
-MAX_ERROR_KINDS = 3  # kinds of error that are shown
+MAX_ERROR_KINDS = 3
 
 
 @dataclass(frozen=True)
 class RowCounts:
-    """rows are all of them; failed ones are left out of everything else. guarded and unparsable count verdicts."""
+    """Numbers of rows and verdicts of a run.
+
+    Attributes:
+        rows: All rows. Failed ones are excluded from everything else.
+        reasons: The most frequent errors with their counts.
+        guarded: Verdicts changed by the echo guard.
+        unparsable: Judge verdicts that could not be parsed.
+        cut: Questions whose passages were cut to fit.
+        graders: Graders with the number of rows each graded.
+        synthetic: Questions that an LLM wrote.
+    """
 
     rows: int
     failed: int
@@ -59,12 +55,16 @@ class RowCounts:
     seconds: float
     tokens: int
     graders: tuple[tuple[str, int], ...]
-    synthetic: int = 0  # questions that an LLM wrote
+    synthetic: int = 0
 
 
 @dataclass(frozen=True)
 class BoundaryAccuracy:
-    """Of the greedy answers. matched: closed-book, on the questions of `open` only, so that both can be compared."""
+    """Accuracy of the greedy answers by side.
+
+    Attributes:
+        matched: Closed-book accuracy on the questions that have a graded open-book answer.
+    """
 
     closed: Proportion
     open: Proportion
@@ -74,7 +74,7 @@ class BoundaryAccuracy:
 
 @dataclass(frozen=True)
 class RetrievalBenefit:
-    """How often retrieval made the greedy answer right (+1), changed nothing (0), made it wrong (-1)."""
+    """How many greedy answers retrieval turns right, leaves as they are, or turns wrong."""
 
     helps: int
     neutral: int
@@ -83,7 +83,7 @@ class RetrievalBenefit:
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """What retrieval did to the questions whose indicator lies in [low, high), the last one closed."""
+    """Effects of retrieval on questions whose indicator lies in [low, high); the last interval includes 1."""
 
     low: float
     high: float
@@ -93,15 +93,19 @@ class EffectInterval:
 
     @property
     def n(self) -> int:
+        """Number of questions in the interval."""
         return self.beneficial + self.neutral + self.harmful
 
 
 @dataclass(frozen=True)
 class CopyRate:
-    """MASK answers to questions whose open-book samples all agree (certainty 1), as KBM section 3.3 counts them.
+    """How often the LLM answers MASK once the gold answers in the passages are masked (KBM, section 3.3).
 
-    is_mask: the answer is the word MASK. says_mask: it holds the word. anywhere: is_mask whatever the certainty.
-    under_mask: is_mask where the MASK samples all agree, the other way to read the paper; none without such samples.
+    Attributes:
+        is_mask: The answer is MASK, among questions whose open-book samples all agree.
+        says_mask: The answer contains MASK, among the same questions.
+        anywhere: The answer is MASK, among all questions.
+        under_mask: The answer is MASK, among questions whose masked samples all agree (another reading of the paper).
     """
 
     is_mask: Proportion
@@ -112,9 +116,15 @@ class CopyRate:
 
 @dataclass(frozen=True)
 class KnowledgeBoundary:
-    """Everything the report says about a run. Mappings are by indicator: mastery, certainty.
+    """What an LLM knows by itself and what retrieval changes, measured on one run.
 
-    effects: over intervals of the closed-book indicator; panels: of the open-book and of the MASK one, by side.
+    Attributes:
+        effects: For each indicator, effects of retrieval by interval of the closed-book indicator.
+        panels: The same by interval of the open-book and of the masked indicator.
+        savings: For each indicator, what skipping by it saves; None without graded answers of both kinds.
+        copying: None if the run has no answers with masked passages.
+        harmed: The questions that retrieval harmed most.
+        helped: The questions that retrieval helped most.
     """
 
     counts: RowCounts
@@ -132,75 +142,68 @@ class KnowledgeBoundary:
 
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
-    """One pass over the rows; of each only the facts are kept, and of the extreme ones everything."""
-    tally, reasons, graders = Counter[str](), Counter[str](), Counter[str]()
+    """Measure the knowledge boundary in one pass over the rows of a run."""
+    counts, errors, graders = Counter[str](), Counter[str](), Counter[str]()
     facts: list[QuestionFacts] = []
     harmed: list[LabelRow] = []
     helped: list[LabelRow] = []
     seconds = 0.0
     for row in rows:
-        tally.update(rows=1, guarded=row.guarded, unparsable=row.unparsable, cut=bool(row.cut), tokens=row.tokens)
-        tally["synthetic"] += row.is_synthetic
+        counts.update(rows=1, guarded=row.guarded, unparsable=row.unparsable, cut=bool(row.cut), tokens=row.tokens)
+        counts["synthetic"] += row.is_synthetic
         seconds += row.seconds
         if row.error is not None:
-            reasons[row.error] += 1
+            errors[row.error] += 1
             continue
         graders[row.grader or "not recorded"] += 1
-        facts.append(extract_facts(row))
-        if (key := measure_retrieval_change(row)) < (0, 0):
+        facts.append(measures.extract_facts(row))
+        change = measure_retrieval_change(row)
+        if change < (0, 0):
             harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, [*harmed, row], key=measure_retrieval_change)
-        elif key > (0, 0):
+        elif change > (0, 0):
             helped = heapq.nlargest(MAX_EXTREME_QUESTIONS, [*helped, row], key=measure_retrieval_change)
-    counts = _counts(facts, tally, reasons, graders, seconds)
-    return _boundary(facts, counts, tuple(harmed), tuple(helped))
+    row_counts = RowCounts(
+        rows=counts["rows"],
+        failed=errors.total(),
+        reasons=tuple(errors.most_common(MAX_ERROR_KINDS)),
+        without_gold=sum(not fact.has_gold for fact in facts),
+        with_open=sum(fact.has_open_answer for fact in facts),
+        with_mask=sum(fact.is_mask is not None for fact in facts),
+        guarded=counts["guarded"],
+        unparsable=counts["unparsable"],
+        cut=counts["cut"],
+        seconds=seconds,
+        tokens=counts["tokens"],
+        graders=tuple(graders.most_common()),
+        synthetic=counts["synthetic"],
+    )
+    return _summarize_facts(facts, row_counts, tuple(harmed), tuple(helped))
 
 
 def measure_retrieval_change(row: LabelRow) -> tuple[float, int]:
-    """What retrieval did: by how much mastery rose, then the benefit; (0, 0) where neither is known."""
+    """Return how much retrieval raised mastery, and its benefit; (0, 0) if unknown. Orders rows by effect."""
     before = row.closed.mastery if row.closed else None
     after = row.open.mastery if row.open else None
     rise = 0.0 if before is None or after is None else round(after - before, 6)
     return rise, row.benefit or 0
 
 
-def _counts(
-    facts: Sequence[QuestionFacts], tally: Counter[str], reasons: Counter[str], graders: Counter[str], seconds: float
-) -> RowCounts:
-    return RowCounts(
-        rows=tally["rows"],
-        failed=reasons.total(),
-        reasons=tuple(reasons.most_common(MAX_ERROR_KINDS)),
-        without_gold=sum(not fact.has_gold for fact in facts),
-        with_open=sum(fact.has_open for fact in facts),
-        with_mask=sum(fact.is_mask is not None for fact in facts),
-        guarded=tally["guarded"],
-        unparsable=tally["unparsable"],
-        cut=tally["cut"],
-        seconds=seconds,
-        tokens=tally["tokens"],
-        graders=tuple(graders.most_common()),
-        synthetic=tally["synthetic"],
-    )
-
-
-def _boundary(
+def _summarize_facts(
     facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> KnowledgeBoundary:
-    closed, opened, mask = (
-        estimate_proportion(getattr(fact, side) for fact in facts) for side in ("closed", "open", "mask")
-    )
-    matched = estimate_proportion(fact.closed for fact in facts if fact.open is not None)
+    accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
+    matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
     benefits = Counter(fact.benefit for fact in facts)
     return KnowledgeBoundary(
         counts=counts,
-        accuracy=BoundaryAccuracy(closed, opened, mask, matched),
+        accuracy=BoundaryAccuracy(**accuracy, matched=matched),
         benefit=RetrievalBenefit(benefits[1], benefits[0], benefits[-1]),
         effects={name: count_effects(facts, name) for name in INDICATORS},
         panels={side: {name: count_effects(facts, name, side) for name in INDICATORS} for side in PANEL_SIDES},
         correlation=correlate_indicators(facts),
-        savings={name: compute_saving_curve(facts, name) for name in INDICATORS},
+        savings={name: measures.compute_saving_curve(facts, name) for name in INDICATORS},
         copying=measure_copy_rate(facts),
-        slices=compute_run_slices(facts),
+        slices=measures.compute_run_slices(facts),
         agreements=measure_grader_agreement(facts),
         harmed=harmed,
         helped=helped,
@@ -208,11 +211,11 @@ def _boundary(
 
 
 def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "closed") -> tuple[EffectInterval, ...]:
-    """Effects per interval [0, .2) ... [.8, 1] of an indicator: closed-book, with passages, or with MASK passages."""
+    """Count the effects of retrieval in each interval of an indicator, measured on one side."""
     counted = Counter(
         (min(INTERVAL_COUNT - 1, int(value * INTERVAL_COUNT + TOLERANCE)), fact.effects[indicator])
         for fact in facts
-        if (value := _indicator(fact, indicator, side)) is not None
+        if (value := fact.indicators[side][indicator]) is not None
     )
     return tuple(
         EffectInterval(
@@ -224,49 +227,57 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
     )
 
 
-def _indicator(fact: QuestionFacts, indicator: str, side: str) -> float | None:
-    return fact.indicators[indicator] if side == "closed" else fact.shown.get(side, {}).get(indicator)
-
-
 def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
-    """Pearson's r of closed-book mastery and certainty."""
-    pairs = [(fact.indicators["mastery"], fact.indicators["certainty"]) for fact in facts]
+    """Compute Pearson's correlation of closed-book mastery and certainty."""
+    pairs = [(fact.indicators["closed"]["mastery"], fact.indicators["closed"]["certainty"]) for fact in facts]
     known = [(first, second) for first, second in pairs if first is not None and second is not None]
-    return pearson_correlation([first for first, _ in known], [second for _, second in known])
+    return proportions.pearson_correlation([first for first, _ in known], [second for _, second in known])
 
 
 def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
-    """None when the run has no MASK answers."""
+    """Measure how often masked answers are copied. None if the run has no masked answers."""
     masked = [fact for fact in facts if fact.is_mask is not None]
     if not masked:
         return None
-    certain = [fact for fact in masked if fact.open_certainty is not None and fact.open_certainty >= 1 - TOLERANCE]
+    open_agree = [fact for fact in masked if _samples_agree(fact, "open")]
     return CopyRate(
-        is_mask=estimate_proportion(fact.is_mask for fact in certain),
-        says_mask=estimate_proportion(fact.says_mask for fact in certain),
+        is_mask=estimate_proportion(fact.is_mask for fact in open_agree),
+        says_mask=estimate_proportion(fact.mentions_mask for fact in open_agree),
         anywhere=estimate_proportion(fact.is_mask for fact in masked),
-        under_mask=estimate_proportion(
-            fact.is_mask for fact in masked if (_indicator(fact, "certainty", "mask") or 0) >= 1 - TOLERANCE
-        ),
+        under_mask=estimate_proportion(fact.is_mask for fact in masked if _samples_agree(fact, "mask")),
     )
 
 
+def _samples_agree(fact: QuestionFacts, side: str) -> bool:
+    """Return whether all sampled answers of a side agree, which means certainty 1."""
+    return (fact.indicators[side]["certainty"] or 0.0) >= 1 - TOLERANCE
+
+
 def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgreement, ...]:
-    """Every pair of graders over the greedy answers that both have graded."""
-    agreed = []
+    """Measure the agreement of every pair of graders on the greedy answers that both graded."""
+    agreements = []
     for side in ("closed", "open"):
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
-        names = dict.fromkeys(name for graders in verdicts for name in graders)
-        for first, second in combinations(names, 2):
-            pairs = [(graders[first], graders[second]) for graders in verdicts if {first, second} <= graders.keys()]
+        graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)
+        for first, second in combinations(graders, 2):
+            pairs = [
+                (by_grader[first], by_grader[second]) for by_grader in verdicts if {first, second} <= by_grader.keys()
+            ]
             if pairs:
-                agreed.append(measure_agreement(side, (first, second), pairs))
-    return tuple(agreed)
+                agreements.append(proportions.measure_agreement(side, (first, second), pairs))
+    return tuple(agreements)
+
+
+# --- run folders ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run as the report shows it. `name` is its model's where that tells the runs apart, else its folder's."""
+    """A run with its settings and its knowledge boundary.
+
+    Attributes:
+        name: The model's name, or the folder's if several runs share a model.
+    """
 
     name: str
     path: Path
@@ -279,39 +290,34 @@ class RunReport:
 
 
 def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
-    """The runs in the order given."""
+    """Read label runs and measure the knowledge boundary of each."""
     check_unique_runs(paths)
-    return _named([_read(path) for path in paths])
+    return _assign_names([_read_run_report(path) for path in paths])
 
 
-def _read(path: Path) -> RunReport:
+def _read_run_report(path: Path) -> RunReport:
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure_boundary(folder.rows())
-    warn_if_unfinished(path, boundary.counts.rows, manifest.get("settings", {}).get("questions"))
+    settings = manifest.get("settings") or {}
+    warn_if_unfinished(path, boundary.counts.rows, settings.get("questions"))
     graders = boundary.counts.graders
-    recorded = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
+    used_graders = ", ".join(name if len(graders) == 1 else f"{name} ({count})" for name, count in graders)
+    truncation = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
     return RunReport(
         name="",
         path=path,
-        model=_setting(manifest, "model"),
-        data=_setting(manifest, "data"),
-        grader=recorded or _setting(manifest, "grade", "grader"),
-        samples=_setting(manifest, "samples"),
-        temperature=_drawn(manifest),
+        model=_get_setting(manifest, "model"),
+        data=_get_setting(manifest, "data"),
+        grader=used_graders or _get_setting(manifest, "grade", "grader"),
+        samples=_get_setting(manifest, "samples"),
+        temperature=", ".join([_get_setting(manifest, "temperature"), *truncation]),
         boundary=boundary,
     )
 
 
-def _drawn(manifest: Mapping[str, Any]) -> str:
-    """The temperature, and what was cut off if anything was."""
-    settings = manifest.get("settings") or {}
-    cut = [f"{name} {settings[name]}" for name in ("top_p", "top_k") if name in settings]
-    return ", ".join([_setting(manifest, "temperature"), *cut])
-
-
-def _setting(manifest: Mapping[str, Any], *names: str) -> str:
-    """A setting of the run, or something written beside its settings."""
+def _get_setting(manifest: Mapping[str, Any], *names: str) -> str:
+    """Return the first of several settings that a manifest holds, among its settings or beside them."""
     for settings in (manifest.get("settings") or {}, manifest):
         for name in names:
             if settings.get(name) is not None:
@@ -319,36 +325,37 @@ def _setting(manifest: Mapping[str, Any], *names: str) -> str:
     return "not recorded"
 
 
-def _named(runs: Sequence[RunReport]) -> list[RunReport]:
-    choices: tuple[Callable[[RunReport], str], ...] = (
-        lambda run: run.model.split("@")[0],  # without the address of its server
+def _assign_names(runs: Sequence[RunReport]) -> list[RunReport]:
+    """Name each run by the shortest description that is unique: model, model with server, folder, or path."""
+    descriptions: tuple[Callable[[RunReport], str], ...] = (
+        lambda run: run.model.split("@")[0],
         lambda run: run.model,
         lambda run: run.path.resolve().name,
         lambda run: str(run.path),
     )
-    for choose in choices:
-        names = [choose(run) for run in runs]
+    for describe in descriptions:
+        names = [describe(run) for run in runs]
         if len(set(names)) == len(runs):
             break
     return [dataclasses.replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
 def run_report_to_dict(run: RunReport) -> dict[str, Any]:
-    """The run's numbers as plain data; extreme questions in brief, with the ids of their passages."""
+    """Convert a run report to plain data. Extreme questions are shortened to texts and passage ids."""
     boundary = run.boundary
-    brief = {name: [_brief(row) for row in getattr(boundary, name)] for name in ("harmed", "helped")}
+    extremes = {name: [_shorten_row(row) for row in getattr(boundary, name)] for name in ("harmed", "helped")}
     numbers = dataclasses.asdict(dataclasses.replace(boundary, harmed=(), helped=()))
-    about = {item.name: str(getattr(run, item.name)) for item in dataclasses.fields(run) if item.name != "boundary"}
-    return {**about, **numbers, **brief}
+    settings = {item.name: str(getattr(run, item.name)) for item in dataclasses.fields(run) if item.name != "boundary"}
+    return {**settings, **numbers, **extremes}
 
 
-def _brief(row: LabelRow) -> dict[str, Any]:
-    sides = {"closed": row.closed, "open": row.open, "mask": row.mask}
+def _shorten_row(row: LabelRow) -> dict[str, Any]:
+    answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     return {
         "id": row.id,
         "question": row.question,
         "answers": list(row.answers),
-        **{name: side.text for name, side in sides.items() if side is not None},
+        **{side: answer.text for side, answer in answers.items() if answer is not None},
         "mastery_change": measure_retrieval_change(row)[0],
         "benefit": row.benefit,
         "passages": [passage.id for passage in row.passages],

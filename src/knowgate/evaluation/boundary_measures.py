@@ -1,4 +1,4 @@
-"""What the report needs of a labelled question, small enough to keep for every question of a long run."""
+"""Measures of the knowledge boundary: facts about each question, savings at every threshold, slices."""
 
 from __future__ import annotations
 
@@ -7,104 +7,112 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
-from knowgate.data.runs.rows import (
-    ANSWER_FREQUENCY,
-    FREQUENCY_THIRDS,
-    SLICE_DIMENSIONS,
-    GradedAnswer,
-    LabelRow,
-    assign_frequency_thirds,
-    list_slices,
-)
+from knowgate.data.runs import rows as label_rows
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.labels.mask import is_mask, mentions_mask
 from knowgate.stats.proportions import Proportion, estimate_proportion, mean_of_known
 from knowgate.types import Question
 
 INDICATORS = ("mastery", "certainty")
-TOLERANCE = 1e-9  # rows hold six digits; thresholds and borders are compared with this much slack
+SIDES = ("closed", "open", "mask")  # ways of answering: without passages, with them, with masked passages
+STRING_GRADERS = ("exact", "contains", "choice")
+TOLERANCE = 1e-9  # rows are stored with six digits, so thresholds are compared with this tolerance
+TABLE_THRESHOLDS = (0.2, 0.4, 0.6, 0.8, 1.0)
+NOT_GIVEN = "(not given)"
+
+
+# --- facts about a question -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """One question that did not fail. `indicators` and `effects` by name; absent ones are None, never 0."""
+    """What the boundary report needs of a labeled question; small enough to keep for every row of a long run.
+
+    Attributes:
+        correct: Whether the greedy answer is correct, by side; None if there is none or it is not graded.
+        benefit: Effect of retrieval on the greedy answer: 1, 0 or -1.
+        indicators: Mastery and certainty by side and name; None if unknown.
+        effects: Effect of retrieval on each indicator.
+        is_mask: Whether the answer with masked passages is the word MASK; None without such an answer.
+        mentions_mask: Whether it contains the word MASK.
+        frequency: How many passages of the corpus contain the answer.
+        slices: The slice of the question, by dimension.
+        verdicts: Verdicts of all graders, by side and grader.
+    """
 
     has_gold: bool
-    has_open: bool
-    closed: bool | None
-    open: bool | None
-    mask: bool | None
+    has_open_answer: bool
+    correct: Mapping[str, bool | None]
     benefit: int | None
-    indicators: Mapping[str, float | None]
+    indicators: Mapping[str, Mapping[str, float | None]]
     effects: Mapping[str, str | None]
-    open_certainty: float | None = None
-    is_mask: bool | None = None  # the MASK answer is the word MASK; None: there is no MASK answer
-    says_mask: bool | None = None
-    shown: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # open, mask -> the indicators there
+    is_mask: bool | None = None
+    mentions_mask: bool | None = None
     frequency: int | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
-    verdicts: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)  # side -> grader -> verdict
+    verdicts: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
+    """Extract the facts of a row that did not fail."""
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
-    closed, opened, masked = row.closed, row.open, row.mask
+    answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
+    correct = {side: answer.correct if answer else None for side, answer in answers.items()}
     return QuestionFacts(
-        has_gold=has_gold_answer(question)
-        or (closed is not None and closed.correct is not None),  # packed runs lack golds
-        has_open=opened is not None,
-        closed=closed.correct if closed else None,
-        open=opened.correct if opened else None,
-        mask=masked.correct if masked else None,
+        has_gold=has_gold_answer(question) or correct["closed"] is not None,  # packed runs have no gold answers
+        has_open_answer=row.open is not None,
+        correct=correct,
         benefit=row.benefit,
-        indicators=_indicators(closed),
+        indicators={
+            side: {name: getattr(answer, name) if answer else None for name in INDICATORS}
+            for side, answer in answers.items()
+        },
         effects={name: getattr(row, f"effect_{name}") for name in INDICATORS},
-        open_certainty=opened.certainty if opened else None,
-        is_mask=is_mask(masked.text) if masked else None,
-        says_mask=mentions_mask(masked.text) if masked else None,
-        shown={name: _indicators(side) for name, side in (("open", opened), ("mask", masked)) if side is not None},
+        is_mask=is_mask(row.mask.text) if row.mask else None,
+        mentions_mask=mentions_mask(row.mask.text) if row.mask else None,
         frequency=row.answer_frequency,
-        slices=list_slices(row),
-        verdicts=_verdicts(row, question),
+        slices=label_rows.list_slices(row),
+        verdicts=_grade_again(row, question),
     )
 
 
-def _indicators(side: GradedAnswer | None) -> dict[str, float | None]:
-    return {name: getattr(side, name) if side else None for name in INDICATORS}
-
-
 def has_gold_answer(question: Question) -> bool:
+    """Return whether a question has a gold answer, or a gold letter for its choices."""
     return any(normalize(answer) for answer in question.answers) or bool(question.meta.get("gold_letter"))
 
 
-def _verdicts(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
+def _grade_again(row: LabelRow, question: Question) -> dict[str, dict[str, bool]]:
+    """Grade the greedy answers with the string graders and add the stored verdicts of other graders."""
     if not has_gold_answer(question):
         return {}
-    sides = {"closed": row.closed, "open": row.open}
-    return {name: _graders(side, row.grader, question) for name, side in sides.items() if side is not None}
+    answers = {"closed": row.closed, "open": row.open}
+    return {side: _collect_verdicts(answer, row.grader, question) for side, answer in answers.items() if answer}
 
 
-def _graders(side: GradedAnswer, recorded: str, question: Question) -> dict[str, bool]:
-    """The string graders anew, and the recorded verdict where it came from another one: a judge."""
+def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:
     verdicts = {
-        "exact": is_exact_match(side.text, question.answers),
-        "contains": grade_contains(side.text, question).correct,
+        "exact": is_exact_match(answer.text, question.answers),
+        "contains": grade_contains(answer.text, question).correct,
     }
     if question.choices and get_gold_letter(question) is not None:
-        verdicts["choice"] = grade_choice(side.text, question)
-    if side.correct is not None and recorded not in {"exact", "contains", "choice"}:
-        verdicts[recorded or "recorded"] = side.correct
+        verdicts["choice"] = grade_choice(answer.text, question)
+    if answer.correct is not None and stored_grader not in STRING_GRADERS:
+        verdicts[stored_grader or "recorded"] = answer.correct
     return verdicts
 
 
-TABLE_THRESHOLDS = (0.2, 0.4, 0.6, 0.8, 1.0)
+# --- savings --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SavingPoint:
-    """Retrieval is skipped where the indicator is at least the threshold (None: never skipped).
+    """Skipping retrieval for questions whose indicator reaches a threshold.
 
-    saved: share of questions skipped. accuracy: closed-book answers where skipped, open-book ones elsewhere.
-    random: the accuracy of skipping as many questions at random.
+    Attributes:
+        threshold: The threshold; None if nothing is skipped.
+        saved: Share of questions skipped.
+        accuracy: Accuracy with closed-book answers for skipped questions and open-book answers for the others.
+        random: Accuracy of skipping as many questions at random.
     """
 
     threshold: float | None
@@ -115,7 +123,15 @@ class SavingPoint:
 
 @dataclass(frozen=True)
 class SavingCurve:
-    """points: every distinct threshold, from skipping nothing to skipping all. marks: the thresholds of the table."""
+    """Savings at every threshold.
+
+    Attributes:
+        n: Number of questions with the indicator and both grades.
+        always: Accuracy of always retrieving.
+        never: Accuracy of never retrieving.
+        points: One point for each distinct threshold, from skipping nothing to skipping everything.
+        marks: Points at `TABLE_THRESHOLDS`.
+    """
 
     n: int
     always: float
@@ -125,45 +141,50 @@ class SavingCurve:
 
 
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
-    """Over the questions with the indicator and both answers graded; None when there is none."""
-    cases = _cases(facts, indicator)
+    """Compute the savings of skipping by a closed-book indicator. None if no question has both grades."""
+    cases = sorted(_list_cases(facts, indicator), key=lambda case: -case[0])
     if not cases:
         return None
     n = len(cases)
-    always = sum(opened for _, _, opened in cases) / n
-    never = sum(closed for _, closed, _ in cases) / n
-    right = list(itertools.accumulate((c - o for _, c, o in cases), initial=sum(o for _, _, o in cases)))
+    always, never = sum(opened for _, _, opened in cases) / n, sum(closed for _, closed, _ in cases) / n
+    changes = (closed - opened for _, closed, opened in cases)
+    n_correct = list(itertools.accumulate(changes, initial=sum(opened for _, _, opened in cases)))
 
-    def point(threshold: float | None, skipped: int) -> SavingPoint:
-        saved = skipped / n
-        return SavingPoint(threshold, saved, right[skipped] / n, saved * never + (1 - saved) * always)
+    def make_point(threshold: float | None, n_skipped: int) -> SavingPoint:
+        saved = n_skipped / n
+        return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 
-    borders = [
-        number + 1 for number in range(n) if number + 1 == n or cases[number][0] - cases[number + 1][0] > TOLERANCE
+    # A threshold skips all questions of equal value, so points lie where the value drops.
+    ends = [i + 1 for i in range(n) if i + 1 == n or cases[i][0] - cases[i + 1][0] > TOLERANCE]
+    points = [make_point(None, 0), *(make_point(cases[end - 1][0], end) for end in ends)]
+    marks = [
+        make_point(threshold, sum(value >= threshold - TOLERANCE for value, _, _ in cases))
+        for threshold in TABLE_THRESHOLDS
     ]
-    points = [point(None, 0), *(point(cases[border - 1][0], border) for border in borders)]
-    marks = [point(mark, sum(value >= mark - TOLERANCE for value, _, _ in cases)) for mark in TABLE_THRESHOLDS]
     return SavingCurve(n, always, never, tuple(points), tuple(marks))
 
 
-def _cases(facts: Sequence[QuestionFacts], indicator: str) -> list[tuple[float, bool, bool]]:
-    """(indicator, closed right, open right), the highest indicator first."""
-    cases = [
-        (value, fact.closed, fact.open)
-        for fact in facts
-        if (value := fact.indicators[indicator]) is not None and fact.closed is not None and fact.open is not None
-    ]
-    return sorted(cases, key=lambda case: -case[0])
+def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[tuple[float, bool, bool]]:
+    """List (indicator, closed-book correct, open-book correct) of the questions that have all three."""
+    cases = []
+    for fact in facts:
+        value, closed, opened = fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]
+        if value is not None and closed is not None and opened is not None:
+            cases.append((value, closed, opened))
+    return cases
 
 
-NOT_GIVEN = "(not given)"
+# --- slices ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RunSlice:
-    """Part of a run; n is 0 for a part that exists by name only. Means are over the questions that have the value.
+    """Measures of one slice of a run. Means are over the questions that have the value.
 
-    closed: over the questions of `open`, so that both can be compared; over all where none was answered with passages.
+    Attributes:
+        n: Number of questions; 0 for an empty slice.
+        closed: Closed-book accuracy on the questions with a graded open-book answer, or on all if there are none.
+        benefit: Mean effect of retrieval on the greedy answer.
     """
 
     dimension: str
@@ -177,44 +198,46 @@ class RunSlice:
 
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
-    """Every dimension this run's data say something about. Those with one value matter only beside other runs."""
-    parts: list[RunSlice] = []
-    for dimension in SLICE_DIMENSIONS:
-        groups = _thirds(facts) if dimension == ANSWER_FREQUENCY else _groups(facts, dimension)
+    """Compute the slices of every dimension that the run's data describe, even if there is only one slice."""
+    slices: list[RunSlice] = []
+    for dimension in label_rows.SLICE_DIMENSIONS:
+        by_frequency = dimension == label_rows.ANSWER_FREQUENCY
+        groups = _group_by_frequency(facts) if by_frequency else _group_by_value(facts, dimension)
         if set(groups) - {NOT_GIVEN}:
-            parts += [summarize_slice(dimension, value, part) for value, part in groups.items()]
-    return tuple(parts)
+            slices += [summarize_slice(dimension, value, group) for value, group in groups.items()]
+    return tuple(slices)
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
-    matched = [fact for fact in facts if fact.open is not None] or facts
+    """Measure the questions of one slice."""
+    answered_both_ways = [fact for fact in facts if fact.correct["open"] is not None]
+    mastery, certainty = (mean_of_known(fact.indicators["closed"][name] for fact in facts) for name in INDICATORS)
     return RunSlice(
         dimension,
         value,
         n=len(facts),
-        closed=estimate_proportion(fact.closed for fact in matched),
-        open=estimate_proportion(fact.open for fact in facts),
+        closed=estimate_proportion(fact.correct["closed"] for fact in answered_both_ways or facts),
+        open=estimate_proportion(fact.correct["open"] for fact in facts),
         benefit=mean_of_known(fact.benefit for fact in facts),
-        mastery=mean_of_known(fact.indicators["mastery"] for fact in facts),
-        certainty=mean_of_known(fact.indicators["certainty"] for fact in facts),
+        mastery=mastery,
+        certainty=certainty,
     )
 
 
-def _groups(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[str, list[QuestionFacts]]:
-    """By value, in alphabetical order; questions without one come last."""
+def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[str, list[QuestionFacts]]:
+    """Group questions by slice, in alphabetical order; questions without a slice come last."""
     groups: dict[str, list[QuestionFacts]] = {}
     for fact in facts:
         groups.setdefault(fact.slices.get(dimension, NOT_GIVEN), []).append(fact)
-    names = sorted(groups, key=lambda name: (name == NOT_GIVEN, name))
-    return {name: groups[name] for name in names}
+    return {name: groups[name] for name in sorted(groups, key=lambda name: (name == NOT_GIVEN, name))}
 
 
-def _thirds(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
-    """All three by name, a third that nothing fell into as well."""
-    thirds = assign_frequency_thirds([fact.frequency for fact in facts])
+def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
+    """Group questions into thirds by answer frequency. Empty thirds are included."""
+    thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     if not any(thirds):
         return {}
-    groups: dict[str, list[QuestionFacts]] = {name: [] for name in (*FREQUENCY_THIRDS, NOT_GIVEN)}
+    groups: dict[str, list[QuestionFacts]] = {name: [] for name in (*label_rows.FREQUENCY_THIRDS, NOT_GIVEN)}
     for fact, third in zip(facts, thirds, strict=True):
         groups[third or NOT_GIVEN].append(fact)
-    return {name: part for name, part in groups.items() if part or name != NOT_GIVEN}
+    return {name: group for name, group in groups.items() if group or name != NOT_GIVEN}

@@ -1,56 +1,68 @@
-"""What always, never and gated retrieval cost, and the price of a search at which a gate begins to pay.
+"""Costs of always, never and gated retrieval, and the search price above which a gate is cheaper.
 
-Per question, from traffic that is over (see `replay`). Per question a search costs its price, the LLM the tokens it
-reads and writes and the seconds of its GPU; whichever of them has a price must be on record, or the sum is not known.
+`compare_traffic_costs` works on logged traffic, `estimate_gated_cost` on label runs. Searches and generated tokens are
+counted; passage tokens are estimated from their texts. What a search costs and how long it takes are assumptions.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.schema import read_record
+from knowgate.core.options import read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadSetting
 from knowgate.evaluation.gate_results import GateResult
-from knowgate.evaluation.replay import CLOSED_ONLY, SECONDS_PER_HOUR, EventFlags, Prices, Traffic
+from knowgate.evaluation.replay import CLOSED_ONLY, SECONDS_PER_HOUR, Prices, Traffic, make_proportion
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.stats.proportions import Proportion, wilson_interval
+from knowgate.stats.proportions import Proportion
 
-COST_QUESTIONS = 1_000  # questions
+COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
+SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
+DEFAULT_SEARCH_PRICE = 0.005  # US dollars; about what hosted search services charge
+DEFAULT_TOKEN_PRICE = 3e-7  # US dollars; a small hosted LLM
+DEFAULT_SEARCH_SECONDS = 0.3
 GRADED = "graded"
 
 
-@dataclass(frozen=True)
-class PriceTable:
-    """Prices in one currency: of a search, of a token that the LLM reads or writes, of an hour of its GPU."""
-
-    search: float = 0.0
-    input_token: float = 0.0
-    output_token: float = 0.0
-    gpu_hour: float = 0.0
-
-    @property
-    def prices(self) -> Prices:
-        return Prices(self.search, self.input_token, self.output_token, self.gpu_hour)
+def read_prices(path: Path) -> Prices:
+    """Read a TOML file with the keys search, input_token, output_token and gpu_hour, all optional."""
+    return read_options(Prices, parse_toml(read_text(path), str(path)), str(path))
 
 
-def read_price_table(path: Path) -> PriceTable:
-    """A TOML file such as: search = 0.005, input_token = 3e-7, output_token = 1.2e-6, gpu_hour = 2.5, one per line."""
-    where = str(path)
-    table = read_record(PriceTable, parse_toml(read_text(path), where), where)
-    if wrong := [item.name for item in fields(table) if not getattr(table, item.name) >= 0]:
-        raise BadSetting(f"{where}: {wrong[0]} is {getattr(table, wrong[0])}; a price is a number, 0 or more.")
-    return table
+def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
+    """Return the search price above which a gate is cheaper than always retrieving.
+
+    Solves p + always = (1 - skipped) p + gated for p.
+
+    Args:
+        always: Cost per question of always retrieving, without searches.
+        gated: Cost per question with the gate, without searches.
+        skipped: Searches saved per question.
+
+    Returns:
+        0 if the gate is cheaper at any price, None if it skips nothing.
+    """
+    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
+
+
+# --- logged traffic -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TrafficCost:
-    """One way of doing it, per question. None: not on record. gpu: seconds. lost: right answers it gives away."""
+    """Mean cost per question of one policy; None if the log does not say.
+
+    Attributes:
+        prompt: Tokens read by the LLM.
+        completion: Tokens written by the LLM.
+        gpu: Seconds of the LLM's GPU.
+        lost: Share of questions whose correct answer is lost by skipping.
+    """
 
     searches: float
     prompt: float | None
@@ -58,104 +70,103 @@ class TrafficCost:
     gpu: float | None
     lost: Proportion | None = None
 
-    def besides(self, prices: Prices) -> float | None:
-        """What all but the searches costs; None where something that has a price is not on record."""
-        parts = self._priced(prices)
-        return None if self.missing(prices) else math.fsum((amount or 0.0) * price for amount, price in parts.values())
-
-    def missing(self, prices: Prices) -> list[str]:
-        """Prices of what is not on record."""
-        return [name for name, (amount, price) in self._priced(prices).items() if price and amount is None]
-
-    def _priced(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
-        return {
-            "input-token": (self.prompt, prices.input_token),
-            "output-token": (self.completion, prices.output_token),
-            "gpu-hour": (self.gpu, prices.gpu_hour / SECONDS_PER_HOUR),
-        }
-
     def money(self, prices: Prices) -> float | None:
-        besides = self.besides(prices)
-        return None if besides is None else self.searches * prices.retrieval + besides
+        """Return the total cost. None if an amount that has a price is unknown."""
+        model_cost = self.money_without_searches(prices)
+        return None if model_cost is None else self.searches * prices.search + model_cost
+
+    def money_without_searches(self, prices: Prices) -> float | None:
+        """Return the cost of everything but searches. None if an amount that has a price is unknown."""
+        if self.missing_amounts(prices):
+            return None
+        return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
+
+    def missing_amounts(self, prices: Prices) -> list[str]:
+        """List the prices whose amounts are unknown."""
+        return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
+
+    def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
+        return {
+            "input_token": (self.prompt, prices.input_token),
+            "output_token": (self.completion, prices.output_token),
+            "gpu_hour": (self.gpu, prices.gpu_hour / SECONDS_PER_HOUR),
+        }
 
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Three ways of answering the same questions. threshold: that of the gate."""
+    """Costs of always, never and gated retrieval on the same `n` questions."""
 
     n: int
     threshold: float
     always: TrafficCost
     never: TrafficCost
     gated: TrafficCost
-    prices: Prices = field(default_factory=Prices)
+    prices: Prices
+
+    @property
+    def policies(self) -> dict[str, TrafficCost]:
+        """The three policies by name."""
+        return {"always": self.always, "never": self.never, "gated": self.gated}
 
     @property
     def break_even(self) -> float | None:
-        """The price of a search at which gated costs what always does; above it, the gate is cheaper."""
-        always, gated = self.always.besides(self.prices), self.gated.besides(self.prices)
+        """The search price above which the gate is cheaper; None if unknown or if it skips nothing."""
+        always, gated = (cost.money_without_searches(self.prices) for cost in (self.always, self.gated))
         if always is None or gated is None:
             return None
         return compute_break_even_price(always, gated, self.always.searches - self.gated.searches)
 
 
-def compute_break_even_price(always: float, gated: float, skipped: float) -> float | None:
-    """From what all but the searches costs either way, and the searches saved; 0: it pays at any price, None: at none.
-
-    p + always = (1 - skipped) p + gated, so p = (gated - always) / skipped.
-    """
-    return max(0.0, (gated - always) / skipped) if skipped > 0 else None
-
-
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
-    """All three ways, at a gate's threshold."""
+    """Compare the costs of always, never and gated retrieval on logged traffic."""
     retrieve = traffic.needs > threshold
-    always, never = np.ones_like(retrieve), np.zeros_like(retrieve)
     return CostComparison(
         len(retrieve),
         threshold,
-        always=_bill(traffic, always, "opened"),
-        never=_bill(traffic, never, CLOSED_ONLY),
-        gated=_bill(traffic, retrieve, None),
+        always=_measure_cost(traffic, np.ones_like(retrieve), "opened"),
+        never=_measure_cost(traffic, np.zeros_like(retrieve), CLOSED_ONLY),
+        gated=_measure_cost(traffic, retrieve, None),
         prices=prices,
     )
 
 
-def _bill(traffic: Traffic, retrieve: EventFlags, way: str | None) -> TrafficCost:
-    """way: what every question costs; None for a gate: its reading, and then one of the two ways."""
-    amounts = {name: _amount(traffic, name, retrieve, way) for name in ("prompt", "completion", "gpu")}
-    return TrafficCost(float(retrieve.mean()), **amounts, lost=_lost(traffic, retrieve))
+def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> TrafficCost:
+    """Measure a policy. `stage` is what every question costs; None for a gate's reading plus one of both answers."""
+    prompt, completion, gpu = (
+        _mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
+    )
+    return TrafficCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve))
 
 
-def _amount(traffic: Traffic, measure: str, retrieve: EventFlags, way: str | None) -> float | None:
-    if way is not None:
-        found = traffic.costs[way][measure]
+def _mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
+    if stage is not None:
+        amounts = traffic.costs[stage][measure]
     else:
-        read, closed, opened = (traffic.costs[name][measure] for name in ("read", "closed", "opened"))
-        found = read + np.where(retrieve, opened, closed)
-    mean = float(found.mean())
+        reading, closed, opened = (traffic.costs[name][measure] for name in ("reading", "closed", "opened"))
+        amounts = reading + np.where(retrieve, opened, closed)
+    mean = float(amounts.mean())
     return None if math.isnan(mean) else mean
 
 
-def _lost(traffic: Traffic, retrieve: EventFlags) -> Proportion | None:
-    """Of graded rows alone: an answer of a log that differs need not be wrong."""
+def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
+    """Measure lost answers on graded rows. In a log, an answer that differs need not be wrong."""
     if GRADED not in traffic.checks:
         return None
-    graded = [place for place, event in enumerate(traffic.events) if event.loses is not None]
-    loses = traffic.checks[GRADED][1]
-    hits = int((loses & ~retrieve[graded]).sum())
-    return Proportion(hits, len(loses), hits / len(loses), *wilson_interval(hits, len(loses)))
+    graded = [index for index, event in enumerate(traffic.events) if event.loses_answer is not None]
+    return make_proportion(traffic.checks[GRADED][1] & ~retrieve[graded])
 
 
-SAVINGS_QUESTIONS = 100_000  # questions that savings are told for
-DEFAULT_SEARCH_PRICE = 0.005  # of a hosted search, in dollars: about what such services charge
-DEFAULT_TOKEN_PRICE = 3e-7  # of a small hosted LLM, in dollars
-DEFAULT_SEARCH_SECONDS = 0.3
+# --- label runs -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CostAssumptions:
-    """What the rows do not say. Prices in any currency; token: one that the LLM reads or writes."""
+    """Prices and times that label runs do not contain, in any currency.
+
+    Attributes:
+        price_token: Price of one token that the LLM reads or writes.
+    """
 
     price_search: float = DEFAULT_SEARCH_PRICE
     price_token: float = DEFAULT_TOKEN_PRICE
@@ -164,68 +175,83 @@ class CostAssumptions:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0):
-                raise BadSetting(f"--{name.replace('_', '-')} is {value}; it must be a number, 0 or more.")
+                raise BadSetting(f"{name}={value:g} is not allowed: it must be a number of at least 0.")
+
+    @property
+    def are_defaults(self) -> bool:
+        """Whether these are the packaged assumptions, whose prices are in US dollars."""
+        return self == CostAssumptions()
 
 
 @dataclass(frozen=True)
 class QuestionCost:
-    """Per question. read: tokens of passages, None where the rows hold no texts; written: of answers, as well.
+    """Mean cost per question on label runs.
 
-    decision: seconds, None: not timed.
+    Attributes:
+        passage_tokens: Tokens of passages in the prompt; None if the rows hold no texts.
+        answer_tokens: Generated tokens; None if the rows hold no lengths.
+        decision_seconds: Time of the gate's decision; None if it was not timed.
     """
 
     searches: float
-    read: float | None
-    written: float | None
-    decision: float | None = 0.0
+    passage_tokens: float | None
+    answer_tokens: float | None
+    decision_seconds: float | None = 0.0
 
-    def money(self, assumed: CostAssumptions) -> float:
-        tokens = (self.read or 0.0) + (self.written or 0.0)
-        return self.searches * assumed.price_search + tokens * assumed.price_token
+    def money(self, assumptions: CostAssumptions) -> float:
+        """Return the cost of searches and known tokens."""
+        tokens = (self.passage_tokens or 0.0) + (self.answer_tokens or 0.0)
+        return self.searches * assumptions.price_search + tokens * assumptions.price_token
 
-    def break_even(self, always: QuestionCost, assumed: CostAssumptions) -> float | None:
-        """The price of a search above which this is cheaper than always retrieving."""
-        free = replace(assumed, price_search=0.0)
-        return compute_break_even_price(always.money(free), self.money(free), always.searches - self.searches)
+    def seconds(self, assumptions: CostAssumptions) -> float:
+        """Return the time of searching and deciding, without answering."""
+        return self.searches * assumptions.search_seconds + (self.decision_seconds or 0.0)
 
-    def seconds(self, assumed: CostAssumptions) -> float:
-        """Of searching and deciding; the answer itself is not in it."""
-        return self.searches * assumed.search_seconds + (self.decision or 0.0)
-
-
-def estimate_always_cost(trial: LabelTable) -> QuestionCost:
-    written = _mean(_opened(trial)) if trial.has_answer_lengths else None
-    return QuestionCost(1.0, _mean(count_passage_tokens(trial)), written)
+    def break_even(self, always: QuestionCost, assumptions: CostAssumptions) -> float | None:
+        """Return the search price above which this is cheaper than always retrieving."""
+        free_search = replace(assumptions, price_search=0.0)
+        return compute_break_even_price(
+            always.money(free_search), self.money(free_search), always.searches - self.searches
+        )
 
 
-def estimate_never_cost(trial: LabelTable) -> QuestionCost:
-    """Every question from memory, with no gate."""
-    return estimate_gated_cost(trial, np.ones(len(trial.rows), dtype=bool), None)
+def estimate_always_cost(table: LabelTable) -> QuestionCost:
+    """Estimate the cost of always retrieving."""
+    passages = count_passage_tokens(table)
+    answer_tokens = float(_open_answer_tokens(table).mean()) if table.has_answer_lengths else None
+    return QuestionCost(1.0, None if passages is None else float(passages.mean()), answer_tokens)
 
 
-def estimate_gated_cost(trial: LabelTable, skips: BoolArray, gate: GateResult | None) -> QuestionCost:
-    """What retrieving for all but these questions takes; gate: None for one that reads nothing, as never does."""
-    drafts, extra = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
-    drafted = trial.closed_tokens * drafts
-    written = np.where(skips, trial.closed_tokens, drafted + _opened(trial)).mean() + extra
-    read = count_passage_tokens(trial)
+def estimate_never_cost(table: LabelTable) -> QuestionCost:
+    """Estimate the cost of answering every question closed-book, without a gate."""
+    return estimate_gated_cost(table, np.ones(len(table.rows), dtype=bool), None)
+
+
+def estimate_gated_cost(table: LabelTable, skips: BoolArray, gate: GateResult | None) -> QuestionCost:
+    """Estimate the cost of retrieving for all questions but the skipped ones.
+
+    Args:
+        table: Labeled questions.
+        skips: Whether each question is skipped.
+        gate: The gate that decides; None for a policy that needs none.
+    """
+    drafts, extra_tokens = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
+    draft_tokens = table.closed_tokens * drafts
+    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _open_answer_tokens(table))
+    passages = count_passage_tokens(table)
     return QuestionCost(
         float((~skips).mean()),
-        None if read is None else float((read * ~skips).mean()),
-        float(written) if trial.has_answer_lengths else None,
+        None if passages is None else float((passages * ~skips).mean()),
+        float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
         gate.cost.seconds if gate else 0.0,
     )
 
 
-def count_passage_tokens(trial: LabelTable) -> FloatArray | None:
-    """Of the passages that each question is answered with; None where no row holds their texts."""
-    return trial.passage_tokens if trial.passage_tokens.any() else None
+def count_passage_tokens(table: LabelTable) -> FloatArray | None:
+    """Return the tokens of each question's passages. None if no row holds their texts."""
+    return table.passage_tokens if table.passage_tokens.any() else None
 
 
-def _opened(trial: LabelTable) -> FloatArray:
-    """Tokens of the answer with passages; without any, of the other one."""
-    return np.where(trial.has_open_answer, trial.open_tokens, trial.closed_tokens)
-
-
-def _mean(values: FloatArray | None) -> float | None:
-    return None if values is None else float(values.mean())
+def _open_answer_tokens(table: LabelTable) -> FloatArray:
+    """Return the tokens of the answer with passages, or of the closed-book one if no passage was found."""
+    return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)

@@ -1,4 +1,7 @@
-"""Differences between two evaluations, gate by gate, with intervals: paired where the questions are the same."""
+"""Differences between two evaluations, gate by gate: before and after a change, two LLMs, two indexes.
+
+Differences are paired if both evaluations share enough questions.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,17 @@ from typing import Any
 from knowgate.errors import BadInput, UnknownName
 from knowgate.evaluation.evaluation_summary import ARBITER_SUFFIX, RECOMMENDED, EvaluationSummary, GateSummary
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Estimate, estimate_means
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 
-MIN_SHARED_QUESTIONS = 30  # questions that two sides must share to be paired
+MIN_SHARED_QUESTIONS = 30
 DEFAULT_WATCHED = ("never", "always", RECOMMENDED)
+
+IndexPairs = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
 class MeasureDiff:
-    """A measure on both sides, and the second less the first."""
+    """A measure in both evaluations, and the second minus the first."""
 
     first: Estimate
     second: Estimate
@@ -27,7 +32,7 @@ class MeasureDiff:
 
 @dataclass(frozen=True)
 class GateDiff:
-    """One gate on both sides, by measure: accuracy, rate (of searches), auroc."""
+    """One gate in both evaluations. `changes` holds its accuracy, rate (of searches) and auroc."""
 
     gate: str
     changes: dict[str, MeasureDiff]
@@ -35,9 +40,15 @@ class GateDiff:
 
 @dataclass(frozen=True)
 class EvaluationDiff:
-    """paired: on how many questions that both sides share; 0 where they share too few. watched: gates that count.
+    """Differences between two evaluations.
 
-    shared: how many questions both sides have. needed: how many it takes to compare them in pairs.
+    Attributes:
+        watched: Gates that decide whether the second evaluation is better or worse.
+        paired: Number of questions that differences are paired on; 0 if the evaluations share too few.
+        only_first: Gates of the first evaluation only.
+        only_second: Gates of the second evaluation only.
+        shared: Number of questions that both evaluations have.
+        needed: Number of shared questions needed for pairing.
     """
 
     first: EvaluationSummary
@@ -50,113 +61,127 @@ class EvaluationDiff:
     shared: int = 0
     needed: int = 0
 
-    def worse_by(self, tolerated: float) -> list[GateDiff]:
-        """Watched gates whose accuracy fell by more than that, and for certain: the interval lies below 0."""
-        return [
-            one
-            for one in self.gates
-            if one.gate in self.watched and (change := one.changes.get("accuracy")) and _fell(change, tolerated)
-        ]
+    def find_worse(self, tolerance: float) -> list[GateDiff]:
+        """Return watched gates whose accuracy fell by more than `tolerance`, with an interval below 0."""
+        return [gate for gate in self.gates if gate.gate in self.watched and _has_fallen(gate, tolerance)]
 
 
-def _fell(change: MeasureDiff, tolerated: float) -> bool:
-    found = change.difference
-    return found.value is not None and found.value < -tolerated and found.high is not None and found.high < 0
+def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
+    if "accuracy" not in gate.changes:
+        return False
+    difference = gate.changes["accuracy"].difference
+    return (
+        difference.value is not None
+        and difference.value < -tolerance
+        and difference.high is not None
+        and difference.high < 0
+    )
 
 
 def diff_evaluations(
-    first: EvaluationSummary, second: EvaluationSummary, watch: Sequence[str] = (), resamples: int = DEFAULT_RESAMPLES
+    first: EvaluationSummary,
+    second: EvaluationSummary,
+    watch: Sequence[str] = (),
+    resamples: int = DEFAULT_RESAMPLES,
 ) -> EvaluationDiff:
-    """watch: gates that count; without any, never, always, what each side recommends, all with an arbiter behind."""
-    shared = [gate for gate in first.gates if gate in second.gates]
-    if not shared:
+    """Compare two evaluations.
+
+    Args:
+        first: The evaluation to compare with.
+        second: The evaluation to compare.
+        watch: Gates that decide which is better. By default never, always, the recommended policies, and all gates
+            with an arbiter.
+        resamples: Bootstrap resamples of paired differences.
+
+    Raises:
+        BadInput: The evaluations have no gate in common.
+        UnknownName: A watched gate is missing from one of them.
+    """
+    gates = [gate for gate in first.gates if gate in second.gates]
+    if not gates:
         raise BadInput(
-            f"'{first.name}' and '{second.name}' have no gate in common, so there is nothing to compare. "
-            "Evaluate both with the same --gates."
+            f"'{first.name}' and '{second.name}' have no gate in common. Evaluate both with the same `gates`."
         )
     for gate in watch:
-        if gate not in shared:
-            raise UnknownName("gate of both sides", gate, shared)
-    both, needed = _shared(first, second), _needed(first, second)
-    pairs = both if len(both[0]) >= needed else ([], [])
-    gates = [_gate(gate, first.gates[gate], second.gates[gate], pairs, resamples) for gate in shared]
-    usual = [gate for gate in shared if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
-    named = [gate for gate in shared if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
+        if gate not in gates:
+            raise UnknownName("gate of both sides", gate, gates)
+    shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
+    pairs = shared if len(shared[0]) >= needed else ([], [])
+    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
+    default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
-        first, second, gates, named or usual, len(pairs[0]),
-        [gate for gate in first.gates if gate not in shared], [gate for gate in second.gates if gate not in shared],
-        len(both[0]), needed,
-    )  # fmt: skip
+        first,
+        second,
+        gates=[_diff_gate(gate, first.gates[gate], second.gates[gate], pairs, resamples) for gate in gates],
+        watched=named or default,
+        paired=len(pairs[0]),
+        only_first=[gate for gate in first.gates if gate not in gates],
+        only_second=[gate for gate in second.gates if gate not in gates],
+        shared=len(shared[0]),
+        needed=needed,
+    )
 
 
-def diff_to_dict(found: EvaluationDiff) -> dict[str, Any]:
-    """Every difference as plain data."""
+def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
+    """Convert all differences to plain data."""
     sides = {
-        name: {"name": side.name, "model": side.model, "questions": side.n, "recommended": side.recommended}
-        for name, side in (("first", found.first), ("second", found.second))
+        name: {"name": side.name, "model": side.model, "questions": side.n, "recommended": side.recommendation}
+        for name, side in (("first", diff.first), ("second", diff.second))
     }
     return {
         **sides,
-        "paired": found.paired,
-        "shared": found.shared,
-        "needed": found.needed,
-        "watched": found.watched,
-        "only_first": found.only_first,
-        "only_second": found.only_second,
-        "gates": [asdict(one) for one in found.gates],
+        "paired": diff.paired,
+        "shared": diff.shared,
+        "needed": diff.needed,
+        "watched": diff.watched,
+        "only_first": diff.only_first,
+        "only_second": diff.only_second,
+        "gates": [asdict(gate) for gate in diff.gates],
     }
 
 
-IndexPairs = tuple[list[int], list[int]]
+def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> IndexPairs:
+    """Return the indexes of the questions that both evaluations have, each question once."""
+    first_index, second_index = _index_by_key(first), _index_by_key(second)
+    shared = [key for key in first_index if key in second_index]
+    return [first_index[key] for key in shared], [second_index[key] for key in shared]
 
 
-def _shared(first: EvaluationSummary, second: EvaluationSummary) -> IndexPairs:
-    """Places of the questions that both sides have, each once."""
-    here, there = _places(first), _places(second)
-    both = [key for key in here if key in there]
-    return [here[key] for key in both], [there[key] for key in both]
+def _index_by_key(summary: EvaluationSummary) -> dict[str, int]:
+    """Map each question to its first index."""
+    return {key: index for index, key in reversed(list(enumerate(summary.question_keys)))}
 
 
-def _places(side: EvaluationSummary) -> dict[str, int]:
-    """Each question's first place."""
-    return {key: place for place, key in reversed(list(enumerate(side.keys)))}
+def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
+    """Return how many shared questions pairing needs: half of the smaller evaluation, and a minimum."""
+    smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
+    return max(MIN_SHARED_QUESTIONS, math.ceil(smaller / 2))
 
 
-def _needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
-    """Questions to share before differences are paired: some, and half of the smaller side."""
-    return max(MIN_SHARED_QUESTIONS, math.ceil(min(len(set(first.keys)), len(set(second.keys))) / 2))
-
-
-def _gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
+def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
     changes = {
-        measure: _apart(first.measures[measure], second.measures[measure])
+        measure: _diff_independent(first.measures[measure], second.measures[measure])
         for measure in first.measures
         if measure in second.measures
     }
-    for measure, kind in (("accuracy", "right"), ("rate", "searched")):
-        ours, theirs = getattr(first, kind), getattr(second, kind)
-        if measure in changes and pairs[0] and ours is not None and theirs is not None:
-            changes[measure] = _paired(ours[pairs[0]], theirs[pairs[1]], resamples)
+    decisions = {"accuracy": (first.right, second.right), "rate": (first.searched, second.searched)}
+    for measure, (before, after) in decisions.items():
+        if measure in changes and pairs[0] and before is not None and after is not None:
+            changes[measure] = _diff_paired(before[pairs[0]], after[pairs[1]], resamples)
     return GateDiff(name, changes)
 
 
-def _paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
-    ours, theirs = first.astype(float), second.astype(float)
-    columns: list[FloatArray] = [ours, theirs, theirs - ours]
-    return MeasureDiff(*estimate_means(columns, resamples))
+def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
+    before, after = first.astype(float), second.astype(float)
+    return MeasureDiff(*estimate_means([before, after, after - before], resamples))
 
 
-def _apart(first: Estimate, second: Estimate) -> MeasureDiff:
-    """Of independent questions: the variances add up. Half of an interval stands for 1.96 standard errors."""
+def _diff_independent(first: Estimate, second: Estimate) -> MeasureDiff:
+    """Compare estimates from independent questions. Their variances add up, so half-widths add in squares."""
     if first.value is None or second.value is None:
         return MeasureDiff(first, second, Estimate(None))
-    value = second.value - first.value
-    halves = [_half(one) for one in (first, second)]
-    if any(math.isnan(half) for half in halves):
-        return MeasureDiff(first, second, Estimate(value))
-    half = math.hypot(*halves)
-    return MeasureDiff(first, second, Estimate(value, value - half, value + half))
-
-
-def _half(found: Estimate) -> float:
-    return math.nan if found.low is None or found.high is None else (found.high - found.low) / 2
+    difference = second.value - first.value
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return MeasureDiff(first, second, Estimate(difference))
+    half_width = math.hypot((first.high - first.low) / 2, (second.high - second.low) / 2)
+    return MeasureDiff(first, second, Estimate(difference, difference - half_width, difference + half_width))

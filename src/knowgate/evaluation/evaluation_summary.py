@@ -1,9 +1,9 @@
-"""One of two evaluations: read from the folder of a report, or made from a label run. Knows nothing of the other."""
+"""Summary of an evaluation for comparison with another: from a report folder, a label run, or in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,18 @@ from knowgate.stats.metrics import BoolArray
 
 SUMMARY_FILE, DECISIONS_FILE = "summary.json", "decisions.json"
 SUMMARY_MEASURES = ("accuracy", "rate", "auroc")
-BITS = "01"
-RECOMMENDED = "recommended"  # stands among the gates for what was recommended, at its threshold
-ARBITER_SUFFIX = " + arbiter"  # ends the name of a gate that has the arbiter behind it; two sides may have two arbiters
+RECOMMENDED = "recommended"  # name of the recommended policy among the gates
+ARBITER_SUFFIX = " + arbiter"  # ends the name of a gate that is followed by the arbiter
 
 
 @dataclass(frozen=True)
 class GateSummary:
-    """What one gate came to. right, searched: of each question, None where the report does not hold them."""
+    """Measures of one gate, and its decisions if the report holds them.
+
+    Attributes:
+        right: Whether the final answer to each question is correct.
+        searched: Whether each question was retrieved for.
+    """
 
     measures: dict[str, Estimate]
     right: BoolArray | None = field(default=None, repr=False)
@@ -37,178 +41,184 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """keys: of the questions, by which those of two sides are told to be the same. recommended: in words.
+    """What is needed of an evaluation to compare it with another.
 
-    arbiter: that behind the gates whose names say so.
+    Attributes:
+        name: Folder it was read from.
+        n: Number of questions.
+        question_keys: Fingerprints of the questions; equal questions have equal keys.
+        recommendation: What it recommends, in words.
+        arbiter: The arbiter after the gates whose names end in `ARBITER_SUFFIX`.
     """
 
     name: str
     model: str
     n: int
     gates: dict[str, GateSummary]
-    keys: list[str] = field(default_factory=list, repr=False)
-    recommended: str = ""
+    question_keys: list[str] = field(default_factory=list, repr=False)
+    recommendation: str = ""
     arbiter: str = ""
-
-
-def decisions_to_dict(evaluation: Evaluation, advice: Recommendation) -> dict[str, Any]:
-    """What every gate decided and whether its answer is right, in signs: no texts, so it can be kept anywhere."""
-    found = summarize_evaluation(evaluation, advice, "")
-    kinds = {name: {"right": gate.right, "searched": gate.searched} for name, gate in found.gates.items()}
-    signs = {
-        name: {kind: _signs(values) for kind, values in own.items() if values is not None}
-        for name, own in kinds.items()
-    }
-    return {"questions": found.keys, "gates": signs}
 
 
 def load_evaluation_summary(
     path: Path, gates: Sequence[GateLike], resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationSummary:
-    """A folder that `knowgate eval --out` wrote, or a label run, on which gates are evaluated now."""
+    """Read the folder of a report, or evaluate gates on a label run.
+
+    Args:
+        path: Folder that `knowgate eval --out` wrote, or a label run.
+        gates: Gates to evaluate on a label run.
+        resamples: Bootstrap resamples for a label run.
+
+    Raises:
+        BadInput: The folder is neither.
+    """
     folder = path.parent if path.name == SUMMARY_FILE else path
     if (folder / SUMMARY_FILE).is_file():
-        return _read(folder)
+        return _read_summary(folder)
     if not folder.is_dir():
-        raise BadInput(f"'{path}' is no folder. Give what `knowgate eval --out DIR` wrote, or a label run.")
-    if not (folder / RunFolder.manifest_name).is_file() and not suggest_runs(folder, RunFolder.manifest_name):
+        raise BadInput(f"'{path}' is not a folder. Give the folder of a report or of a label run.")
+    manifest = RunFolder.manifest_name
+    if not (folder / manifest).is_file() and not suggest_runs(folder, manifest):
         raise BadInput(
-            f"'{path}' is no report (it has no {SUMMARY_FILE}) and no label run (no {RunFolder.manifest_name}). Give what "
-            "`knowgate eval --out DIR` wrote, or a label run."
+            f"'{path}' is neither a report (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give the "
+            "folder of a report or of a label run."
         )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return summarize_evaluation(evaluation, recommend(evaluation), str(path))
 
 
-def summarize_evaluation(evaluation: Evaluation, advice: Recommendation, name: str) -> EvaluationSummary:
-    """An evaluation in hand."""
-    gates = {
-        gate.gate: GateSummary(
-            {measure: gate.measures[measure] for measure in SUMMARY_MEASURES if measure in gate.measures},
-            gate.right,
-            gate.needs > gate.threshold,
-        )
-        for gate in evaluation.gates
-    }
-    gates |= _behind(evaluation)
-    if evaluation.trial.open_right is not None:
-        gates[RECOMMENDED] = _as_recommended(evaluation, advice)
-    keys = evaluation.trial.question_fingerprints.tolist()
-    arbiter = evaluation.cascade.arbiter if evaluation.cascade else ""
-    model = str(evaluation.trial.settings["model"])
-    return EvaluationSummary(name, model, len(keys), gates, keys, _words(asdict(advice)), arbiter)
+def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
+    """Summarize an evaluation in memory."""
+    gates = {}
+    for gate in evaluation.gates:
+        measures = {measure: gate.measures[measure] for measure in SUMMARY_MEASURES if measure in gate.measures}
+        gates[gate.gate] = GateSummary(measures, gate.right, gate.retrieve)
+    for result in evaluation.cascade.lines if evaluation.cascade else []:
+        measures = {"accuracy": result.accuracy, "rate": Estimate(result.rate)}
+        searched = evaluation.gate(result.gate).retrieve
+        gates[result.gate + ARBITER_SUFFIX] = GateSummary(measures, result.right, searched)
+    if evaluation.has_open_answers:
+        gates[RECOMMENDED] = _summarize_recommendation(evaluation, recommendation)
+    keys = evaluation.table.question_fingerprints.tolist()
+    return EvaluationSummary(
+        name=name,
+        model=str(evaluation.table.settings["model"]),
+        n=len(keys),
+        gates=gates,
+        question_keys=keys,
+        recommendation=_describe_recommendation(recommendation.level, recommendation.gate, recommendation.threshold),
+        arbiter=evaluation.cascade.arbiter if evaluation.cascade else "",
+    )
 
 
-def _behind(evaluation: Evaluation) -> dict[str, GateSummary]:
-    """Every gate with the arbiter behind it, where there is one."""
-    lines = evaluation.cascade.lines if evaluation.cascade else []
-    searched = {line.gate: evaluation.gate(line.gate) for line in lines}
-    return {
-        line.gate + ARBITER_SUFFIX: GateSummary(
-            {"accuracy": line.accuracy, "rate": Estimate(line.rate)},
-            line.right,
-            searched[line.gate].needs > searched[line.gate].threshold,
-        )
-        for line in lines
-    }
+def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommendation) -> GateSummary:
+    """Summarize the recommended policy, which is to always retrieve if no gate is worth using."""
+    if recommendation.is_positive:
+        return _summarize_decisions(recommendation.right, ~recommendation.skips)
+    always = evaluation.gate("always")
+    return _summarize_decisions(always.right, always.retrieve)
 
 
-def _as_recommended(evaluation: Evaluation, advice: Recommendation) -> GateSummary:
-    """Where no gate is worth using, retrieving every time is what is recommended."""
-    if not advice.is_worth_it:
-        always = evaluation.gate("always")
-        return _from_signs(always.right, always.needs > always.threshold)
-    return _from_signs(advice.right, ~advice.skips)
-
-
-def _from_signs(right: BoolArray, searched: BoolArray) -> GateSummary:
+def _summarize_decisions(right: BoolArray, searched: BoolArray) -> GateSummary:
     accuracy, rate = estimate_means([right.astype(float), searched.astype(float)])
     return GateSummary({"accuracy": accuracy, "rate": rate}, right, searched)
 
 
-def _words(advice: Mapping[str, Any]) -> str:
-    if advice.get("light") not in ("use", "try") or not advice.get("gate"):
-        return "no gate"
-    return f"{advice['gate']} at {float(advice['threshold'] or 0.0):.3g}"
+def _describe_recommendation(level: str, gate: str | None, threshold: float | None) -> str:
+    return f"{gate} at {threshold or 0.0:.3g}" if gate and level in ("use", "try") else "no gate"
 
 
-# --- from files -----------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
+
+
+def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) -> dict[str, Any]:
+    """Convert every gate's decisions to strings of 0 and 1, without any texts. The content of decisions.json."""
+    summary = summarize_evaluation(evaluation, recommendation, "")
+    gates = {
+        name: {
+            kind: "".join("1" if value else "0" for value in values)
+            for kind, values in (("right", gate.right), ("searched", gate.searched))
+            if values is not None
+        }
+        for name, gate in summary.gates.items()
+    }
+    return {"questions": summary.question_keys, "gates": gates}
 
 
 @dataclass(frozen=True)
-class _Advice:
-    """Of what a summary recommends, what is of use here."""
-
+class _StoredRecommendation:
     light: str = "unknown"
     gate: str | None = None
     threshold: float | None = None
 
 
 @dataclass(frozen=True)
-class _Line:
-    """Of a gate with the arbiter behind it."""
-
+class _StoredCascadeLine:
     gate: str
     rate: float
     accuracy: Estimate
 
 
 @dataclass(frozen=True)
-class _Cascade:
-    """Of what a summary says of an arbiter."""
-
+class _StoredCascade:
     arbiter: str = ""
     lines: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
-class _Decisions:
-    """Of all questions, gate by gate, in signs."""
+class _StoredDecisions:
+    """Content of decisions.json: for each gate, strings of 0 and 1 with one character per question."""
 
     questions: tuple[str, ...] = ()
     gates: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
+    def get(self, gate: str, kind: str) -> BoolArray | None:
+        """Return the 'right' or 'searched' flags of a gate; None if they are missing or of another length."""
+        bits = self.gates.get(gate, {}).get(kind, "")
+        return np.array([bit == "1" for bit in bits]) if bits and len(bits) == len(self.questions) else None
 
-def _read(folder: Path) -> EvaluationSummary:
+    def summarize(self, gate: str, measures: dict[str, Estimate]) -> GateSummary:
+        """Combine a gate's measures with its decisions."""
+        return GateSummary(measures, self.get(gate, "right"), self.get(gate, "searched"))
+
+
+def _read_summary(folder: Path) -> EvaluationSummary:
     where = str(folder / SUMMARY_FILE)
     summary = read_json(folder / SUMMARY_FILE)
     if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
-        raise BadInput(f"{where} is not that of an evaluation. Give a folder that `knowgate eval --out DIR` wrote.")
+        raise BadInput(f"{where} does not belong to an evaluation. Give the folder of a report of `knowgate eval`.")
     file = folder / DECISIONS_FILE
-    decided = read_record(_Decisions, read_json(file), str(file)) if file.is_file() else _Decisions()
-    gates = {str(gate.get("gate")): _gate(gate, decided, where) for gate in summary["gates"]}
-    cascade = read_record(_Cascade, summary.get("cascade") or {}, f"{where}: cascade", ignore_unknown=True)
-    lines = [read_record(_Line, line, f"{where}: line of cascade", ignore_unknown=True) for line in cascade.lines]
-    gates |= {line.gate + ARBITER_SUFFIX: _gate_behind(line, decided) for line in lines}
-    right, searched = (_bools(decided, RECOMMENDED, kind) for kind in ("right", "searched"))
+    decisions = read_record(_StoredDecisions, read_json(file), str(file)) if file.is_file() else _StoredDecisions()
+    gates = {}
+    for record in summary["gates"]:
+        name = str(record.get("gate"))
+        gates[name] = decisions.summarize(name, _read_measures(record, name, where))
+    cascade = read_record(_StoredCascade, summary.get("cascade") or {}, f"{where}: cascade", ignore_unknown=True)
+    for record in cascade.lines:
+        line = read_record(_StoredCascadeLine, record, f"{where}: line of cascade", ignore_unknown=True)
+        name = line.gate + ARBITER_SUFFIX
+        gates[name] = decisions.summarize(name, {"accuracy": line.accuracy, "rate": Estimate(line.rate)})
+    right, searched = (decisions.get(RECOMMENDED, kind) for kind in ("right", "searched"))
     if right is not None and searched is not None:
-        gates[RECOMMENDED] = _from_signs(right, searched)
-    advice = read_record(_Advice, summary.get("recommendation") or {}, f"{where}: recommendation", ignore_unknown=True)
-    n = len(decided.questions) or int(summary.get("questions", 0))
-    keys, words = list(decided.questions), _words(asdict(advice))
-    return EvaluationSummary(str(folder), str(summary.get("model")), n, gates, keys, words, cascade.arbiter)
+        gates[RECOMMENDED] = _summarize_decisions(right, searched)
+    stored = read_record(
+        _StoredRecommendation, summary.get("recommendation") or {}, f"{where}: recommendation", ignore_unknown=True
+    )
+    return EvaluationSummary(
+        name=str(folder),
+        model=str(summary.get("model")),
+        n=len(decisions.questions) or int(summary.get("questions", 0)),
+        gates=gates,
+        question_keys=list(decisions.questions),
+        recommendation=_describe_recommendation(stored.light, stored.gate, stored.threshold),
+        arbiter=cascade.arbiter,
+    )
 
 
-def _gate(record: Mapping[str, Any], decided: _Decisions, where: str) -> GateSummary:
-    name = str(record.get("gate"))
-    measures = {
-        measure: read_record(Estimate, record[measure], f"{where}: {measure} of {name}")
+def _read_measures(record: Mapping[str, Any], gate: str, where: str) -> dict[str, Estimate]:
+    return {
+        measure: read_record(Estimate, record[measure], f"{where}: {measure} of {gate}")
         for measure in SUMMARY_MEASURES
         if measure in record
     }
-    return GateSummary(measures, *(_bools(decided, name, kind) for kind in ("right", "searched")))
-
-
-def _gate_behind(line: _Line, decided: _Decisions) -> GateSummary:
-    measures = {"accuracy": line.accuracy, "rate": Estimate(line.rate)}
-    return GateSummary(measures, *(_bools(decided, line.gate + ARBITER_SUFFIX, kind) for kind in ("right", "searched")))
-
-
-def _signs(values: BoolArray) -> str:
-    return "".join(BITS[int(value)] for value in values)
-
-
-def _bools(decided: _Decisions, gate: str, kind: str) -> BoolArray | None:
-    """None for what is missing or not of these questions."""
-    signs = decided.gates.get(gate, {}).get(kind, "")
-    return np.array([sign == BITS[1] for sign in signs]) if signs and len(signs) == len(decided.questions) else None

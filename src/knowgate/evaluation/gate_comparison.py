@@ -1,4 +1,4 @@
-"""An evaluation: gates measured on the same questions, compared in pairs, sliced, and as plain data for files."""
+"""Comparison of gates on the same questions: measures, paired tests, slices, and stored guarantees."""
 
 from __future__ import annotations
 
@@ -13,24 +13,13 @@ from knowgate.core.validation import read_text
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, FREQUENCY_THIRDS, SLICE_DIMENSIONS
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, UnknownName
-from knowgate.evaluation.gate_results import (
-    GateResult,
-    build_baselines,
-    compute_majority_share,
-    make_baseline_result,
-    measure_gates,
-    measure_slice,
-)
-from knowgate.evaluation.post_retrieval import Cascade, CascadeResult, SecondLookResult
+from knowgate.evaluation import gate_results
+from knowgate.evaluation.gate_results import GateResult
+from knowgate.evaluation.post_retrieval import Cascade, SecondLookResult
 from knowgate.evaluation.retrieval_actions import ActionResult
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.deployment import (
-    Deployment,
-    describe_guarantee,
-    find_violated_conditions,
-    has_guarantee_without_arbiter,
-)
+from knowgate.gates.calibration import deployment
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
@@ -42,129 +31,22 @@ from knowgate.stats.proportions import PairedComparison, holm_correction, mcnema
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
-CURVE_STEPS = 60  # points of a curve
-MAX_CURVES = len(COLORS)  # gates with a curve of their own
-
-
-def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
-    """What the decisions of each gate come to; needs open-book answers."""
-    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
-    return TextTable("Answers", columns, tuple(_main_row(gate) for gate in gates))
-
-
-def _main_row(gate: GateResult) -> tuple[str, ...]:
-    m = gate.measures
-    return (
-        gate.gate,
-        format_percent_estimate(m["accuracy"]),
-        format_percent(m["rate"].value),
-        format_percent(m["random"].value),
-        format_points_estimate(m["gain"]),
-        format_points_estimate(m["loss"]),
-        format_percent(m["harm"].value),
-        format_percent(m["waste"].value),
-        format_percent(m["recovered"].value),
-    )
-
-
-def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """A few columns that fit any width: of the answers where there are both kinds, and of the ranking."""
-    has_open = any("accuracy" in gate.measures for gate in gates)
-    columns = ("gate", *(("accuracy", "retrieval", "gain") if has_open else ()), "AUROC")
-    return TextTable("Gates compared", columns, tuple(_short_row(gate, has_open=has_open) for gate in gates))
-
-
-def _short_row(gate: GateResult, *, has_open: bool) -> tuple[str, ...]:
-    m = gate.measures
-    auroc = m["auroc"].shown() if "auroc" in m and m["auroc"].value is not None else MISSING_VALUE
-    if not has_open:
-        return (gate.gate, auroc)
-    gain = format_points_estimate(m["gain"])
-    return (gate.gate, format_percent_estimate(m["accuracy"]), format_percent(m["rate"].value), gain, auroc)
-
-
-def draw_trade_off(gates: Sequence[GateResult]) -> str:
-    """Accuracy against retrieval rate; the dot is a gate's own threshold, the grey line retrieves at random."""
-    named = {gate.gate: gate for gate in gates}
-    ranked = [gate for gate in gates if gate.frontier is not None and "auroc" in gate.measures][:MAX_CURVES]
-    curves = [_curve(gate, colour) for gate, colour in zip(ranked, COLORS, strict=False)]
-    ends = [
-        ChartPoint(rate, named[name].measures["accuracy"].value or 0.0) for rate, name in ((0, "never"), (1, "always"))
-    ]
-    curves += [Curve("random", ends, GRAY, dashed=True), _curve(named["oracle"], "currentColor", dashed=True)]
-    heights = [point.y for curve in curves for point in curve.points]
-    return render_line_chart(curves, ChartFrame(Axis("retrieval rate"), fit_axis("accuracy", heights)))
-
-
-def _curve(gate: GateResult, colour: str, *, dashed: bool = False) -> Curve:
-    assert gate.frontier is not None
-    rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
-    m = gate.measures
-    mark = None if dashed else ChartPoint(m["rate"].value or 0.0, m["accuracy"].value or 0.0)
-    return Curve(gate.gate, [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates], colour, dashed, mark)
-
-
-@dataclass(frozen=True)
-class GateGuarantee:
-    """A guarantee in words. holds: for the LLM, the passages and the answers of these questions, and for skipping
-    with nobody choosing after retrieval.
-
-    loss: what it allows. chosen_on: how many of these questions the threshold was chosen on.
-    """
-
-    words: str
-    holds: bool
-    loss: float = 0.0
-    chosen_on: int = 0
-
-
-def read_guarantees(
-    trial: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False, arbiter: str | None = None
-) -> dict[str, GateGuarantee]:
-    """The guarantees of the fitted gates among these, by the names that tables call them.
-
-    arbiter: fingerprint of the one that is tried here; what was proven with one is held against it.
-    """
-    fitted = [gate for gate in gates if gate != "auto" and get_gate_folder(gate) is not None]
-    found = {
-        get_gate_name(gate): _promised(
-            trial, load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate, arbiter
-        )
-        for gate in fitted
-    }
-    return {name: one for name, one in found.items() if one.words}
-
-
-def _promised(trial: LabelTable, gate: Gate, arbiter: str | None) -> GateGuarantee:
-    settings = trial.settings
-    retriever = settings.get("retriever_fingerprint")
-    used = Deployment(
-        retriever=retriever,
-        k=count_shown_passages(settings.get("k"), retriever),
-        max_tokens=settings.get("max_tokens"),
-        open_prompts=settings.get("open_prompts"),
-        reranker=settings.get("reranker_fingerprint"),
-        candidates=settings.get("candidates"),
-        arbiter=None if has_guarantee_without_arbiter(gate) else arbiter,  # tables have every gate both ways
-    )
-    if not isinstance(gate, FittedGate):
-        return GateGuarantee("", holds=False)
-    holds = (
-        gate.threshold != ALWAYS_RETRIEVE
-        and has_guarantee_without_arbiter(gate)
-        and not find_violated_conditions(gate, used)
-    )
-    file = gate.artifact.path / CALIBRATION_KEYS_FILE
-    chosen = set(read_text(file).split()) if file.is_file() else set()
-    loss = float((gate.artifact.manifest.get("guarantee") or {}).get("epsilon", 0.0))
-    return GateGuarantee(
-        describe_guarantee(gate, used), holds, loss, sum(str(key) in chosen for key in trial.question_fingerprints)
-    )
+CURVE_STEPS = 60
+MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 
 
 @dataclass(frozen=True)
 class SliceTable:
-    """Gates on part of the questions; empty parts are named, with n = 0."""
+    """Accuracy of the gates on one slice of the questions, such as one language.
+
+    Attributes:
+        dimension: What the questions are divided by.
+        value: The slice.
+        n: Number of questions; 0 for an empty slice.
+        never: Accuracy of never retrieving.
+        always: Accuracy of always retrieving.
+        rows: (gate, accuracy, retrieval rate, accuracy of random retrieval at that rate).
+    """
 
     dimension: str
     value: str
@@ -174,149 +56,348 @@ class SliceTable:
     rows: list[tuple[str, float, float, float]]
 
 
+@dataclass(frozen=True)
+class GateGuarantee:
+    """The guarantee stored with a gate's threshold.
+
+    Attributes:
+        text: The guarantee in words, including why it does not hold here if it does not.
+        holds: Whether it applies to this LLM, these passages and answers, without an arbiter.
+        max_loss: Loss of accuracy that it allows.
+        n_calibrated: How many of the evaluated questions the threshold was chosen on.
+    """
+
+    text: str
+    holds: bool
+    max_loss: float = 0.0
+    n_calibrated: int = 0
+
+
 @dataclass(frozen=True, repr=False)
 class Evaluation:
-    """Gates in the order given, between never and oracle."""
+    """Gates measured on the same questions. What `knowgate.evaluate` returns.
 
-    trial: LabelTable
+    Attributes:
+        table: The labeled questions.
+        gates: Results of the baselines never and always, the gates, and the oracle.
+        comparisons: Paired tests between gates.
+        slices: Results by data set, language, and the other slices.
+        resamples: Number of bootstrap resamples.
+        second_looks: Results with a judge that drops useless passages, if one was given.
+        guarantees: Stored guarantees by gate.
+        cascade: Results with an arbiter after retrieval, if one was given.
+        actions: Results of choosing between skipping, one retrieval and several rounds, if searches were priced.
+    """
+
+    table: LabelTable
     gates: list[GateResult]
     comparisons: list[PairedComparison]
     slices: list[SliceTable]
     resamples: int
-    second: list[SecondLookResult] = field(default_factory=list)
-    promises: dict[str, GateGuarantee] = field(default_factory=dict)  # guarantees of the gates that have one
+    second_looks: list[SecondLookResult] = field(default_factory=list)
+    guarantees: dict[str, GateGuarantee] = field(default_factory=dict)
     cascade: Cascade | None = None
     actions: list[ActionResult] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
-        """What one gate came to, by its name in the tables."""
-        by_name = {one.gate: one for one in self.gates}
+        """Return the result of one gate.
+
+        Args:
+            name: Name of the gate in the tables.
+
+        Raises:
+            UnknownName: No gate of that name was evaluated.
+        """
+        by_name = {result.gate: result for result in self.gates}
         if name not in by_name:
             raise UnknownName("gate of this evaluation", name, by_name)
         return by_name[name]
 
-    def __repr__(self) -> str:
-        return f"<Evaluation on {self._about}>\n{build_short_table(self.gates).text()}"
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the main table and the curves."""
-        if self.trial.open_right is None:
-            return build_short_table(self.gates).html()
-        about = f"<p>Evaluation on {escape_html(self._about)}</p>"
-        return f"{about}{build_answer_table(self.gates).html()}{draw_trade_off(self.gates)}"
+    @property
+    def has_open_answers(self) -> bool:
+        """Whether any question was answered with passages."""
+        return self.table.open_right is not None
 
     @property
-    def _about(self) -> str:
-        runs = ", ".join(Path(run).name for run in self.trial.runs)
-        return f"{len(self.trial.rows)} questions of {self.trial.settings['model']} ({runs})"
+    def ranking_gates(self) -> list[GateResult]:
+        """The gates that rank questions by need: all but the baselines."""
+        return [result for result in self.gates if result.can_rank]
+
+    def __repr__(self) -> str:
+        return f"<Evaluation on {self._description}>\n{build_short_table(self.gates).text()}"
+
+    def _repr_html_(self) -> str:
+        """Render the main table and the trade-off chart for notebooks."""
+        if not self.has_open_answers:
+            return build_short_table(self.gates).html()
+        heading = f"<p>Evaluation on {escape_html(self._description)}</p>"
+        return f"{heading}{build_answer_table(self.gates).html()}{draw_trade_off(self.gates)}"
+
+    @property
+    def _description(self) -> str:
+        runs = ", ".join(Path(run).name for run in self.table.runs)
+        return f"{len(self.table.rows)} questions of {self.table.settings['model']} ({runs})"
 
 
 def compare_gates(
-    trial: LabelTable, scored: Sequence[TableScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
+    table: LabelTable, scores: Sequence[TableScores], *, resamples: int = DEFAULT_RESAMPLES, seed: int = 0
 ) -> Evaluation:
-    """Measure the gates; never and always are added, and the oracle where there are open-book answers."""
-    if trial.open_right is None and (trial.closed_right.all() or not trial.closed_right.any()):
-        kind = "right" if trial.closed_right.all() else "wrong"
+    """Measure gates on the same questions and compare them in pairs.
+
+    Args:
+        table: Labeled questions.
+        scores: Needs of each gate. The baselines never, always and oracle are added.
+        resamples: Bootstrap resamples for the intervals.
+        seed: Seed of the resamples.
+
+    Raises:
+        BadInput: All closed-book answers have the same grade and there are no open-book answers.
+    """
+    _check_distinguishable(table)
+    bootstrap = Bootstrap(len(table.rows), resamples, seed)
+    baselines = gate_results.build_baselines(table)
+    baseline_names = {baseline.name for baseline in baselines}
+    compared = [gate for gate in scores if gate.name not in baseline_names]
+    results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
+    gates = results[: len(compared)]
+    if not baselines:
+        return Evaluation(table, gates, [], _measure_slices(table, gates), resamples)
+    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in results[len(compared) :])
+    all_results = [never, always, *gates, oracle]
+    return Evaluation(
+        table, all_results, _compare_pairs(gates, always), _measure_slices(table, all_results), bootstrap.resamples
+    )
+
+
+def _check_distinguishable(table: LabelTable) -> None:
+    closed = table.closed_right
+    if table.open_right is None and (closed.all() or not closed.any()):
+        grade = "right" if closed.all() else "wrong"
         raise BadInput(
-            f"every closed-book answer is {kind} and there are no open-book answers: nothing can be told apart. "
+            f"cannot compare gates: every closed-book answer is {grade} and there are no open-book answers. "
             "Evaluate other questions, or label them with passages."
         )
-    draws = Bootstrap(len(trial.rows), resamples, seed)
-    beside = build_baselines(trial)
-    asked = [one for one in scored if one.name not in {line.name for line in beside}]
-    results = measure_gates(trial, [*asked, *beside], draws)
-    gates, drawn_lines = results[: len(asked)], [make_baseline_result(trial, one) for one in results[len(asked) :]]
-    if not drawn_lines:
-        return Evaluation(trial, gates, [], _slices(trial, gates), resamples)
-    never, always, oracle = drawn_lines
-    compared = _compare(gates, always)
-    every = [never, always, *gates, oracle]
-    return Evaluation(trial, every, compared, _slices(trial, every), resamples)
 
 
-def _compare(gates: Sequence[GateResult], always: GateResult) -> list[PairedComparison]:
-    """Each gate against always retrieving, and against the best of the others by accuracy."""
+def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[PairedComparison]:
+    """Test each gate against always retrieving, and the most accurate gate against the others."""
     if not gates:
         return []
-    best = max(gates, key=lambda one: one.measures["accuracy"].value or 0.0)
+    best = max(gates, key=lambda gate: gate.measures["accuracy"].value or 0.0)
     pairs = [(gate, always) for gate in gates] + [(best, gate) for gate in gates if gate is not best]
-    compared = [_pair(first, second) for first, second in pairs]
-    corrected = holm_correction([one.p_mcnemar for one in compared])
-    return [replace(one, p_holm=p) for one, p in zip(compared, corrected, strict=True)]
+    comparisons = [_compare_pair(first, second) for first, second in pairs]
+    corrected = holm_correction([comparison.p_mcnemar for comparison in comparisons])
+    return [replace(comparison, p_holm=p_value) for comparison, p_value in zip(comparisons, corrected, strict=True)]
 
 
-def _pair(first: GateResult, second: GateResult) -> PairedComparison:
-    differences = first.drawn["accuracy"] - second.drawn["accuracy"]
-    gap = summarize_resamples(differences)
-    p, only_first, only_second = mcnemar_test(first.right, second.right)
+def _compare_pair(first: GateResult, second: GateResult) -> PairedComparison:
+    differences = first.resampled["accuracy"] - second.resampled["accuracy"]
+    difference = summarize_resamples(differences)
+    p_value, only_first, only_second = mcnemar_test(first.right, second.right)
     return PairedComparison(
-        first.gate, second.gate, gap.value or 0.0, gap.low or 0.0, gap.high or 0.0, bootstrap_p_value(differences), p,
-        only_first, only_second,
-    )  # fmt: skip
+        gate=first.gate,
+        against=second.gate,
+        difference=difference.value or 0.0,
+        low=difference.low or 0.0,
+        high=difference.high or 0.0,
+        p_bootstrap=bootstrap_p_value(differences),
+        p_mcnemar=p_value,
+        only_gate=only_first,
+        only_against=only_second,
+    )
 
 
-def _slices(trial: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
+def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
+    """Measure the gates on each slice of every dimension with at least two slices."""
     tables = []
     for dimension in SLICE_DIMENSIONS:
-        values = trial.get_slice_values(dimension)
-        kinds = sorted({value for value in values if value is not None})
-        kinds = list(FREQUENCY_THIRDS) if dimension == ANSWER_FREQUENCY and kinds else kinds
-        if len(kinds) < 2:
-            continue
-        tables += [_slice(trial, gates, dimension, kind, values == kind) for kind in kinds]
+        slice_of_row = table.get_slice_values(dimension)
+        values = sorted({value for value in slice_of_row if value is not None})
+        if dimension == ANSWER_FREQUENCY and values:
+            values = list(FREQUENCY_THIRDS)
+        if len(values) > 1:
+            tables += [_measure_slice(table, gates, dimension, value, slice_of_row == value) for value in values]
     return tables
 
 
-def _slice(trial: LabelTable, gates: Sequence[GateResult], dimension: str, value: str, inside: BoolArray) -> SliceTable:
-    n = int(inside.sum())
-    never = float(trial.closed_right[inside].mean()) if n else None
-    always = float(trial.open_right[inside].mean()) if n and trial.open_right is not None else None
-    return SliceTable(dimension, value, n, never, always, measure_slice(trial, gates, inside))
+def _measure_slice(
+    table: LabelTable, gates: Sequence[GateResult], dimension: str, value: str, in_slice: BoolArray
+) -> SliceTable:
+    n = int(in_slice.sum())
+    never = float(table.closed_right[in_slice].mean()) if n else None
+    always = float(table.open_right[in_slice].mean()) if n and table.open_right is not None else None
+    return SliceTable(dimension, value, n, never, always, gate_results.measure_slice(table, gates, in_slice))
+
+
+# --- guarantees -----------------------------------------------------------------------------------
+
+
+def read_guarantees(
+    table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False, arbiter: str | None = None
+) -> dict[str, GateGuarantee]:
+    """Read the guarantees of fitted gates and check whether they hold for these questions.
+
+    Args:
+        table: Questions that the gates are evaluated on.
+        gates: Gate specs, folders or gates.
+        plug_in: Allow gates that were fitted on another LLM.
+        arbiter: Fingerprint of the arbiter of this evaluation, if any.
+
+    Returns:
+        Guarantees by the gate's name in the tables. Gates without a guarantee are missing.
+    """
+    guarantees = {}
+    for gate in gates:
+        if gate == "auto" or get_gate_folder(gate) is None:
+            continue
+        loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
+        if isinstance(loaded, FittedGate):
+            guarantees[get_gate_name(gate)] = _check_guarantee(table, loaded, arbiter)
+    return {name: guarantee for name, guarantee in guarantees.items() if guarantee.text}
+
+
+def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
+    settings = table.settings
+    without_arbiter = deployment.has_guarantee_without_arbiter(gate)
+    retriever = settings.get("retriever_fingerprint")
+    conditions = deployment.Deployment(
+        retriever=retriever,
+        k=count_shown_passages(settings.get("k"), retriever),
+        max_tokens=settings.get("max_tokens"),
+        open_prompts=settings.get("open_prompts"),
+        reranker=settings.get("reranker_fingerprint"),
+        candidates=settings.get("candidates"),
+        arbiter=None if without_arbiter else arbiter,  # the tables show every gate with and without the arbiter
+    )
+    violated = deployment.find_violated_conditions(gate, conditions)
+    keys_file = gate.artifact.path / CALIBRATION_KEYS_FILE
+    calibrated = set(read_text(keys_file).split()) if keys_file.is_file() else set()
+    return GateGuarantee(
+        text=deployment.describe_guarantee(gate, conditions),
+        holds=gate.threshold != ALWAYS_RETRIEVE and without_arbiter and not violated,
+        max_loss=float((gate.artifact.manifest.get("guarantee") or {}).get("epsilon", 0.0)),
+        n_calibrated=sum(str(key) in calibrated for key in table.question_fingerprints),
+    )
+
+
+# --- summary for notebooks and terminals ----------------------------------------------------------
+
+
+def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
+    """Build the main table: accuracy, retrieval rate and their consequences. Needs open-book answers."""
+    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
+    rows = [
+        (
+            gate.gate,
+            format_percent_estimate(gate.measures["accuracy"]),
+            format_percent(gate.measures["rate"].value),
+            format_percent(gate.measures["random"].value),
+            format_points_estimate(gate.measures["gain"]),
+            format_points_estimate(gate.measures["loss"]),
+            *(format_percent(gate.measures[name].value) for name in ("harm", "waste", "recovered")),
+        )
+        for gate in gates
+    ]
+    return TextTable("Answers", columns, tuple(rows))
+
+
+def build_short_table(gates: Sequence[GateResult]) -> TextTable:
+    """Build a narrow table: accuracy, retrieval rate and gain (with open-book answers), and AUROC."""
+    has_open_answers = any("accuracy" in gate.measures for gate in gates)
+    columns = ("gate", *(("accuracy", "retrieval", "gain") if has_open_answers else ()), "AUROC")
+    rows = [(gate.gate, *(_answer_cells(gate) if has_open_answers else ()), _auroc_cell(gate)) for gate in gates]
+    return TextTable("Gates compared", columns, tuple(rows))
+
+
+def _answer_cells(gate: GateResult) -> tuple[str, str, str]:
+    measures = gate.measures
+    return (
+        format_percent_estimate(measures["accuracy"]),
+        format_percent(measures["rate"].value),
+        format_points_estimate(measures["gain"]),
+    )
+
+
+def _auroc_cell(gate: GateResult) -> str:
+    auroc = gate.measures.get("auroc")
+    return MISSING_VALUE if auroc is None or auroc.value is None else auroc.format()
+
+
+def draw_trade_off(gates: Sequence[GateResult]) -> str:
+    """Draw accuracy against retrieval rate as SVG. Dots mark thresholds; the gray line is random retrieval."""
+    by_name = {gate.gate: gate for gate in gates}
+    ranked = [gate for gate in gates if gate.frontier is not None and gate.can_rank][:MAX_CURVES]
+    curves = [_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
+    ends = [
+        ChartPoint(rate, by_name[name].measures["accuracy"].value or 0.0)
+        for rate, name in ((0, "never"), (1, "always"))
+    ]
+    oracle = _frontier_curve(by_name["oracle"], "currentColor", dashed=True)
+    curves += [Curve("random", ends, GRAY, dashed=True), oracle]
+    heights = [point.y for curve in curves for point in curve.points]
+    return render_line_chart(curves, ChartFrame(Axis("retrieval rate"), fit_axis("accuracy", heights)))
+
+
+def _frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) -> Curve:
+    assert gate.frontier is not None
+    rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
+    rate, accuracy = (gate.measures[name].value or 0.0 for name in ("rate", "accuracy"))
+    mark = None if dashed else ChartPoint(rate, accuracy)
+    return Curve(gate.gate, [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates], color, dashed, mark)
+
+
+# --- as plain data --------------------------------------------------------------------------------
 
 
 def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """Every number of the report, without the rows."""
-    trial = evaluation.trial
+    """Convert all numbers of an evaluation to plain data, without its rows. The content of summary.json."""
+    table = evaluation.table
+    optional = {
+        "second_look": [asdict(result) for result in evaluation.second_looks],
+        "actions": [asdict(result) for result in evaluation.actions],
+        "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
+    }
     return {
-        "model": trial.settings["model"],
-        "runs": trial.runs,
-        "questions": len(trial.rows),
-        "synthetic": int(trial.is_synthetic.sum()),
-        "left_out": trial.left_out,
-        "answered closed-book for want of passages": trial.n_without_passages,
-        "grader": trial.settings["grader"],
+        "model": table.settings["model"],
+        "runs": table.runs,
+        "questions": len(table.rows),
+        "synthetic": int(table.is_synthetic.sum()),
+        "left_out": table.left_out,
+        "answered closed-book for want of passages": table.n_without_passages,
+        "grader": table.settings["grader"],
         "resamples": evaluation.resamples,
-        "majority": compute_majority_share(trial),
-        "gates": [_gate_json(gate) for gate in evaluation.gates],
-        "comparisons": [asdict(one) for one in evaluation.comparisons],
-        "slices": [asdict(one) for one in evaluation.slices],
-        **({"second_look": [asdict(one) for one in evaluation.second]} if evaluation.second else {}),
-        **({"actions": [asdict(one) for one in evaluation.actions]} if evaluation.actions else {}),
-        **({"cascade": _cascade_json(evaluation.cascade)} if evaluation.cascade else {}),
+        "majority": gate_results.compute_majority_share(table),
+        "gates": [_gate_to_dict(gate) for gate in evaluation.gates],
+        "comparisons": [asdict(comparison) for comparison in evaluation.comparisons],
+        "slices": [asdict(part) for part in evaluation.slices],
+        **{name: value for name, value in optional.items() if value},
     }
 
 
-def _cascade_json(cascade: Cascade) -> dict[str, Any]:
-    lines = [_cascade_line(line) for line in cascade.lines]
-    return {**asdict(cascade), "lines": lines}
+def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
+    lines = []
+    for result in cascade.lines:
+        line = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
+        del line["right"]
+        lines.append(line)
+    return asdict(cascade) | {"lines": lines}
 
 
-def _cascade_line(line: CascadeResult) -> dict[str, Any]:
-    shown = {**asdict(line), "at_rate": {f"{rate:.2f}": value for rate, value in line.at_rate.items()}}
-    return {name: value for name, value in shown.items() if name != "right"}
-
-
-def _gate_json(gate: GateResult) -> dict[str, Any]:
-    curve = gate.frontier
+def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
+    frontier = gate.frontier
     return {
         "gate": gate.gate,
         "threshold": gate.threshold,
         "note": gate.note,
-        "far": gate.far,
+        "far": gate.far_share,
         **{name: asdict(value) for name, value in gate.measures.items()},
         "cost": asdict(gate.cost),
-        "accuracy_at_rate": {f"{rate:.2f}": value for rate, value in gate.at_rate.items()},
-        "area": curve.area if curve else None,
-        "random_area": curve.random_area if curve else None,
+        "accuracy_at_rate": _rates_to_dict(gate.at_rate),
+        "area": frontier.area if frontier else None,
+        "random_area": frontier.random_area if frontier else None,
         "tuned": asdict(gate.tuned) if gate.tuned else None,
     }
+
+
+def _rates_to_dict(at_rate: dict[float, float]) -> dict[str, float]:
+    return {f"{rate:.2f}": value for rate, value in at_rate.items()}

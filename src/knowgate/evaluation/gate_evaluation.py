@@ -1,4 +1,4 @@
-"""`evaluate`: gates and label runs (or fresh questions) in, a comparison out. What `knowgate eval` calls."""
+"""Evaluation of gates on label runs, or on questions that the LLM answers now."""
 
 from __future__ import annotations
 
@@ -6,168 +6,189 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from knowgate.core.validation import check_integer, check_seed
+from pydantic import Field
+
+from knowgate.core.options import Seed, with_options
+from knowgate.core.validation import check_integer
 from knowgate.data.questions import QuestionSource
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.data.runs.table import MAX_ROWS_IN_MEMORY, LabelTable, load_label_table
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_guarantees
 from knowgate.evaluation.gate_results import build_baselines
-from knowgate.evaluation.live_decisions import AUTO_GATES, decide_recorded_questions, label_and_decide
-from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_trial_passages
+from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
+from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.retrieval_actions import evaluate_actions
-from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
-from knowgate.labels.options import DEFAULT_CANDIDATES
 from knowgate.labels.run import LabelProgress
-from knowgate.models.prompts.answers import load_answer_prompts
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
-from knowgate.stats.metrics import BoolArray
-from knowgate.types import Arbiter, Gate, Model, Reranker, Retriever, Runner
+from knowgate.types import Gate
 
 GateLike = str | Path | Gate
-DEFAULT_MODEL = "smollm"  # answers questions where none is named
-
-
+DEFAULT_MODEL = "smollm"
 MAX_RESAMPLES = 1_000_000
 
 
+class EvaluateOptions(LiveOptions):
+    """Options of `evaluate`."""
+
+    out: Path | None = Field(
+        default=None,
+        description="Folder for report.html, summary.json and table.md, and for the answers to `data`.",
+        json_schema_extra={"metavar": "DIR"},
+    )
+    drop_seen: bool = Field(
+        default=False, description="Leave out questions that a gate was fitted on, instead of raising an error."
+    )
+    second_look: str | Path | None = Field(
+        default=None,
+        description="Fitted kbm gate that judges the passages of every row; adds a table with and without it.",
+        json_schema_extra={"metavar": "DIR"},
+    )
+    arbiter: Any = Field(
+        default=None,
+        description="Arbiter that chooses an answer after retrieval; adds a table with and without it. Its choices "
+        "are stored in the runs.",
+        json_schema_extra={"metavar": "DIR|rules"},
+    )
+    price_retrieval: float | None = Field(
+        default=None,
+        description="Price of one search; adds a table of skipping, one retrieval and several rounds, chosen by "
+        "expected gain. Needs rows with iterative answers.",
+    )
+    price_wrong: float = Field(
+        default=1.0, description="Price of a wrong answer, in the currency of `price_retrieval`."
+    )
+    record: bool = Field(default=False, description="Store the gates' decisions in the label runs.")
+    resamples: int = Field(default=DEFAULT_RESAMPLES, ge=0, description="Bootstrap resamples for the intervals.")
+    seed: Seed = Field(default=0, description="Seed of the resamples.")
+
+
+@with_options(EvaluateOptions)
 def evaluate(
     gates: GateLike | Sequence[GateLike] = AUTO_GATES,
     runs: RunsLike | None = None,
     *,
     data: QuestionSource | None = None,
-    model: str | Model | None = None,
-    prompts: str | Path | None = None,
-    index: str | Path | Retriever | None = None,
-    rerank: str | Path | Reranker | None = None,
-    candidates: int = DEFAULT_CANDIDATES,
-    k: int | None = None,
-    out: str | Path | None = None,
-    limit: int | None = None,
-    plug_in: bool = False,
-    drop_seen: bool = False,
-    second_look: str | Path | None = None,
-    arbiter: str | Path | Arbiter | None = None,
-    price_retrieval: float | None = None,
-    price_wrong: float = 1.0,
-    record: bool = False,
-    resamples: int = DEFAULT_RESAMPLES,
-    seed: int = 0,
-    runner: str | Runner | None = None,
-    on_progress: Callable[[LabelProgress], None] = lambda tally: None,
-    on_weighed: Callable[[int, int], None] = lambda done, total: None,
+    options: EvaluateOptions,
+    on_progress: Callable[[LabelProgress], None] = lambda progress: None,
+    on_arbitrated: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
-    """Compare gates on the same questions: accuracy, retrieval rate, ranking, calibration, cost, each with intervals.
+    """Compare gates on the same questions: accuracy, searches, ranking, calibration and cost, with intervals.
 
-    gates: specs ('logprob:mean'), folders of fitted gates, gates themselves, or 'auto' for all that the rows allow.
-    A gate given as an object is evaluated as it is in memory, with the threshold it has there.
-    runs: label runs; no LLM is run, unless `model` names theirs: then gates for which the rows are not enough ask it,
-    and what they said is kept beside the rows. prompts: the wording of the answers, 'free' or a TOML file, where it is
-    not the packaged one; with `runs` and `model`, that which the runs were made with.
-    Or data: questions that `model` (the embedded one if none is named) answers now, with k passages from `index`,
-    chosen from so many `candidates` by the reranker `rerank` where there is one; the answers are kept in the folder
-    `out`, and the next call does not ask for them again. limit: only so many questions.
-    plug_in: allow gates that were fitted on another LLM. drop_seen: leave out questions a gate was fitted on, instead
-    of refusing it. second_look: a fitted kbm gate that judges the passages of every row; the evaluation then has a
-    table of each gate with and without it, and the verdicts are kept beside the rows.
-    arbiter: chooses after retrieval: a folder, 'rules', or one itself. The evaluation then has a table of each gate
-    with it; what it believed is kept beside the rows, and its name alone will do where it is on record.
-    on_weighed: is told how many of so many questions it has weighed.
-    price_retrieval, price_wrong: of one search and of one wrong answer, in any currency; where rows have answers after
-    several rounds of retrieval, the evaluation then has a table of skipping, one retrieval and several, chosen by
-    expected gain.
-    runner: where the LLM runs, 'local' or a Ray cluster as in `label`; model, index and gates by name.
-    record: keep what all gates said beside the rows, for whoever has the rows alone. resamples, seed: of the bootstrap.
+    Give either label runs or questions. With `runs`, no LLM is called, unless `model` names the one that made the
+    runs: then gates that need more than the rows hold ask it, and their decisions are stored in the runs. With `data`,
+    the questions are answered now and stored in `out`; the next call reuses the answers.
+
+    Args:
+        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gates, or 'auto' for all that the rows
+            allow. A gate object is evaluated with the threshold it has in memory.
+        runs: Label runs: folders, or what `label` returned.
+        data: Questions to answer now: data specs separated by commas, or a list of questions.
+        options: Options as one object, instead of keywords.
+        on_progress: Called with the progress of labeling.
+        on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
+
+    Returns:
+        The evaluation. It shows its tables in a notebook; `write_report` writes it to files.
+
+    Raises:
+        BadSetting: An option is invalid or contradicts another.
+        BadInput: The runs have no graded rows.
 
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
-    llm = model or DEFAULT_MODEL
-    asked: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in _several(gates)]
-    _check(asked, runs, data, out)
-    if rerank is not None and data is None:
-        raise BadSetting("--rerank goes with --data; recorded rows keep the passages they were answered with.")
-    check_integer(resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
-    check_seed(seed)
-    named: Sequence[str | Gate] = asked
-    if data is not None and out is not None:
-        made = label_and_decide(
-            asked, data, model=llm, prompts=prompts, index=index, rerank=rerank, candidates=candidates, k=k, out=out,
-            limit=limit, plug_in=plug_in, runner=runner, on_progress=on_progress,
+    several: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in several]
+    _check_source(named, runs, data, options)
+    scored: Sequence[str | Gate] = named
+    if data is not None and options.out is not None:
+        live = label_and_decide(
+            named, data, options.out, options=options.replace(model=options.model or DEFAULT_MODEL),
+            on_progress=on_progress,
         )  # fmt: skip
-        runs, named = made.runs, made.gates
-    elif model is not None:
-        wording = load_answer_prompts(Path(prompts)) if prompts is not None else None
-        named = decide_recorded_questions(
-            asked, resolve_run_paths(runs or []), model=model, prompts=wording, plug_in=plug_in, runner=runner
-        )
+        runs, scored = live.runs, live.gates
+    elif options.model is not None:
+        scored = decide_on_runs(named, resolve_run_paths(runs or []), options=options)
     try:
-        trial = load_label_table(resolve_run_paths(runs or []), max_in_memory=MAX_ROWS_IN_MEMORY)
-        looking = [] if second_look is None else [str(second_look)]
-        weighing = str(arbiter) if isinstance(arbiter, Path) else arbiter
-        trial = drop_seen_rows(trial, [*asked, *looking], get_arbiter_folder(weighing)) if drop_seen else trial
-        scores = score_gates(trial, named, plug_in=plug_in)
-        if record:
-            save_scores(trial, scores)
-        compared = compare_gates(trial, scores, resamples=resamples, seed=seed)
-        choices = None if weighing is None else arbitrate(trial, weighing, plug_in=plug_in, watch=on_weighed)
-        weighed = choices.fingerprint if choices else None
-        compared = replace(compared, promises=read_guarantees(trial, asked, plug_in=plug_in, arbiter=weighed))
-        compared = _with_arbiter(compared, scores, choices, seed) if choices else compared
-        if price_retrieval is not None:
-            given = choices.right if choices else trial.always_right
-            compared = _with_actions(compared, scores, given, compute_search_price(price_retrieval, price_wrong), seed)
-        return _with_second_look(compared, scores, looking[0], seed) if looking else compared
+        return _evaluate_runs(named, scored, resolve_run_paths(runs or []), options, on_arbitrated)
     except ModuleNotFoundError as error:
         raise MissingExtra("evaluating", "train") from error
 
 
-def _with_second_look(compared: Evaluation, scored: Sequence[TableScores], folder: str, seed: int) -> Evaluation:
-    trial, draws = compared.trial, Bootstrap(len(compared.trial.rows), compared.resamples, seed)
-    lines = _beside(trial, scored, ("never", "always"))
-    return replace(compared, second=evaluate_second_look(trial, lines, judge_trial_passages(trial, folder), draws))
-
-
-def _with_arbiter(
-    compared: Evaluation, scored: Sequence[TableScores], choices: ArbiterChoices, seed: int
-) -> Evaluation:
-    trial, draws = compared.trial, Bootstrap(len(compared.trial.rows), compared.resamples, seed)
-    return replace(compared, cascade=evaluate_cascade(trial, _beside(trial, scored, ("always",)), choices, draws))
-
-
-def compute_search_price(retrieval: float, wrong: float) -> float:
-    """What a search costs in right answers."""
-    for option, price in (("--price-retrieval", retrieval), ("--price-wrong", wrong)):
-        if not (math.isfinite(price) and price >= 0):
-            raise BadSetting(f"{option} is {price}; a price is a number, 0 or more.")
-    if wrong == 0:
-        raise BadSetting("--price-wrong is 0: where wrong answers cost nothing, no search is worth its price.")
-    return retrieval / wrong
-
-
-def _with_actions(
-    compared: Evaluation, scored: Sequence[TableScores], given: BoolArray, price: float, seed: int
-) -> Evaluation:
-    gates = _beside(compared.trial, scored, ())
-    return replace(compared, actions=evaluate_actions(compared.trial, gates, given, [price], compared.resamples, seed))
-
-
-def _beside(trial: LabelTable, scored: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
-    """The gates, after those of the lines every table has that are named."""
-    lines = [one for one in build_baselines(trial) if one.name in names]
-    return [*lines, *(one for one in scored if one.name not in ("never", "always", "oracle"))]
-
-
-def _several(gates: GateLike | Sequence[GateLike]) -> list[GateLike]:
-    return list(gates) if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
-
-
-def _check(gates: Sequence[object], runs: RunsLike | None, data: QuestionSource | None, out: str | Path | None) -> None:
+def _check_source(
+    gates: Sequence[object], runs: RunsLike | None, data: QuestionSource | None, options: EvaluateOptions
+) -> None:
+    check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting("give either --labels RUN (recorded rows) or --data SPEC (questions to answer now).")
-    if data is not None and out is None:
-        raise BadSetting("--data needs --out DIR: the answered questions are kept there and can be evaluated again.")
+        raise BadSetting("give either label runs (`runs`) or questions to answer now (`data`).")
+    if data is not None and options.out is None:
+        raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
+    if data is None and options.rerank is not None:
+        raise BadSetting("`rerank` needs `data`: recorded rows keep the passages they were answered with.")
     if not gates:
-        raise BadSetting("no gate is named; 'auto' stands for all that the rows allow. See: knowgate gates")
+        raise BadSetting("no gate is named. Use 'auto' for all that the rows allow; `knowgate gates` lists them.")
+
+
+def _evaluate_runs(
+    named: Sequence[str | Gate],
+    scored: Sequence[str | Gate],
+    runs: Sequence[Path],
+    options: EvaluateOptions,
+    on_arbitrated: Callable[[int, int], None],
+) -> Evaluation:
+    """Evaluate gates on label runs.
+
+    Args:
+        named: The gates as the caller named them.
+        scored: The same gates by the names their decisions are stored under.
+    """
+    second_look = None if options.second_look is None else str(options.second_look)
+    arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY)
+    if options.drop_seen:
+        judges = [second_look] if second_look else []
+        table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
+    scores = score_gates(table, scored, plug_in=options.plug_in)
+    if options.record:
+        save_scores(table, scores)
+    bootstrap = Bootstrap(len(table.rows), options.resamples, options.seed)
+    evaluation = compare_gates(table, scores, resamples=options.resamples, seed=options.seed)
+    choices = None
+    if arbiter is not None:
+        choices = arbitrate(table, arbiter, plug_in=options.plug_in, on_progress=on_arbitrated)
+        cascade = evaluate_cascade(table, _add_baselines(table, scores, ["always"]), choices, bootstrap)
+        evaluation = replace(evaluation, cascade=cascade)
+    fingerprint = choices.fingerprint if choices else None
+    guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
+    evaluation = replace(evaluation, guarantees=guarantees)
+    if options.price_retrieval is not None:
+        once_right = choices.right if choices else table.always_right
+        price = compute_search_price(options.price_retrieval, options.price_wrong)
+        actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
+        evaluation = replace(evaluation, actions=actions)
+    if second_look is not None:
+        gates = _add_baselines(table, scores, ["never", "always"])
+        useful = judge_passages(table, second_look)
+        evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
+    return evaluation
+
+
+def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
+    """Return the named baselines followed by the gates."""
+    baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
+    return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
+
+
+def compute_search_price(price_retrieval: float, price_wrong: float) -> float:
+    """Return the price of a search in correct answers."""
+    for name, price in (("price_retrieval", price_retrieval), ("price_wrong", price_wrong)):
+        if not (math.isfinite(price) and price >= 0):
+            raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
+    if price_wrong == 0:
+        raise BadSetting("price_wrong=0 makes every search too expensive. Use a price above 0.")
+    return price_retrieval / price_wrong

@@ -1,6 +1,6 @@
-"""The cascade on recorded rows: skip, or retrieve and let an arbiter choose. Each gate with and without the arbiter.
+"""What checks after retrieval change: an arbiter that chooses between both answers, a judge that drops passages.
 
-The arbiter is asked once for each run; what it believed is kept beside the rows and read from there the next time.
+Both are asked once per label run; their verdicts are stored beside the rows and read from there afterwards.
 """
 
 from __future__ import annotations
@@ -16,29 +16,43 @@ from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, form
 from knowgate.data.runs.records import RecordedUsefulness, read_usefulness, write_usefulness
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
-from knowgate.data.runs.table import LabelTable, name_runs
+from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadSetting
 from knowgate.evaluation.frontier import compute_frontier
+from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
-from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
-from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
+from knowgate.stats.bootstrap import Bootstrap, Estimate
+from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import mcnemar_test
 from knowgate.types import PassageFilter
 
+log = logging.getLogger(__name__)
 CASCADE_RATES: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # retrieval rates whose accuracy the table shows
+SECOND_LOOK_BATCH = 32
+
+
+# --- cascade: gate, then arbiter ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """One gate before the arbiter. accuracy: of the cascade; alone: of the gate without arbiter.
+    """One gate followed by an arbiter.
 
-    against_always: accuracy minus that of always giving the open-book answer, with McNemar's p of the two.
-    harmed, gained: share of questions that one has right and the other wrong. at_rate: accuracy of the cascade when so
-    many questions, those of highest need, are retrieved for. right: the cascade's answer to each question.
+    Attributes:
+        rate: Retrieval rate of the gate.
+        alone: Accuracy of the gate without the arbiter.
+        accuracy: Accuracy of gate and arbiter together.
+        change: `accuracy` minus `alone`.
+        against_always: `accuracy` minus that of always giving the open-book answer.
+        p_mcnemar: McNemar's p-value of `against_always`.
+        harmed: Share of questions that always retrieving answers correctly and the cascade does not.
+        gained: Share of questions that the cascade answers correctly and always retrieving does not.
+        at_rate: Accuracy of the cascade at each of `CASCADE_RATES`.
+        right: Whether the cascade answers each question correctly.
     """
 
     gate: str
@@ -56,7 +70,13 @@ class CascadeResult:
 
 @dataclass(frozen=True)
 class Cascade:
-    """What an arbiter does behind every gate. from_memory: how often it gives that answer if all are retrieved for."""
+    """An arbiter after every gate.
+
+    Attributes:
+        fingerprint: Fingerprint of the arbiter.
+        from_memory: Share of questions that get the closed-book answer if all are retrieved for.
+        lines: One result per gate.
+    """
 
     arbiter: str
     fingerprint: str
@@ -65,75 +85,78 @@ class Cascade:
 
 
 def evaluate_cascade(
-    trial: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, draws: Bootstrap
+    table: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, bootstrap: Bootstrap
 ) -> Cascade:
-    """Every gate, and always retrieving, with this arbiter behind it."""
-    lines = [_line(trial, gate, choices.right, draws) for gate in gates]
-    return Cascade(choices.name, choices.fingerprint, float(choices.from_memory.mean()), lines)
+    """Measure every gate with the arbiter after it."""
+    results = [_measure_cascade(table, gate, choices.right, bootstrap) for gate in gates]
+    return Cascade(choices.name, choices.fingerprint, float(choices.from_memory.mean()), results)
 
 
-def _line(trial: LabelTable, gate: TableScores, given: BoolArray, draws: Bootstrap) -> CascadeResult:
-    closed, opened, retrieve = trial.closed_right, trial.always_right, gate.needs > gate.threshold
-    alone, right = np.where(retrieve, opened, closed), np.where(retrieve, given, closed)
-    table = np.stack([right, right.astype(float) - alone, right.astype(float) - opened], axis=1).astype(np.float64)
-
-    def measure(weights: WeightMatrix) -> dict[str, np.ndarray]:
-        return dict(zip(("accuracy", "change", "against"), weighted_mean(weights, table).T, strict=True))
-
-    drawn = draws.apply([measure])[0]
-    curve = compute_frontier(closed, given, gate.needs)
-    p, gained, harmed = mcnemar_test(right, opened)
-    n = len(right)
+def _measure_cascade(
+    table: LabelTable, gate: TableScores, arbiter_right: BoolArray, bootstrap: Bootstrap
+) -> CascadeResult:
+    closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
+    without_arbiter = np.where(retrieve, opened, closed).astype(float)
+    right = np.where(retrieve, arbiter_right, closed)
+    means = estimate_column_means(
+        bootstrap,
+        {"accuracy": right, "change": right - without_arbiter, "against_always": right - opened.astype(float)},
+    )
+    frontier = compute_frontier(closed, arbiter_right, gate.needs)
+    p_value, gained, harmed = mcnemar_test(right, opened)
     return CascadeResult(
-        gate.name,
-        float(retrieve.mean()),
-        float(alone.mean()),
-        summarize_resamples(drawn["accuracy"]),
-        summarize_resamples(drawn["change"]),
-        summarize_resamples(drawn["against"]),
-        p,
-        harmed / n,
-        gained / n,
-        {rate: curve.at(rate) for rate in CASCADE_RATES},
-        right,
+        gate=gate.name,
+        rate=float(retrieve.mean()),
+        alone=float(without_arbiter.mean()),
+        p_mcnemar=p_value,
+        harmed=harmed / len(right),
+        gained=gained / len(right),
+        at_rate={rate: frontier.at(rate) for rate in CASCADE_RATES},
+        right=right,
+        **means,
     )
 
 
 def build_cascade_table(cascade: Cascade) -> TextTable:
-    """Every gate with the arbiter behind it; 'always' is the arbiter alone."""
+    """Build the table of all gates with the arbiter. The row 'always' is the arbiter alone."""
     columns = (
         "gate", "retrieval", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
         "gained", *(f"cascade at {rate:.0%}" for rate in CASCADE_RATES),
     )  # fmt: skip
-    rows = tuple(_row(line) for line in cascade.lines)
-    return TextTable(f"Cascade: the arbiter {cascade.arbiter} chooses after retrieval", columns, rows)
+    rows = [
+        (
+            result.gate,
+            format_percent(result.rate),
+            format_percent(result.alone),
+            format_percent_estimate(result.accuracy),
+            format_points_estimate(result.change),
+            format_points_estimate(result.against_always),
+            format_p_value(result.p_mcnemar),
+            format_percent(result.harmed),
+            format_percent(result.gained),
+            *map(format_percent, result.at_rate.values()),
+        )
+        for result in cascade.lines
+    ]
+    return TextTable(f"Cascade: the arbiter {cascade.arbiter} chooses after retrieval", columns, tuple(rows))
 
 
-def _row(line: CascadeResult) -> tuple[str, ...]:
-    return (
-        line.gate,
-        format_percent(line.rate),
-        format_percent(line.alone),
-        format_percent_estimate(line.accuracy),
-        format_points_estimate(line.change),
-        format_points_estimate(line.against_always),
-        "< 0.001" if line.p_mcnemar < 0.001 else f"{line.p_mcnemar:.3f}",
-        format_percent(line.harmed),
-        format_percent(line.gained),
-        *(format_percent(value) for value in line.at_rate.values()),
-    )
-
-
-log = logging.getLogger(__name__)
-SECOND_LOOK_BATCH = 32
+# --- second look: a judge drops useless passages (KBM, section 5.4) -------------------------------
 
 
 @dataclass(frozen=True)
 class SecondLookResult:
-    """One gate, judging once and twice. shown: share of questions whose LLM sees passages after the second look.
+    """One gate with and without a judge that drops useless passages.
 
-    random: accuracy of dropping as many passages at random. words: of passages per question, None where the rows hold
-    no texts.
+    Attributes:
+        rate: Retrieval rate of the gate.
+        once: Accuracy without the judge.
+        twice: Accuracy with the judge.
+        difference: `twice` minus `once`.
+        random: Accuracy of dropping the same share of passages at random.
+        shown: Share of questions answered with passages after the judge.
+        words_once: Words of passages per question without the judge; None if the rows hold no texts.
+        words_twice: The same with the judge.
     """
 
     gate: str
@@ -147,109 +170,121 @@ class SecondLookResult:
     words_twice: float | None
 
 
-def judge_trial_passages(trial: LabelTable, folder: str) -> BoolArray:
-    """Whether the judge in this folder finds the passages of each row of use."""
-    check_unseen(trial, folder)
-    judge = _judge(folder)
-    found: dict[str, bool] = {}
-    for run, name in zip(map(Path, trial.runs), name_runs([Path(run) for run in trial.runs]), strict=True):
-        rows = [row for row, key in zip(trial.rows, trial.keys, strict=True) if key == f"{name}/{row.id}"]
-        found |= {f"{name}/{key}": verdict for key, verdict in judge_run_passages(run, rows, folder, judge).items()}
-    return np.array([found[key] for key in trial.keys], dtype=bool)
+def judge_passages(table: LabelTable, folder: str) -> BoolArray:
+    """Return whether the judge in `folder` finds the passages of each row useful.
+
+    Args:
+        table: Rows with passages.
+        folder: Folder of a fitted KBM gate.
+
+    Raises:
+        BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.
+    """
+    check_unseen(table, folder)
+    judge = _load_judge(folder)
+    useful = np.zeros(len(table.rows), dtype=bool)
+    for run in table.split_by_run():
+        rows = list(table.subset(run.numbers).rows)
+        verdicts = judge_run_passages(run.path, rows, folder, judge)
+        useful[run.numbers] = [verdicts[row.id] for row in rows]
+    return useful
 
 
-def _judge(folder: str) -> PassageFilter:
-    looks = load_gate(folder, plug_in=True).passage_filter
-    if looks is None:
-        raise BadSetting(f"the gate '{folder}' cannot judge passages; --second-look takes a fitted kbm gate.")
-    return looks
+def _load_judge(folder: str) -> PassageFilter:
+    judge = load_gate(folder, plug_in=True).passage_filter
+    if judge is None:
+        raise BadSetting(f"second_look={folder!r} cannot judge passages. Use the folder of a fitted kbm gate.")
+    return judge
 
 
 def judge_run_passages(run: Path, rows: Sequence[LabelRow], folder: str, judge: PassageFilter) -> dict[str, bool]:
-    """The verdicts on record, and those of rows that have none, which are then on record too."""
-    made = read_artifact(folder)
-    name, fingerprint = made.path.name, str(made.manifest["checksum"])
-    before = [item for item in read_usefulness(run) if (item.judge, item.fingerprint) == (name, fingerprint)]
-    known = dict(before[0].useful) if before else {}
-    waiting = [row for row in rows if row.id not in known]
-    _check_passages(run, waiting)
-    if waiting:
-        log.info("%s looks at the passages of %d questions", name, len(waiting))
-    for start in range(0, len(waiting), SECOND_LOOK_BATCH):
-        part = waiting[start : start + SECOND_LOOK_BATCH]
-        said = judge.are_useful([question_from_row(row) for row in part], [row.passages for row in part])
-        known |= dict(zip((row.id for row in part), said, strict=True))
-    if waiting:
-        write_usefulness(run, RecordedUsefulness(name, fingerprint, known))
-    return known
+    """Return the judge's verdicts on the rows of one run, by row id.
+
+    Stored verdicts are reused. New ones are stored beside the rows.
+    """
+    artifact = read_artifact(folder)
+    name, fingerprint = artifact.path.name, str(artifact.manifest["checksum"])
+    stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
+    verdicts = dict(stored[0].useful) if stored else {}
+    unjudged = [row for row in rows if row.id not in verdicts]
+    if not unjudged:
+        return verdicts
+    _check_texts(run, unjudged)
+    log.info("%s judges the passages of %d questions", name, len(unjudged))
+    for start in range(0, len(unjudged), SECOND_LOOK_BATCH):
+        batch = unjudged[start : start + SECOND_LOOK_BATCH]
+        useful = judge.are_useful([question_from_row(row) for row in batch], [row.passages for row in batch])
+        verdicts |= dict(zip((row.id for row in batch), useful, strict=True))
+    write_usefulness(run, RecordedUsefulness(name, fingerprint, verdicts))
+    return verdicts
 
 
-def _check_passages(run: Path, rows: Sequence[LabelRow]) -> None:
-    packed = sum(row.open is not None and not (row.passages and row.question) for row in rows)
-    if packed:
+def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
+    """Raise BadSetting if rows with an open-book answer hold no question or passages to judge."""
+    missing = sum(row.open is not None and not (row.passages and row.question) for row in rows)
+    if missing:
         raise BadSetting(
-            f"'{run}' is packed without questions or passages ({packed} rows), which the second look would judge. "
-            "Use the run it was made from."
+            f"second_look needs the texts of questions and passages, but {missing} rows of '{run}' were packed without "
+            "them. Use the run it was made from."
         )
 
 
 def evaluate_second_look(
-    trial: LabelTable, gates: Sequence[TableScores], useful: BoolArray, draws: Bootstrap
+    table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
-    """Every gate with and without the second look, between never and always."""
-    if trial.open_right is None:
-        raise BadSetting("--second-look drops passages, and no row has an open-book answer. Label with passages.")
-    return [_second_look_line(trial, gate, useful, draws) for gate in gates]
+    """Measure every gate with and without dropping the passages that are not useful."""
+    if table.open_right is None:
+        raise BadSetting("second_look drops passages, but no row has an open-book answer. Label with passages.")
+    return [_measure_second_look(table, gate, useful, bootstrap) for gate in gates]
 
 
-def _second_look_line(trial: LabelTable, gate: TableScores, useful: BoolArray, draws: Bootstrap) -> SecondLookResult:
-    closed, opened = trial.closed_right, trial.always_right
+def _measure_second_look(
+    table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
+) -> SecondLookResult:
+    closed, opened = table.closed_right, table.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
     once, twice = np.where(retrieve, opened, closed), np.where(shown, opened, closed)
-    changes: FloatArray = twice.astype(float) - once.astype(float)
-    kept = float(shown.sum() / max(1, retrieve.sum()))
-    random = np.where(retrieve, kept * opened + (1 - kept) * closed, closed)
-    drawn = draws.apply([lambda weights: {"gain": weighted_mean(weights, changes)}])[0]
-    words = _words(trial)
+    shown_share = float(shown.sum() / max(1, retrieve.sum()))
+    random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
+    difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
+    words = _count_passage_words(table)
     return SecondLookResult(
-        gate.name,
-        float(retrieve.mean()),
-        float(once.mean()),
-        float(twice.mean()),
-        summarize_resamples(drawn["gain"]),
-        float(random.mean()),
-        float(shown.mean()),
-        None if words is None else float((words * retrieve).mean()),
-        None if words is None else float((words * shown).mean()),
+        gate=gate.name,
+        rate=float(retrieve.mean()),
+        once=float(once.mean()),
+        twice=float(twice.mean()),
+        random=float(random.mean()),
+        shown=float(shown.mean()),
+        words_once=None if words is None else float((words * retrieve).mean()),
+        words_twice=None if words is None else float((words * shown).mean()),
+        **difference,
     )
 
 
-def _words(trial: LabelTable) -> FloatArray | None:
-    counts = np.array([sum(len(passage.text.split()) for passage in row.passages) for row in trial.rows], dtype=float)
-    return counts if counts.any() else None
+def _count_passage_words(table: LabelTable) -> FloatArray | None:
+    """Count the words of each row's passages. None if no row holds texts."""
+    counts = [sum(len(passage.text.split()) for passage in row.passages) for row in table.rows]
+    return np.array(counts, dtype=float) if any(counts) else None
 
 
-def build_second_look_table(lines: Sequence[SecondLookResult]) -> TextTable:
-    """Figure 8 as a table: LLM only (never), all RAG (always) and every gate, judged once and twice."""
+def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
+    """Build KBM's Figure 8 as a table: every gate with one and with two judgments."""
     columns = (
         "gate", "retrieval", "accuracy, one look", "accuracy, two looks", "change", "against random drop",
         "passages shown", "words of passages", "after two looks",
     )  # fmt: skip
-    return TextTable(
-        "Second look at the passages (KBM, Figure 8)", columns, tuple(_second_look_row(line) for line in lines)
-    )
-
-
-def _second_look_row(line: SecondLookResult) -> tuple[str, ...]:
-    words = [MISSING_VALUE if count is None else f"{count:.0f}" for count in (line.words_once, line.words_twice)]
-    return (
-        line.gate,
-        format_percent(line.rate),
-        format_percent(line.once),
-        format_percent(line.twice),
-        format_points_estimate(line.difference),
-        format_points(line.twice - line.random),
-        format_percent(line.shown),
-        *words,
-    )
+    rows = [
+        (
+            result.gate,
+            format_percent(result.rate),
+            format_percent(result.once),
+            format_percent(result.twice),
+            format_points_estimate(result.difference),
+            format_points(result.twice - result.random),
+            format_percent(result.shown),
+            *(MISSING_VALUE if words is None else f"{words:.0f}" for words in (result.words_once, result.words_twice)),
+        )
+        for result in results
+    ]
+    return TextTable("Second look at the passages (KBM, Figure 8)", columns, tuple(rows))

@@ -1,7 +1,4 @@
-"""Ways of ordering candidates, held against preferences: the retriever, rerankers, controls, the oracle.
-
-Knows scores and ranking measures (CBDR 4.1.4); what the LLM makes of the first passages is `answers`'.
-"""
+"""Rankers of candidate passages measured against preferences (CBDR, section 4.1.4): retriever, rerankers, oracle."""
 
 from __future__ import annotations
 
@@ -21,14 +18,14 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Passage, Reranker
 
 RETRIEVER, BASE, ORACLE, NO_PASSAGES = "retriever", "base", "oracle", "no passages"
-PASSAGE_COUNTS = (1, 3)  # passages the LLM answers with
-Notify = Callable[[str], None]
-EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> value with interval
+PASSAGE_COUNTS = (1, 3)  # numbers of passages that the LLM answers with
+ValueTable = Mapping[str, Mapping[str, FloatArray]]  # measure -> ranker -> value of each question
+EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
 
 
 @dataclass(frozen=True)
 class Ranker:
-    """One way of ordering candidates: a score for each candidate of each row."""
+    """A ranker by the scores it gives to the candidates of each question."""
 
     name: str
     scores: list[list[float]] = field(repr=False)
@@ -36,52 +33,62 @@ class Ranker:
 
 @dataclass(frozen=True)
 class RankerMeasures:
-    """Per-question values of each ranker: measure -> ranker -> values, of the questions `ids` in their order."""
+    """Per-question values of several rankers.
+
+    Attributes:
+        ids: Ids of the questions.
+        values: For each measure and ranker, the value of each question.
+    """
 
     ids: list[str] = field(repr=False)
-    values: Mapping[str, Mapping[str, FloatArray]] = field(repr=False)
+    values: ValueTable = field(repr=False)
 
     @property
     def rankers(self) -> list[str]:
+        """Names of all rankers."""
         return list(dict.fromkeys(name for by_ranker in self.values.values() for name in by_ranker))
 
     @property
     def reference(self) -> str:
-        """What the others are compared with: the cross-encoder before alignment, else the retriever's order."""
+        """The ranker to compare with: the cross-encoder before alignment, or else the retriever."""
         return BASE if BASE in self.rankers else RETRIEVER
 
     @cached_property
     def means(self) -> EstimateTable:
-        """Every ranker's mean with its interval, by measure."""
-        return _estimated({measure: dict(by_ranker) for measure, by_ranker in self.values.items()})
+        """Mean of every ranker, by measure."""
+        return _estimate_table(self.values)
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Every other ranker less the reference, and less the retriever's order, question by question."""
-        return {other: _estimated(self._less(other)) for other in dict.fromkeys([self.reference, RETRIEVER])}
+        """Paired differences of every ranker to the reference, and to the retriever's order."""
+        return {other: _estimate_table(self._subtract(other)) for other in dict.fromkeys([self.reference, RETRIEVER])}
 
-    def _less(self, other: str) -> dict[str, dict[str, FloatArray]]:
+    def _subtract(self, other: str) -> ValueTable:
         return {
-            measure: {name: numbers - by_ranker[other] for name, numbers in by_ranker.items() if name != other}
+            measure: {name: values - by_ranker[other] for name, values in by_ranker.items() if name != other}
             for measure, by_ranker in self.values.items()
         }
 
 
-def _estimated(values: Mapping[str, Mapping[str, FloatArray]]) -> EstimateTable:
-    """Answers without a gold answer are not graded; they are left out on both sides of a difference."""
-    keys = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
-    found = dict(zip(keys, estimate_means([values[measure][name] for measure, name in keys]), strict=True))
-    return {measure: {name: found[measure, name] for name in by_ranker} for measure, by_ranker in values.items()}
+def _estimate_table(values: ValueTable) -> EstimateTable:
+    """Estimate the means of a table, all on the same resamples. Questions with NaN are left out."""
+    cells = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
+    estimates = dict(zip(cells, estimate_means([values[measure][name] for measure, name in cells]), strict=True))
+    return {measure: {name: estimates[measure, name] for name in by_ranker} for measure, by_ranker in values.items()}
 
 
 @dataclass(frozen=True)
 class RankingResult:
-    """Rankers against the preferences of one source. hits: ranker -> row -> which of the pool, best first, help.
+    """Rankers measured against the preferences of one source.
 
-    chance: P@1 of a random order. margin_share: questions for which reranking is skipped.
+    Attributes:
+        hits: For each ranker and question, which of the ranked passages help, best first.
+        chance: P@1 of a random order.
+        margin: Lead of the first passage above which reranking is skipped.
+        margin_share: Share of questions for which it is skipped.
     """
 
-    measured: RankerMeasures
+    measures: RankerMeasures
     hits: Mapping[str, list[list[bool]]] = field(repr=False)
     chance: float
     margin: float | None = None
@@ -89,7 +96,7 @@ class RankingResult:
 
 
 def select_usable(rows: Sequence[Preference]) -> list[Preference]:
-    """Rows that can be ranked at all: they did not fail and have candidates."""
+    """Return the rows that did not fail and have candidates."""
     return [row for row in rows if row.error is None and row.candidates]
 
 
@@ -97,107 +104,128 @@ def rank_with_all(
     rows: Sequence[Preference],
     rerankers: Mapping[str, Reranker],
     margin: float | None = None,
-    say: Notify = lambda word: None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> list[Ranker]:
-    """The retriever's own order, each reranker's, with the margin rule the last reranker's again, and the oracle's."""
-    kept_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
-    rankers = [Ranker(RETRIEVER, kept_order)]
+    """Rank the candidates of each row with the retriever, every reranker, and the oracle.
+
+    Args:
+        rows: Questions with candidates.
+        rerankers: Rerankers by name.
+        margin: Also rank with the last reranker, skipped where the retriever's first passage leads by this share.
+        notify: Called with a message before each reranker starts.
+    """
+    retriever_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
+    rankers = [Ranker(RETRIEVER, retriever_order)]
     for name, reranker in rerankers.items():
-        say(f"reranking: {name}")
-        rankers.append(
-            Ranker(name, reranker.score([row.question for row in rows], [list_passages(row) for row in rows]))
-        )
+        notify(f"reranking: {name}")
+        scores = reranker.score([row.question for row in rows], [list_passages(row) for row in rows])
+        rankers.append(Ranker(name, scores))
     if margin is not None and rerankers:
         last = rankers[-1]
-        chosen = [
-            plain if can_skip_reranking(list_passages(row), margin) else scored
-            for row, plain, scored in zip(rows, kept_order, last.scores, strict=True)
+        with_margin = [
+            order if can_skip_reranking(list_passages(row), margin) else scores
+            for row, order, scores in zip(rows, retriever_order, last.scores, strict=True)
         ]
-        rankers.append(Ranker(f"{last.name}, margin {margin:g}", chosen))
+        rankers.append(Ranker(f"{last.name}, margin {margin:g}", with_margin))
     return [*rankers, Ranker(ORACLE, [[candidate.shift for candidate in row.candidates] for row in rows])]
 
 
 def measure_ranking(
     rows: Sequence[Preference], rankers: Sequence[Ranker], margin: float | None = None
 ) -> RankingResult:
-    """Ranking measures need positives and negatives, so they are taken on rows that have both."""
-    with_both = [number for number, row in enumerate(rows) if row.is_kept]
-    kept = [rows[number] for number in with_both]
-    if not kept:
+    """Measure rankers on the rows that have passages which help and passages which do not.
+
+    Raises:
+        BadInput: No row has passages of both kinds.
+    """
+    with_both = [index for index, row in enumerate(rows) if row.is_kept]
+    measured = [rows[index] for index in with_both]
+    if not measured:
         raise BadInput(
-            f"none of the {len(rows)} held-out questions has passages of both kinds; prefer more questions, or some "
-            "with --split test."
+            f"none of the {len(rows)} held-out questions has both passages that help and passages that do not. "
+            "Measure preferences of more questions with `knowgate prefer`."
         )
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}
     for ranker in rankers:
-        scores = [ranker.scores[number] for number in with_both]
-        hits[ranker.name] = [rank_hits(row, own) for row, own in zip(kept, scores, strict=True)]
-        for name, numbers in compute_rank_metrics(kept, scores).items():
-            values.setdefault(name, {})[ranker.name] = numbers
-    share = (
-        float(np.mean([can_skip_reranking(list_passages(row), margin) for row in rows])) if margin is not None else None
+        scores = [ranker.scores[index] for index in with_both]
+        hits[ranker.name] = [rank_hits(row, row_scores) for row, row_scores in zip(measured, scores, strict=True)]
+        for measure, by_question in compute_rank_metrics(measured, scores).items():
+            values.setdefault(measure, {})[ranker.name] = by_question
+    skipped = [can_skip_reranking(list_passages(row), margin) for row in rows]
+    return RankingResult(
+        RankerMeasures([row.id for row in measured], values),
+        hits,
+        chance=float(np.mean([len(row.positives) / len(row.pool) for row in measured])),
+        margin=margin,
+        margin_share=None if margin is None else float(np.mean(skipped)),
     )
-    chance = float(np.mean([len(row.positives) / len(row.pool) for row in kept]))
-    return RankingResult(RankerMeasures([row.id for row in kept], values), hits, chance, margin, share)
 
 
 def measure_answers(
     rows: Sequence[Preference],
     rankers: Sequence[Ranker],
-    answering: CachedAnswerer,
-    shown: Sequence[int] = PASSAGE_COUNTS,
-    say: Notify = lambda word: None,
+    answerer: CachedAnswerer,
+    passage_counts: Sequence[int] = PASSAGE_COUNTS,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> RankerMeasures:
-    """Whether the LLM is right with the first passages of each ranker, as many as `shown` says, and with none."""
+    """Measure the accuracy of an LLM with the first passages of each ranker, and without passages."""
     questions = [row.to_question() for row in rows]
-    say(f"answering: {NO_PASSAGES}")
-    bare = answering.correct(questions, [[] for _ in rows])
+    notify(f"answering: {NO_PASSAGES}")
+    without_passages = answerer.grade_answers(questions, [[] for _ in rows])
     values: dict[str, dict[str, FloatArray]] = {}
-    for k in shown:
-        values[f"top {k}"] = {NO_PASSAGES: bare}
+    for count in passage_counts:
+        by_ranker = {NO_PASSAGES: without_passages}
         for ranker in rankers:
-            say(f"answering: {ranker.name}, top {k}")
-            first = [
-                [row.candidates[number].passage for number in rank_scores(scores)[:k]]
+            notify(f"answering: {ranker.name}, top {count}")
+            first_passages = [
+                [row.candidates[index].passage for index in rank_scores(scores)[:count]]
                 for row, scores in zip(rows, ranker.scores, strict=True)
             ]
-            values[f"top {k}"][ranker.name] = answering.correct(questions, first)
+            by_ranker[ranker.name] = answerer.grade_answers(questions, first_passages)
+        values[f"top {count}"] = by_ranker
     return RankerMeasures([row.id for row in rows], values)
 
 
 def list_passages(row: Preference) -> list[Passage]:
+    """Return the candidate passages of a row."""
     return [candidate.passage for candidate in row.candidates]
 
 
+# --- controls: rankers that do not read the question ----------------------------------------------
+
+
 class ShortestFirstRanker:
-    """Shorter passages first. Whatever it reaches, length alone reaches."""
+    """Ranks shorter passages first: shows what passage length alone achieves."""
 
     name = fingerprint = "shortest first"
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        return [[-float(len(passage.text)) for passage in found] for found in passages]
+        """Score each passage by its negative length."""
+        return [[-float(len(passage.text)) for passage in candidates] for candidates in passages]
 
 
 class PassageMeanRanker:
-    """A passage's mean shift over the training questions it was a candidate of; 0 if it was none's."""
+    """Scores a passage by its mean shift over the training questions; 0 if it was no candidate there."""
 
     name = "passage means"
 
-    def __init__(self, learnt: Iterable[Preference]):
+    def __init__(self, training: Iterable[Preference]):
         shifts: dict[str, list[float]] = {}
-        for candidate in (one for row in learnt for one in row.candidates):
+        for candidate in (candidate for row in training for candidate in row.candidates):
             shifts.setdefault(candidate.id, []).append(candidate.shift)
-        self.means = {name: float(np.mean(found)) for name, found in shifts.items()}
+        self.means = {passage_id: float(np.mean(values)) for passage_id, values in shifts.items()}
 
     @property
     def fingerprint(self) -> str:
-        return sha256_text(*(f"{name}={mean!r}" for name, mean in sorted(self.means.items())))[:16]
+        """Hash of all means."""
+        return sha256_text(*(f"{passage_id}={mean!r}" for passage_id, mean in sorted(self.means.items())))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        return [[self.means.get(passage.id, 0.0) for passage in found] for found in passages]
+        """Score each passage by its mean shift, whatever the question."""
+        return [[self.means.get(passage.id, 0.0) for passage in candidates] for candidates in passages]
 
-    def seen(self, rows: Iterable[Preference]) -> float:
-        """Share of the rows' candidates that training questions had too."""
-        known = [candidate.id in self.means for row in rows for candidate in row.candidates]
-        return float(np.mean(known)) if known else 0.0
+    def compute_coverage(self, rows: Iterable[Preference]) -> float:
+        """Return the share of the rows' candidates that also occur in the training questions."""
+        covered = [candidate.id in self.means for row in rows for candidate in row.candidates]
+        return float(np.mean(covered)) if covered else 0.0

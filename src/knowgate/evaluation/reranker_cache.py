@@ -1,4 +1,7 @@
-"""A file of values by key that grows as they come, so that work which was stopped, even killed, goes on."""
+"""Caches of LLM answers and reranker scores, so that an interrupted comparison can continue.
+
+Values are appended to a JSONL file as they are computed.
+"""
 
 from __future__ import annotations
 
@@ -8,133 +11,152 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from knowgate.core.files import find_last_line_end, read_jsonl, sha256_text
-from knowgate.core.schema import read_record
+from knowgate.errors import BadInput
 from knowgate.labels.grading import Grader
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
 from knowgate.retrieval.passages import format_passage
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Model, Passage, Prompt, Question, Reranker
 
-CacheRecord = TypeVar("CacheRecord")
-
-
-def read_cache_file(file: Path, kind: type[CacheRecord]) -> list[CacheRecord]:
-    """What is in the file; a line that was being written when the process died is cut off."""
-    if not file.is_file():
-        return []
-    os.truncate(file, find_last_line_end(file))
-    return [read_record(kind, record, f"{file} line {line}") for line, record in read_jsonl(file)]
-
-
-def append_to_cache_file(file: Path, name: str, values: Mapping[str, Any]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"key": key, name: value}, ensure_ascii=False) + "\n" for key, value in values.items()]
-    with file.open("a", encoding="utf-8", newline="\n") as end:
-        end.writelines(lines)
-
-
+SCORE_BATCH = 64  # questions scored before their scores are written
 ANSWER_BATCH = 256
+ProgressCallback = Callable[[int, int], None]
+
+
+def ignore_progress(done: int, total: int) -> None:
+    """Do nothing with progress."""
 
 
 @dataclass(frozen=True)
-class CachedAnswer:
-    key: str
-    answer: str
+class ValueCache:
+    """Values by key in a JSONL file, one line {"key": ..., value_name: ...} each.
+
+    Attributes:
+        value_name: Key of the value in each line.
+    """
+
+    file: Path
+    value_name: str
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All values. A last line that was not written completely is cut off."""
+        if not self.file.is_file():
+            return {}
+        os.truncate(self.file, find_last_line_end(self.file))
+        values = {}
+        for number, record in read_jsonl(self.file):
+            if not isinstance(record, dict) or not {"key", self.value_name} <= record.keys():
+                raise BadInput(f"{self.file} line {number} is not a cached {self.value_name}. Delete the file.")
+            values[record["key"]] = record[self.value_name]
+        return values
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add values and append them to the file."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        records = ({"key": key, self.value_name: value} for key, value in values.items())
+        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        self.values.update(values)
 
 
 @dataclass(frozen=True)
 class CachedAnswerer:
-    """An LLM with a grader and a file of answers it has given. Answers are kept as they come, so a run can go on."""
+    """Answers questions with given passages, grades the answers, and caches them in a file.
+
+    Attributes:
+        on_progress: Called with the number of new answers and their total.
+    """
 
     model: Model
     grader: Grader
     file: Path
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
     max_tokens: int = 32
-    watch: Callable[[int, int], None] = lambda done, total: None
+    on_progress: ProgressCallback = ignore_progress
 
-    def correct(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> FloatArray:
-        """1 or 0 for each question, NaN where it has no gold answer."""
-        asked = [self._prompt(*pair) for pair in zip(questions, passages, strict=True)]
-        self._answer(asked)
-        texts = [self.known[self._key(prompt)] for prompt in asked]
-        verdicts = [grade.correct for grade in self.grader.grade(texts, questions)]
+    def grade_answers(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> FloatArray:
+        """Return 1 for a correct answer, 0 for a wrong one, and NaN if the question has no gold answer."""
+        prompts = [self._make_prompt(question, shown) for question, shown in zip(questions, passages, strict=True)]
+        self._generate_missing(prompts)
+        answers = [self.cache.values[self._make_key(prompt)] for prompt in prompts]
+        verdicts = [grade.correct for grade in self.grader.grade(answers, questions)]
         return np.array([np.nan if verdict is None else float(verdict) for verdict in verdicts])
 
     @cached_property
-    def known(self) -> dict[str, str]:
-        """Answers given so far, by the key of their prompt."""
-        return {row.key: row.answer for row in read_cache_file(self.file, CachedAnswer)}
+    def cache(self) -> ValueCache:
+        """Answers by the key of their prompt."""
+        return ValueCache(self.file, "answer")
 
-    def _prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
+    def _make_prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
+        """Make the prompt, with the passages shortened if they do not fit."""
         if not passages:
             return self.prompts.closed(question)
         prompt = self.prompts.open(question, passages)
-        if self._key(prompt) in self.known or self.model.fits([prompt], self.max_tokens)[0]:
+        if self._make_key(prompt) in self.cache.values or self.model.fits([prompt], self.max_tokens)[0]:
             return prompt
         return self.prompts.open(question, fit_passages(self.model, self.prompts, question, passages, self.max_tokens))
 
-    def _answer(self, prompts: Sequence[Prompt]) -> None:
-        waiting = list({self._key(prompt): prompt for prompt in prompts if self._key(prompt) not in self.known}.items())
-        for start in range(0, len(waiting), ANSWER_BATCH):
-            batch = waiting[start : start + ANSWER_BATCH]
-            said = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
-            fresh = {key: row[0].text for (key, _), row in zip(batch, said, strict=True)}
-            append_to_cache_file(self.file, "answer", fresh)
-            self.known.update(fresh)
-            self.watch(start + len(batch), len(waiting))
+    def _generate_missing(self, prompts: Sequence[Prompt]) -> None:
+        keyed = {self._make_key(prompt): prompt for prompt in prompts}
+        missing = [(key, prompt) for key, prompt in keyed.items() if key not in self.cache.values]
+        for start in range(0, len(missing), ANSWER_BATCH):
+            batch = missing[start : start + ANSWER_BATCH]
+            completions = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
+            answers = {key: samples[0].text for (key, _), samples in zip(batch, completions, strict=True)}
+            self.cache.add(answers)
+            self.on_progress(start + len(batch), len(missing))
 
-    def _key(self, prompt: Prompt) -> str:
+    def _make_key(self, prompt: Prompt) -> str:
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]
-
-
-SCORE_BATCH = 64  # questions scored before their scores are written
-
-
-@dataclass(frozen=True)
-class CachedScore:
-    key: str
-    score: float
 
 
 @dataclass(frozen=True)
 class CachedReranker:
-    """`reranker` with a memory. The key of a score holds the reranker's fingerprint, so several may share a file."""
+    """A reranker whose scores are cached in a file. Several rerankers can share the file."""
 
     reranker: Reranker
     file: Path
-    watch: Callable[[int, int], None] = lambda done, total: None
+    on_progress: ProgressCallback = ignore_progress
 
     @property
     def name(self) -> str:
+        """Name of the reranker."""
         return self.reranker.name
 
     @cached_property
     def fingerprint(self) -> str:
+        """Fingerprint of the reranker."""
         return self.reranker.fingerprint
 
-    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        keys = [[self._key(q, one) for one in found] for q, found in zip(questions, passages, strict=True)]
-        waiting = [place for place, row in enumerate(keys) if any(key not in self.known for key in row)]
-        for start in range(0, len(waiting), SCORE_BATCH):
-            part = waiting[start : start + SCORE_BATCH]
-            fresh = self.reranker.score([questions[place] for place in part], [passages[place] for place in part])
-            scores = {
-                k: s for place, row in zip(part, fresh, strict=True) for k, s in zip(keys[place], row, strict=True)
-            }
-            append_to_cache_file(self.file, "score", scores)
-            self.known.update(scores)
-            self.watch(start + len(part), len(waiting))
-        return [[self.known[key] for key in row] for row in keys]
-
     @cached_property
-    def known(self) -> dict[str, float]:
-        return {row.key: row.score for row in read_cache_file(self.file, CachedScore)}
+    def cache(self) -> ValueCache:
+        """Scores by the key of reranker, question and passage."""
+        return ValueCache(self.file, "score")
 
-    def _key(self, question: str, passage: Passage) -> str:
+    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        """Score the passages of each question, using cached scores where possible."""
+        keys = [
+            [self._make_key(question, passage) for passage in candidates]
+            for question, candidates in zip(questions, passages, strict=True)
+        ]
+        missing = [index for index, row in enumerate(keys) if any(key not in self.cache.values for key in row)]
+        for start in range(0, len(missing), SCORE_BATCH):
+            batch = missing[start : start + SCORE_BATCH]
+            scores = self.reranker.score([questions[i] for i in batch], [passages[i] for i in batch])
+            new = {
+                key: score
+                for index, row in zip(batch, scores, strict=True)
+                for key, score in zip(keys[index], row, strict=True)
+            }
+            self.cache.add(new)
+            self.on_progress(start + len(batch), len(missing))
+        return [[self.cache.values[key] for key in row] for row in keys]
+
+    def _make_key(self, question: str, passage: Passage) -> str:
         return sha256_text(self.fingerprint, question, format_passage(passage))[:24]

@@ -1,4 +1,4 @@
-"""CBDR's Tables 1 and 2 as one comparison: rerankers by sources of preference, and by answering LLMs and data sets."""
+"""Comparison of rerankers by preferences and by the answers they lead to (CBDR, Tables 1 and 2)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,8 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable
 from knowgate.data.preferences import Preference, PreferenceFolder, load_common_settings
-from knowgate.evaluation.rankers import (
-    NO_PASSAGES,
-    ORACLE,
-    PASSAGE_COUNTS,
-    RETRIEVER,
-    EstimateTable,
-    PassageMeanRanker,
-    Ranker,
-    RankerMeasures,
-    RankingResult,
-    ShortestFirstRanker,
-    measure_answers,
-    measure_ranking,
-    rank_with_all,
-    select_usable,
-)
+from knowgate.evaluation import rankers as ranking
+from knowgate.evaluation.rankers import NO_PASSAGES, ORACLE, RETRIEVER, EstimateTable, RankerMeasures, RankingResult
 from knowgate.evaluation.reranker_cache import CachedAnswerer
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.formats import format_percent_estimate, format_points_estimate
@@ -35,230 +21,259 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """Preferences of one source: the rows of each data set to measure on, and those rerankers learnt from."""
+    """Preferences of one source.
+
+    Attributes:
+        by_data: Held-out rows to measure on, by data set.
+        training: Rows that rerankers were trained on.
+    """
 
     name: str
     model_fingerprint: str
     by_data: Mapping[str, list[Preference]] = field(repr=False)
-    learnt: list[Preference] = field(repr=False)
+    training: list[Preference] = field(repr=False)
 
     @property
     def rows(self) -> list[Preference]:
-        return select_usable([row for rows in self.by_data.values() for row in rows])
+        """The held-out rows that can be used."""
+        return ranking.select_usable([row for rows in self.by_data.values() for row in rows])
 
 
 @dataclass(frozen=True)
 class RerankerComparison:
-    """rankings: by source. answers: by LLM and data set. seen: share of candidates the control knew, by source."""
+    """Rerankers measured by preferences and by answers.
+
+    Attributes:
+        rankings: Ranking measures by source of preferences.
+        answers: Accuracy by LLM and data set.
+        coverage: Share of candidates that also occur in training questions, by source; empty without controls.
+    """
 
     rankings: dict[str, RankingResult]
     answers: dict[tuple[str, str], RankerMeasures]
-    seen: dict[str, float] = field(default_factory=dict)
+    coverage: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ComparisonSettings:
+    """What to compare.
+
+    Attributes:
+        controls: Also compare rankers that do not read the question.
+        passage_counts: Numbers of passages that the LLMs answer with.
+        margin: Also compare the last reranker with this margin rule.
+    """
+
+    controls: bool = False
+    passage_counts: Sequence[int] = ranking.PASSAGE_COUNTS
+    margin: float | None = None
 
 
 def is_reranker(name: str) -> bool:
-    """Neither a control, nor an order that needs no reranker."""
-    others = (RETRIEVER, ORACLE, NO_PASSAGES, ShortestFirstRanker.name, PassageMeanRanker.name)
+    """Return whether a ranker is a reranker: not the retriever, a control, or an oracle."""
+    others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
     return name not in others and not name.startswith(f"{ORACLE},")
 
 
 def group_held_out_preferences(
     folders: Iterable[PreferenceFolder], split: str, limit: int | None = None
 ) -> list[HeldOutPreferences]:
-    """The folders put together by source (and the length candidates were cut to), in the order given.
+    """Group preference folders by source and by the length their candidates were cut to.
 
-    limit: only the first so many questions of each data set.
+    Args:
+        folders: Preference folders.
+        split: The split to measure on.
+        limit: Use only the first questions of each data set, up to this number.
     """
     by_source: dict[str, list[PreferenceFolder]] = {}
     for folder in folders:
-        by_source.setdefault(_source(folder), []).append(folder)
-    return [_held(name, some, split, limit) for name, some in by_source.items()]
+        settings = folder.manifest()["settings"]
+        cut = f", cut to {settings['cut_to']} tokens" if settings.get("cut_to") else ""
+        by_source.setdefault(f"{settings['source']}{cut}", []).append(folder)
+    return [_read_held_out(name, group, split, limit) for name, group in by_source.items()]
 
 
-def _source(folder: PreferenceFolder) -> str:
-    settings = folder.manifest()["settings"]
-    cut = f", cut to {settings['cut_to']} tokens" if settings.get("cut_to") else ""
-    return f"{settings['source']}{cut}"
-
-
-def _held(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
-    shared = load_common_settings(folders)
+def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
     by_data: dict[str, list[Preference]] = {}
-    learnt: list[Preference] = []
+    training: list[Preference] = []
     for folder in folders:
         rows = list(folder.rows())
-        learnt += [row for row in rows if row.split == "train" and row.error is None]
-        if own := [row for row in rows if row.split == split]:
-            by_data.setdefault(str(folder.manifest()["settings"]["data"]), []).extend(own)
-    return HeldOutPreferences(
-        name, str(shared["model_fingerprint"]), {data: rows[:limit] for data, rows in by_data.items()}, learnt
-    )
+        training += [row for row in rows if row.split == "train" and row.error is None]
+        if held_out := [row for row in rows if row.split == split]:
+            by_data.setdefault(str(folder.manifest()["settings"]["data"]), []).extend(held_out)
+    fingerprint = str(load_common_settings(folders)["model_fingerprint"])
+    return HeldOutPreferences(name, fingerprint, {data: rows[:limit] for data, rows in by_data.items()}, training)
 
 
 def compare_rerankers(
-    sets: Sequence[HeldOutPreferences],
+    sources: Sequence[HeldOutPreferences],
     rerankers: Mapping[str, Reranker],
-    *,
-    answering: Mapping[str, CachedAnswerer] | None = None,
-    controls: bool = False,
-    shown: Sequence[int] = PASSAGE_COUNTS,
-    margin: float | None = None,
-    say: Callable[[str], None] = lambda word: None,
+    answerers: Mapping[str, CachedAnswerer] | None = None,
+    settings: ComparisonSettings | None = None,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> RerankerComparison:
-    """Every reranker against every source's preferences; LLMs answer with the first passages of the first source's
-    questions, whichever way they were ordered."""
+    """Measure every reranker against the preferences of every source, and by the answers of LLMs.
+
+    Args:
+        sources: Held-out preferences. The LLMs answer the questions of the first source.
+        rerankers: Rerankers by name.
+        answerers: LLMs by name.
+        settings: What to compare.
+        notify: Called with a message before each step.
+    """
+    settings = settings or ComparisonSettings()
     rankings: dict[str, RankingResult] = {}
-    seen: dict[str, float] = {}
-    for held in sets:
-        means = PassageMeanRanker(held.learnt)
-        own: dict[str, Reranker] = {
-            **rerankers,
-            **({"shortest first": ShortestFirstRanker(), means.name: means} if controls else {}),
+    coverage: dict[str, float] = {}
+    shortest = {"shortest first": ranking.ShortestFirstRanker()}
+    for source in sources:
+        means = ranking.PassageMeanRanker(source.training)
+        compared = {**rerankers, **(shortest | {means.name: means} if settings.controls else {})}
+        ranked = ranking.rank_with_all(source.rows, compared, settings.margin, notify)
+        rankings[source.name] = ranking.measure_ranking(source.rows, ranked, settings.margin)
+        if settings.controls:
+            coverage[source.name] = means.compute_coverage(source.rows)
+    answers = {}
+    for llm, answerer in (answerers or {}).items():
+        for data, rows in sources[0].by_data.items():
+            usable = ranking.select_usable(rows)
+            ranked = ranking.rank_with_all(usable, {**rerankers, **(shortest if settings.controls else {})})
+            compared_rankers = [ranker for ranker in ranked if ranker.name != ORACLE]
+            compared_rankers += build_oracle_rankers(usable, sources)
+            answers[llm, data] = ranking.measure_answers(
+                usable, compared_rankers, answerer, settings.passage_counts, notify
+            )
+    return RerankerComparison(rankings, answers, coverage)
+
+
+def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
+    """Build an oracle from each source that measured the same candidates: how good its preferences are."""
+    oracles = []
+    for source in sources:
+        shifts = {
+            (row.id, candidate.id, candidate.text): candidate.shift
+            for row in source.rows
+            for candidate in row.candidates
         }
-        rankings[held.name] = measure_ranking(held.rows, rank_with_all(held.rows, own, margin, say), margin)
-        seen |= {held.name: means.seen(held.rows)} if controls else {}
-    answers = {
-        (llm, data): _answered(data, sets, rerankers, one, controls, shown, say)
-        for llm, one in (answering or {}).items()
-        for data in sets[0].by_data
-    }
-    return RerankerComparison(rankings, answers, seen)
+        keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]
+        if all(key in shifts for row_keys in keys for key in row_keys):
+            scores = [[shifts[key] for key in row_keys] for row_keys in keys]
+            oracles.append(ranking.Ranker(f"{ORACLE}, {source.name}", scores))
+    return oracles
 
 
-def _answered(
-    data: str,
-    sets: Sequence[HeldOutPreferences],
-    rerankers: Mapping[str, Reranker],
-    answering: CachedAnswerer,
-    controls: bool,
-    shown: Sequence[int],
-    say: Callable[[str], None],
-) -> RankerMeasures:
-    rows = select_usable(sets[0].by_data[data])
-    own = {**rerankers, **({"shortest first": ShortestFirstRanker()} if controls else {})}
-    rankers = [ranker for ranker in rank_with_all(rows, own) if ranker.name != ORACLE]
-    return measure_answers(rows, [*rankers, *build_oracle_rankers(rows, sets)], answering, shown, say)
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def build_oracle_rankers(rows: Sequence[Preference], sets: Sequence[HeldOutPreferences]) -> list[Ranker]:
-    """The order of each source's own shifts, where it measured the same candidates: how good the signal itself is."""
-    found = []
-    for held in sets:
-        shifts = {(row.id, one.id, one.text): one.shift for row in held.rows for one in row.candidates}
-        wanted = [[(row.id, one.id, one.text) for one in row.candidates] for row in rows]
-        if all(key in shifts for keys in wanted for key in keys):
-            found.append(Ranker(f"{ORACLE}, {held.name}", [[shifts[key] for key in keys] for keys in wanted]))
-    return found
+def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
+    """Build CBDR's Table 1 for each source and Table 2 for all LLMs, each with paired differences."""
+    tables = []
+    for source, result in comparison.rankings.items():
+        tables += _build_ranking_tables(source, result)
+    return tables + (_build_answer_tables(comparison) if comparison.answers else [])
 
 
-def build_reranker_tables(found: RerankerComparison) -> list[TextTable]:
-    """Table 1 for each source, Table 2 for all LLMs, each with the paired differences to the base."""
-    sheets = [sheet for source, ranking in found.rankings.items() for sheet in _ranking_sheets(source, ranking)]
-    return sheets + (_answer_sheets(found) if found.answers else [])
-
-
-def _ranking_sheets(source: str, ranking: RankingResult) -> list[TextTable]:
-    measured = ranking.measured
-    about = f"preferences by {source}, {len(measured.ids)} questions with passages of both kinds"
-    values, less = measured.means, measured.differences[measured.reference]
-    title = f"Rankers: {about}; a random order has P@1 {ranking.chance:.3f}"
-    if ranking.margin is not None and ranking.margin_share is not None:
-        title += f"; the margin {ranking.margin:g} skips {ranking.margin_share:.1%}"
+def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]:
+    measures = result.measures
+    basis = f"preferences by {source}, {len(measures.ids)} questions with passages of both kinds"
+    title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
+    if result.margin is not None and result.margin_share is not None:
+        title += f"; the margin {result.margin:g} skips {result.margin_share:.1%}"
+    differences = measures.differences[measures.reference]
     return [
-        _sheet(title, measured.rankers, values, format_percent_estimate),
-        _sheet(f"Less {measured.reference}, in points: {about}", measured.rankers, less, format_points_estimate),
-    ]
-
-
-def _sheet(title: str, rankers: list[str], values: EstimateTable, show: Callable[[Estimate], str]) -> TextTable:
-    rows = tuple(
-        (name, *(show(by_ranker[name]) if name in by_ranker else MISSING_VALUE for by_ranker in values.values()))
-        for name in rankers
-        if any(name in by_ranker for by_ranker in values.values())
-    )
-    return TextTable(title, ("ranker", *values), rows)
-
-
-def _answer_sheets(found: RerankerComparison) -> list[TextTable]:
-    """Rows: LLM and ranker; columns: data set and how many passages."""
-    asked = {data: len(measured.ids) for (_, data), measured in found.answers.items()}
-    about = ", ".join(f"{data} ({n} questions)" for data, n in asked.items())
-    reference = next(iter(found.answers.values())).reference
-    return [
-        _answer_sheet(f"Right answers: {about}", found, lambda one: one.means, format_percent_estimate),
-        _answer_sheet(
-            f"Right answers less those of {reference}, in points",
-            found,
-            lambda one: one.differences[reference],
-            format_points_estimate,
+        _build_ranker_table(title, measures.rankers, measures.means, format_percent_estimate),
+        _build_ranker_table(
+            f"Less {measures.reference}, in points: {basis}", measures.rankers, differences, format_points_estimate
         ),
     ]
 
 
-def _answer_sheet(
-    title: str,
-    found: RerankerComparison,
-    work_out: Callable[[RankerMeasures], EstimateTable],
-    show: Callable[[Estimate], str],
+def _build_ranker_table(
+    title: str, rankers: list[str], values: EstimateTable, format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
-    worked = {key: work_out(measured) for key, measured in found.answers.items()}
-    llms = list(dict.fromkeys(llm for llm, _ in worked))
-    columns = list(dict.fromkeys((data, top) for (_, data), values in worked.items() for top in values))
+    rows = [
+        (
+            name,
+            *(format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()),
+        )
+        for name in rankers
+        if any(name in column for column in values.values())
+    ]
+    return TextTable(title, ("ranker", *values), tuple(rows))
+
+
+def _build_answer_tables(comparison: RerankerComparison) -> list[TextTable]:
+    counts = {data: len(measures.ids) for (_, data), measures in comparison.answers.items()}
+    basis = ", ".join(f"{data} ({n} questions)" for data, n in counts.items())
+    reference = next(iter(comparison.answers.values())).reference
+    means = {key: measures.means for key, measures in comparison.answers.items()}
+    differences = {key: measures.differences[reference] for key, measures in comparison.answers.items()}
+    return [
+        _build_answer_table(f"Right answers: {basis}", means, format_percent_estimate),
+        _build_answer_table(f"Right answers less those of {reference}, in points", differences, format_points_estimate),
+    ]
+
+
+def _build_answer_table(
+    title: str, values: Mapping[tuple[str, str], EstimateTable], format_estimate: Callable[[Estimate], str]
+) -> TextTable:
+    """Build a table with a row for each LLM and ranker, and a column for each data set and number of passages."""
+    columns = list(dict.fromkeys((data, top) for (_, data), by_top in values.items() for top in by_top))
+    pairs = dict.fromkeys(
+        (llm, name) for (llm, _), by_top in values.items() for by_ranker in by_top.values() for name in by_ranker
+    )
     rows = []
-    for llm in llms:
-        rankers = dict.fromkeys(name for key, one in found.answers.items() if key[0] == llm for name in one.rankers)
-        for name in rankers:
-            cells = [worked.get((llm, data), {}).get(top, {}).get(name) for data, top in columns]
-            if any(cell is not None for cell in cells):
-                rows.append((llm, name, *(MISSING_VALUE if cell is None else show(cell) for cell in cells)))
+    for llm, name in pairs:
+        cells = [values.get((llm, data), {}).get(top, {}).get(name) for data, top in columns]
+        rows.append((llm, name, *(MISSING_VALUE if cell is None else format_estimate(cell) for cell in cells)))
     return TextTable(title, ("LLM", "ranker", *(f"{data}, {top}" for data, top in columns)), tuple(rows))
 
 
-# --- to keep --------------------------------------------------------------------------------------
+# --- as plain data --------------------------------------------------------------------------------
 
 
-def reranker_comparison_to_dict(found: RerankerComparison) -> dict[str, Any]:
-    """Every value with its interval, and the paired differences to the base and to the retriever's order."""
+def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any]:
+    """Convert all values, intervals and paired differences to plain data."""
     return {
         "rankings": {
             source: {
-                "questions": len(ranking.measured.ids),
-                "chance": ranking.chance,
-                "margin": ranking.margin,
-                "margin_share": ranking.margin_share,
-                "seen_by_passage_means": found.seen.get(source),
-                **_measured_json(ranking.measured),
+                "questions": len(result.measures.ids),
+                "chance": result.chance,
+                "margin": result.margin,
+                "margin_share": result.margin_share,
+                "seen_by_passage_means": comparison.coverage.get(source),
+                **_measures_to_dict(result.measures),
             }
-            for source, ranking in found.rankings.items()
+            for source, result in comparison.rankings.items()
         },
         "answers": [
-            {"model": llm, "data": data, "questions": len(measured.ids), **_measured_json(measured)}
-            for (llm, data), measured in found.answers.items()
+            {"model": llm, "data": data, "questions": len(measures.ids), **_measures_to_dict(measures)}
+            for (llm, data), measures in comparison.answers.items()
         ],
     }
 
 
-def _measured_json(measured: RankerMeasures) -> dict[str, Any]:
+def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
+    differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
+    return {"values": _table_to_dict(measures.means), "less": differences}
+
+
+def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
     return {
-        "values": _plain(measured.means),
-        "less": {other: _plain(values) for other, values in measured.differences.items()},
+        measure: {name: asdict(estimate) for name, estimate in by_ranker.items()}
+        for measure, by_ranker in table.items()
     }
 
 
-def _plain(values: EstimateTable) -> dict[str, dict[str, Any]]:
-    return {measure: {name: asdict(one) for name, one in found.items()} for measure, found in values.items()}
-
-
-def iter_prediction_lines(found: RerankerComparison) -> Iterator[str]:
-    """What each ranker and each LLM did, question by question, without questions and passages: one line each."""
-    for source, ranking in found.rankings.items():
-        for name, hits in ranking.hits.items():
-            places = ["".join("01"[hit] for hit in row) for row in hits]
-            by_id = dict(zip(ranking.measured.ids, places, strict=True))
+def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
+    """Yield JSON lines with what each ranker and each LLM did per question, without any texts."""
+    for source, result in comparison.rankings.items():
+        for name, hits in result.hits.items():
+            bits = ["".join("1" if hit else "0" for hit in row) for row in hits]
+            by_id = dict(zip(result.measures.ids, bits, strict=True))
             yield json.dumps({"preferences": source, "ranker": name, "hits": by_id}) + "\n"
-    for (llm, data), measured in found.answers.items():
-        for top, by_ranker in measured.values.items():
-            for name, numbers in by_ranker.items():
-                verdicts = [None if np.isnan(one) else int(one) for one in numbers]
-                right = dict(zip(measured.ids, verdicts, strict=True))
+    for (llm, data), measures in comparison.answers.items():
+        for top, by_ranker in measures.values.items():
+            for name, values in by_ranker.items():
+                verdicts = [None if np.isnan(value) else int(value) for value in values]
+                right = dict(zip(measures.ids, verdicts, strict=True))
                 yield json.dumps({"model": llm, "data": data, "shown": top, "ranker": name, "right": right}) + "\n"

@@ -1,7 +1,7 @@
-"""Skip, retrieve once, or several times: each question gets the action with the highest expected gain.
+"""Choice between skipping, one retrieval and several rounds, by expected gain.
 
-P(right) of each action is a function of the gate's need, fitted on the dev rows (Platt's two numbers) and tried on the
-others. An action is worth its P(right) less the price of its searches, counted in right answers.
+The probability that an action's answer is correct is fitted to the gate's need on the dev rows (Platt scaling) and
+tested on the others. An action's gain is that probability minus the price of its searches, in correct answers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,29 @@ from numpy.typing import NDArray
 from knowgate.core.display import TextTable, format_percent
 from knowgate.data.runs.table import DEFAULT_ROUNDS, LabelTable
 from knowgate.errors import BadSetting
+from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.offline_scoring import TableScores
-from knowgate.stats.bootstrap import Bootstrap, Estimate, summarize_resamples
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
-from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix, weighted_mean
+from knowgate.stats.bootstrap import Bootstrap, Estimate
+from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import mcnemar_test
 
 ACTIONS = ("skip", "one", "several")
-SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # of a search, in right answers
+SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a search, in correct answers
 
 
 @dataclass(frozen=True)
 class ActionResult:
-    """What one price comes to. shares: of the questions that each action gets, in the order of ACTIONS."""
+    """Choosing among the three actions at one price of a search.
+
+    Attributes:
+        price: Price of a search, in correct answers.
+        shares: Share of the questions that get each action, in the order of `ACTIONS`.
+        searches: Searches per question.
+        against_always: Accuracy minus that of one retrieval for every question.
+        p_mcnemar: McNemar's p-value of that difference.
+    """
 
     gate: str
     price: float
@@ -41,104 +50,130 @@ class ActionResult:
 
 @dataclass(frozen=True)
 class ActionOutcomes:
-    """Questions with whether each action's answer is right, a column each, and how many searches each action takes."""
+    """Which actions answer each question correctly.
+
+    Attributes:
+        needs: The gate's need of each question.
+        right: Questions x actions: whether the action's answer is correct.
+        open_right: Whether the answer after one plain retrieval is correct.
+        searches: Searches that each action makes.
+    """
 
     needs: FloatArray
     right: BoolArray
     open_right: BoolArray
     searches: tuple[float, ...] = (0.0, 1.0, DEFAULT_ROUNDS)
 
-    def at(self, rows: BoolArray) -> ActionOutcomes:
+    def select(self, rows: BoolArray) -> ActionOutcomes:
+        """Return the outcomes of some of the questions."""
         return ActionOutcomes(self.needs[rows], self.right[rows], self.open_right[rows], self.searches)
 
 
-def predict_action_success(fitted_on: ActionOutcomes, needs: FloatArray) -> FloatArray:
-    """P(right) of each action for these needs."""
-    from knowgate.training.classifiers import fit_platt_scaling
+def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> FloatArray:
+    """Predict the probability that each action answers correctly, from need alone.
 
-    surety = 1 - fitted_on.needs
-    maps = [fit_platt_scaling(surety, column) for column in fitted_on.right.T]
-    shares = fitted_on.right.mean(axis=0)  # where all or none are right there is nothing to fit
-    columns = [
-        apply_calibration(1 - needs, one) if one["kind"] != "none" else np.full(len(needs), share)
-        for one, share in zip(maps, shares, strict=True)
-    ]
-    return np.stack(columns, axis=1)
+    Args:
+        training: Outcomes that the probabilities are fitted on.
+        needs: Needs of the questions to predict for.
+
+    Returns:
+        Array of questions x actions.
+    """
+    from knowgate.training.classifiers import fit_platt_scaling  # imports scikit-learn, which takes seconds
+
+    predictions = []
+    for right in training.right.T:
+        scaling = fit_platt_scaling(1 - training.needs, right)
+        # There is nothing to fit if all answers, or none, are correct.
+        is_constant = scaling["kind"] == "none"
+        predictions.append(np.full(len(needs), right.mean()) if is_constant else apply_calibration(1 - needs, scaling))
+    return np.stack(predictions, axis=1)
 
 
-def choose_actions(chances: FloatArray, searches: Sequence[float], price: float) -> NDArray[np.int64]:
-    """The number of the best action for each question; of equally good ones the one that searches least."""
-    best: NDArray[np.int64] = np.argmax(chances - price * np.asarray(searches), axis=1)
+def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: float) -> NDArray[np.int64]:
+    """Return the index of the best action for each question; ties go to the action with fewer searches."""
+    best: NDArray[np.int64] = np.argmax(probabilities - price * np.asarray(searches), axis=1)
     return best
 
 
 def measure_actions(
-    name: str, fitted_on: ActionOutcomes, tried_on: ActionOutcomes, prices: Sequence[float], draws: Bootstrap
+    gate: str, training: ActionOutcomes, test: ActionOutcomes, prices: Sequence[float], bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Each price in turn, on questions that nothing was fitted on."""
-    chances = predict_action_success(fitted_on, tried_on.needs)
-    return [_line(name, tried_on, choose_actions(chances, tried_on.searches, one), one, draws) for one in prices]
+    """Fit success probabilities on `training` and measure the chosen actions on `test`, at each price."""
+    probabilities = predict_action_success(training, test.needs)
+    return [
+        _measure_choice(gate, test, choose_actions(probabilities, test.searches, price), price, bootstrap)
+        for price in prices
+    ]
 
 
-def _line(name: str, rows: ActionOutcomes, chosen: NDArray[np.int64], price: float, draws: Bootstrap) -> ActionResult:
-    right = rows.right[np.arange(len(chosen)), chosen]
-    table = np.stack([right.astype(float), right.astype(float) - rows.open_right], axis=1)
-
-    def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
-        return dict(zip(("accuracy", "against"), weighted_mean(weights, table).T, strict=True))
-
-    drawn = draws.apply([measure])[0]
-    shares = tuple(float((chosen == number).mean()) for number in range(len(ACTIONS)))
-    searches = float(np.asarray(rows.searches)[chosen].mean())
-    p, _, _ = mcnemar_test(right, rows.open_right)
+def _measure_choice(
+    gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
+) -> ActionResult:
+    right = outcomes.right[np.arange(len(actions)), actions]
+    means = estimate_column_means(
+        bootstrap, {"accuracy": right, "against_always": right.astype(float) - outcomes.open_right}
+    )
+    p_value, _, _ = mcnemar_test(right, outcomes.open_right)
     return ActionResult(
-        name, price, shares, searches, summarize_resamples(drawn["accuracy"]), summarize_resamples(drawn["against"]), p
+        gate=gate,
+        price=price,
+        shares=tuple(float((actions == index).mean()) for index in range(len(ACTIONS))),
+        searches=float(np.asarray(outcomes.searches)[actions].mean()),
+        p_mcnemar=p_value,
+        **means,
     )
 
 
 def evaluate_actions(
-    trial: LabelTable,
-    gates: Sequence[TableScores],
-    given: BoolArray,
-    prices: Sequence[float],
-    resamples: int,
-    seed: int,
+    table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Every gate at every price; the rows must hold answers after several rounds of retrieval. given: after one."""
-    several = trial.iterative_right
-    if several is None:
+    """Measure every gate with the choice between skipping, one retrieval and several rounds.
+
+    Args:
+        table: Rows with answers after several rounds of retrieval.
+        gates: Scored gates.
+        once_right: Whether the answer after one retrieval is correct.
+        price: Price of a search, in correct answers.
+        bootstrap: Resamples of all rows; the same number and seed are used for the test rows.
+    """
+    several_right = table.iterative_right
+    if several_right is None:
         raise BadSetting(
-            "--price-retrieval chooses between skipping, one retrieval and several, and no row has an answer after "
-            "several rounds. Label with --iterative, or import such answers: knowgate import-answers --iterative KEY"
+            "price_retrieval compares skipping, one retrieval and several rounds, but no row has an answer after "
+            "several rounds. Label with iterative=True, or import such answers with `knowgate import-answers`."
         )
-    dev = trial.is_dev
+    dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(trial.rows)} questions are too few to fit expected gains on some and try them on others. Label more."
+            f"{len(table.rows)} questions are too few to fit expected gains on some and test them on others. "
+            "Label more."
         )
-    right = np.stack([trial.closed_right, given, several], axis=1)
-    draws, lines = Bootstrap(int((~dev).sum()), resamples, seed), list[ActionResult]()
+    right = np.stack([table.closed_right, once_right, several_right], axis=1)
+    test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)
+    results = []
     for gate in gates:
-        rows = ActionOutcomes(gate.needs, right, trial.always_right, (0.0, 1.0, trial.mean_rounds))
-        lines += measure_actions(gate.name, rows.at(dev), rows.at(~dev), prices, draws)
-    return lines
+        outcomes = ActionOutcomes(gate.needs, right, table.always_right, (0.0, 1.0, table.mean_rounds))
+        results += measure_actions(gate.name, outcomes.select(dev), outcomes.select(~dev), [price], test_bootstrap)
+    return results
 
 
-def build_action_table(lines: Sequence[ActionResult]) -> TextTable:
+def build_action_table(results: Sequence[ActionResult]) -> TextTable:
+    """Build the table of the three actions, one row per gate and price."""
     columns = (
         "gate", "price of a search", "skip", "one retrieval", "several", "searches", "accuracy, three actions",
         "against always once", "p",
     )  # fmt: skip
-    return TextTable("Skip, retrieve once, or several times", columns, tuple(_row(line) for line in lines))
-
-
-def _row(line: ActionResult) -> tuple[str, ...]:
-    return (
-        line.gate,
-        f"{line.price:g}",
-        *(format_percent(share) for share in line.shares),
-        f"{line.searches:.2f}",
-        format_percent_estimate(line.accuracy),
-        format_points_estimate(line.against_always),
-        "< 0.001" if line.p_mcnemar < 0.001 else f"{line.p_mcnemar:.3f}",
-    )
+    rows = [
+        (
+            result.gate,
+            f"{result.price:g}",
+            *map(format_percent, result.shares),
+            f"{result.searches:.2f}",
+            format_percent_estimate(result.accuracy),
+            format_points_estimate(result.against_always),
+            format_p_value(result.p_mcnemar),
+        )
+        for result in results
+    ]
+    return TextTable("Skip, retrieve once, or several times", columns, tuple(rows))

@@ -1,13 +1,13 @@
-"""The server's log of decisions (`knowgate serve --decisions FILE`) read into events, and into questions to fit on.
+"""The decision log of the server (`knowgate serve --decisions FILE`), read as traffic and as questions.
 
-Knows the tables; writes nothing into them. A decision that was made without the gate is left out and counted.
+The log is only read. Decisions made without the gate are left out and counted.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,94 +24,120 @@ from knowgate.evaluation.traffic_log import LoggedTraffic
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision
+SERVER_DECISION_STAGES = ("read", "gate", "draft")
 WOULD_SKIP_NOTE = "would skip"
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
 CORRECTIONS_QUERY = "SELECT decision, answer FROM corrections ORDER BY at"
 
+LogLocation = Path | DatabaseAddress
+
 
 def is_server_log(path: Path) -> bool:
-    """Whether this is a log of the server, not lines of `ask --json`."""
+    """Return whether a file is the server's log (SQLite) rather than lines of JSON."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
         return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
 
 
-def read_server_log(place: Path | DatabaseAddress, arm: str | None = None) -> LoggedTraffic:
-    """The decisions of one gate: those of an arm, or of the gate that made most of them."""
-    path = place if isinstance(place, Path) else place.shown
-    log = LoggedTraffic(path)
-    rows = ((id, _record(text, log.left_out)) for id, text in _rows(place, DECISIONS_QUERY))
-    usable = [(id, record) for id, record in rows if record and _is_usable(record, arm, log.left_out)]
-    common = Counter((str(record["gate"]), record["threshold"]) for _, record in usable).most_common(1)
-    compared: dict[str, list[tuple[str, float]]] = {}
-    for decision, kind, lost in _rows(place, AUDITS_QUERY):
-        compared.setdefault(decision, []).append((kind, lost))
-    for id, record in usable:
-        if (str(record["gate"]), record["threshold"]) != common[0][0]:
-            _count(log.left_out, "of another gate or threshold")
+def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
+    """Read the decisions of one gate at one threshold.
+
+    Args:
+        location: SQLite file or PostgreSQL address.
+        arm: Only decisions of this arm of an A/B test. Otherwise the gate with most decisions is used.
+
+    Raises:
+        BadInput: The log holds no decision of a gate.
+    """
+    log = LoggedTraffic(_get_path(location))
+    decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
+    usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
+    settings = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
+    audits: dict[str, list[tuple[str, float]]] = {}
+    for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
+        audits.setdefault(decision, []).append((kind, lost))
+    for key, record in usable:
+        gate, threshold = str(record["gate"]), record["threshold"]
+        if (gate, threshold) != settings.most_common(1)[0][0]:
+            _count_left_out(log.left_out, "of another gate or threshold")
             continue
-        log.events.append(_event(record, compared.get(id, ())))
-        log.gates[str(record["gate"])] += 1
+        log.events.append(_make_event(record, audits.get(key, ())))
+        log.gates[gate] += 1
         log.models[str(record.get("model", "?"))] += 1
-        log.thresholds[float(record["threshold"])] += 1
+        log.thresholds[float(threshold)] += 1
     if not log.events:
-        others = ", ".join(f"{count} {why}" for why, count in log.left_out.items())
-        left_out = f" (left out: {others})" if others else ""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
+        left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"there is no decision of a gate in {path}{left_out}. Let the server decide some, or name another --arm."
+            f"there is no decision of a gate in {log.path}{left_out}. Let the server decide some, or name another `arm`."
         )
     return log
 
 
-def read_logged_questions(place: Path | DatabaseAddress, most: int) -> list[Question]:
-    """The newest questions, each once, with the answers that people gave as corrections."""
-    path = place if isinstance(place, Path) else place.shown
-    golds: dict[str, str] = {str(id): str(answer) for id, answer in _rows(place, CORRECTIONS_QUERY)}
-    found: dict[str, Question] = {}
-    for id, text in _rows(place, QUESTIONS_QUERY):
-        before = found.get(text)
-        if before is None and len(found) >= most:
+def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
+    """Read the newest distinct questions, with the answers that people gave as corrections.
+
+    Raises:
+        BadInput: The server did not store the texts of questions.
+    """
+    corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
+    questions: dict[str, Question] = {}
+    for key, text in _read_rows(location, QUESTIONS_QUERY):
+        newer = questions.get(text)
+        if newer is None and len(questions) >= limit:
             continue
-        if before is None or (not before.answers and id in golds):
-            found[text] = Question(text, id=str(id), answers=(golds[id],) if id in golds else ())
-    if not found:
-        raise BadInput(f"there are no questions in {path}: let the server keep their texts, with --keep-questions.")
-    return list(found.values())
+        if newer is None or (not newer.answers and key in corrections):
+            questions[text] = Question(text, id=str(key), answers=(corrections[key],) if key in corrections else ())
+    if not questions:
+        raise BadInput(f"there are no questions in {_get_path(location)}. Start the server with keep_questions=True.")
+    return list(questions.values())
 
 
-def _rows(place: Path | DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    return _rows_of_file(place, query) if isinstance(place, Path) else _rows_of_database(place, query)
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def _rows_of_database(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
-    """Looking makes no tables."""
-    database, words = open_postgres(address), query.split(" FROM ")
+def _get_path(location: LogLocation) -> Path | str:
+    """Return the file, or the address without its password."""
+    return location if isinstance(location, Path) else location.redacted
+
+
+def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
+    if isinstance(location, Path):
+        return _read_sqlite_rows(location, query)
+    return _read_postgres_rows(location, query)
+
+
+def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
+    database = open_postgres(address)
+    select, _, table = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
-        raise BadInput(f"{address.shown} is not a log of the server (serve --decisions): it holds no decisions.")
-    yield from database.read(f"{words[0]} FROM {address.schema}.{words[1]}")
+        raise BadInput(f"{address.redacted} is not a log of the server: it has no table of decisions.")
+    yield from database.read(f"{select} FROM {address.schema}.{table}")
 
 
-def _rows_of_file(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Of a table that may not be there: audits come with the first one."""
+def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
+    """Run a query on a table that may not exist yet: audits are created with the first audit."""
     check_regular_file(path)
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as file:
-            tables = {name for (name,) in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "decisions" not in tables:
-                raise BadInput(f"{path} is not a log of the server (serve --decisions): it holds no decisions.")
+                raise BadInput(f"{path} is not a log of the server: it has no table of decisions.")
             if query.split(" FROM ")[1].split()[0] in tables:
-                yield from file.execute(query)
+                yield from database.execute(query)
     except sqlite3.Error as error:
         raise BadInput(f"{path} cannot be read as a log of the server: {error}.") from None
 
 
+# --- records --------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class DecisionRecord:
-    """What a record must say to be of use; of a request that was passed on, nothing."""
+    """The fields that a usable record of a decision must have."""
 
     retrieve: bool
     gate: str
@@ -121,52 +147,53 @@ class DecisionRecord:
     milliseconds: Mapping[str, float] = field(default_factory=dict)
 
 
-def _record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
-    """The record of a decision; nothing, and counted, where it says something else."""
+def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
+    """Parse a stored decision. An unreadable one is counted in `left_out` and becomes an empty record."""
     try:
         record = parse_json(str(text), "the record")
         if not isinstance(record, dict):
-            raise BadInput("the record is no object.")
-        if record.get("gated") is False:
+            raise BadInput("the record is not an object.")
+        if record.get("gated") is False:  # forwarded without a decision: nothing more to check
             return record
-        told = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
-        if told.need is None and not told.rule:
+        decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
+        if decision.need is None and not decision.rule:
             raise BadInput("the record has no need.")
     except BadInput:
-        _count(left_out, "that cannot be read")
+        _count_left_out(left_out, "that cannot be read")
         return {}
     return record
 
 
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
+    """Return whether a decision of this arm was made by the gate; others of the arm are counted."""
     if arm is not None and record.get("arm", "a") != arm:
         return False
     if record.get("gated") is False:
-        _count(left_out, "passed on without a decision")
+        _count_left_out(left_out, "passed on without a decision")
         return False
     if set(record.get("degraded") or ()) - {"alarm"}:
-        _count(left_out, "decided without the gate, which failed")
+        _count_left_out(left_out, "decided without the gate, which failed")
         return False
     return True
 
 
-def _count(left_out: dict[str, int], why: str) -> None:
-    left_out[why] = left_out.get(why, 0) + 1
+def _count_left_out(left_out: dict[str, int], reason: str) -> None:
+    left_out[reason] = left_out.get(reason, 0) + 1
 
 
-def _event(record: Mapping[str, Any], compared: Any) -> TrafficEvent:
-    """What skipping and retrieving took; tokens are not on record."""
+def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
+    """Convert a decision to an event. The log holds times but no tokens."""
     retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
     need = float(retrieved) if record.get("rule") else float(record["need"])
-    reading = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
-    rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading))
-    skips = not retrieved or WOULD_SKIP_NOTE in (record.get("notes") or ())
-    lost = [value for kind, value in compared if kind == "label" or skips]
+    reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
+    rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))
+    would_skip = not retrieved or WOULD_SKIP_NOTE in (record.get("notes") or ())
+    losses = [lost for kind, lost in audits if kind == "label" or would_skip]
     return TrafficEvent(
         need,
         retrieved,
-        read=EventCost(seconds=reading),
+        reading=EventCost(seconds=reading_seconds),
         closed=EventCost() if retrieved else rest,
         opened=rest if retrieved else EventCost(),
-        loses=bool(lost[-1]) if lost else None,
+        loses_answer=bool(losses[-1]) if losses else None,
     )

@@ -1,6 +1,6 @@
-"""Logged traffic read into events: lines of `knowgate ask --json` or `decide --json`, or a label run scored by a gate.
+"""Logged traffic as events: the output of `knowgate ask --json` or `decide --json`, or a label run with a gate.
 
-A line that cannot be used is counted, with the number of the first of its kind; it is never guessed at.
+Lines that cannot be used are counted by reason. Nothing is guessed.
 """
 
 from __future__ import annotations
@@ -28,15 +28,22 @@ from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import TableScores, score_gate
 
-DECISION_STAGES = ("read", "gate")  # stages of the pipeline that come before the decision
-ANSWER_STAGES = ("answer",)  # those in which the LLM answers after it
+DECISION_STAGES = ("read", "gate")  # pipeline stages before the decision
+ANSWER_STAGES = ("answer",)  # pipeline stages in which the LLM answers after the decision
 
 
 @dataclass
 class LoggedTraffic:
-    """What a log holds. bad: reason -> line numbers. estimated: events whose prompts were measured by their characters.
+    """Events of a log, and what is known about them.
 
-    thresholds: those the gate ran with. own: that of the gate tried on a label run.
+    Attributes:
+        gates: Gates that decided, with their number of decisions.
+        models: LLMs that answered, with their number of answers.
+        thresholds: Thresholds that were in use, with their number of decisions.
+        bad_lines: Numbers of the lines that cannot be used, by reason.
+        left_out: Number of records left out, by reason.
+        own_threshold: Threshold of the gate that was applied to a label run.
+        n_estimated: Number of events whose prompt tokens are estimated from the text.
     """
 
     path: Path | str
@@ -44,60 +51,65 @@ class LoggedTraffic:
     gates: Counter[str] = field(default_factory=Counter)
     models: Counter[str] = field(default_factory=Counter)
     thresholds: Counter[float] = field(default_factory=Counter)
-    bad: dict[str, list[int]] = field(default_factory=dict)
+    bad_lines: dict[str, list[int]] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
-    own: float | None = None
-    estimated: int = 0
+    own_threshold: float | None = None
+    n_estimated: int = 0
+
+    def describe_bad_lines(self) -> str:
+        """Describe how many lines cannot be used, and why."""
+        return ", ".join(
+            f"{len(numbers)} {reason}, first in line {numbers[0]}" for reason, numbers in self.bad_lines.items()
+        )
 
 
 def read_traffic_log(path: Path) -> LoggedTraffic:
-    """The usable lines of a log of one gate and one model."""
+    """Read a log of one gate and one LLM, written by `knowgate ask --json` or `decide --json`.
+
+    Raises:
+        BadInput: No line can be used, or the log mixes several gates or LLMs.
+    """
     log = LoggedTraffic(path)
     for number, line in read_lines(path):
         try:
-            record = _parsed(line)
-            if "skipped" in record:  # an empty line
+            record = _parse_line(line)
+            if "skipped" in record:  # written for an empty question
                 continue
             log.events.append(parse_event(record))
         except ValueError as error:
-            log.bad.setdefault(str(error), []).append(number)
+            log.bad_lines.setdefault(str(error), []).append(number)
             continue
         log.gates[str(record.get("gate", "?"))] += 1
         log.models[str(record.get("model", "?"))] += 1
         if _is_amount(record.get("threshold")):
             log.thresholds[float(record["threshold"])] += 1
-        log.estimated += _is_estimated(record)
-    _check(log)
+        log.n_estimated += _has_estimated_prompt(record)
+    _check_log(log)
     return log
 
 
-def _check(log: LoggedTraffic) -> None:
+def _check_log(log: LoggedTraffic) -> None:
     if not log.events:
-        why = f"none of its lines can be used ({format_bad_lines(log)})" if log.bad else "it is empty"
-        raise BadInput(
-            f"there is no traffic in {log.path}: {why}. Log some: knowgate ask --json ... >> {log.path}",
-        )
-    for what, counted in (("gates", log.gates), ("models", log.models)):
-        if len(counted) > 1:
-            listed = ", ".join(f"{name} {count}" for name, count in counted.most_common())
+        reason = f"none of its lines can be used ({log.describe_bad_lines()})" if log.bad_lines else "it is empty"
+        raise BadInput(f"there is no traffic in {log.path}: {reason}. Log some with `knowgate ask`, as JSON.")
+    for kind, counts in (("gates", log.gates), ("models", log.models)):
+        if len(counts) > 1:
+            listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())
             raise BadInput(
-                f"{log.path} mixes lines of several {what} ({listed}); their needs cannot be compared. Split the log."
+                f"{log.path} mixes several {kind} ({listing}), whose needs cannot be compared. Split the log."
             )
 
 
-def format_bad_lines(log: LoggedTraffic) -> str:
-    return ", ".join(f"{len(lines)} {reason}, first in line {lines[0]}" for reason, lines in log.bad.items())
-
-
-def _is_estimated(record: Mapping[str, Any]) -> bool:
-    needed = {"closed_prompt"} | ({"open_prompt"} if record.get("passages") else set())
-    return "answer" in record and not needed <= set(record.get("tokens") or ())
+def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
+    """Return whether a record of an answer lacks the number of prompt tokens."""
+    counts = {"closed_prompt", "open_prompt"} if record.get("passages") else {"closed_prompt"}
+    return "answer" in record and not counts <= set(record.get("tokens") or ())
 
 
 # --- one line -------------------------------------------------------------------------------------
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parse_line(line: str) -> dict[str, Any]:
     try:
         record = parse_json(line, "the line")
     except BadInput:
@@ -108,68 +120,86 @@ def _parsed(line: str) -> dict[str, Any]:
 
 
 def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
-    """A line of `ask --json` or `decide --json`; ValueError says what is wrong with it."""
+    """Parse a record of `ask --json` or `decide --json`.
+
+    Raises:
+        ValueError: The record cannot be used; the message says why.
+    """
     need, retrieved = record.get("need"), record.get("retrieve")
     if isinstance(need, bool) or not isinstance(need, int | float) or not 0 <= need <= 1:
         raise ValueError("without a need between 0 and 1")
     if not isinstance(retrieved, bool):
         raise ValueError("without a decision ('retrieve')")
-    if record.get("rule"):  # decided whatever the need, so it would be at any threshold
+    if record.get("rule"):  # a rule decides the same at every threshold
         need = float(retrieved)
-    if "answer" not in record:  # of `decide`: nothing was answered
+    if "answer" not in record:  # `decide` answers nothing
         return TrafficEvent(float(need), retrieved)
-    seconds, counts = _numbers(record, "seconds"), _numbers(record, "tokens")
-    question, passages = _text(record, "question"), _passages(record)
-    reading = sum(seconds.get(stage, 0.0) for stage in DECISION_STAGES) if seconds else math.nan
-    rest = seconds["total"] - reading if "total" in seconds else math.nan
-    asked = counts.get("closed_prompt", estimate_tokens(question))
-    drafted, written = counts.get("draft", math.nan), counts.get("answer", estimate_tokens(_text(record, "answer")))
-    shown = counts.get("open_prompt", asked + sum(map(estimate_tokens, passages)))
-    whole = (
-        EventCost(0.0, 0.0, 0.0, 0.0) if "draft" in record else EventCost()
-    )  # the gate had read the whole closed-book answer
-    answering = sum(seconds.get(stage, 0.0) for stage in ANSWER_STAGES) if seconds else math.nan
-    if retrieved:
-        alone = EventCost(reading, asked, drafted, reading) if "draft" in record else EventCost(prompt=asked)
-    else:
-        alone = EventCost(reading + rest, asked, written, reading + answering)
-    return TrafficEvent(
-        float(need),
-        retrieved,
-        read=EventCost(reading, asked if drafted else 0.0, drafted, reading),
-        closed=whole if retrieved else EventCost(rest, 0.0 if drafted else asked, _left(written, drafted), answering),
-        opened=EventCost(rest, shown, written, answering) if retrieved else EventCost(),
-        alone=alone,
-        loses=_loses(record, shown=bool(passages)),
+    return _parse_answer(record, float(need), retrieved=retrieved)
+
+
+def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
+    """Parse the costs of a record that holds an answer."""
+    seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
+    passages, has_full_draft = _get_passages(record), "draft" in record
+    reading_seconds, answer_seconds = (
+        sum(seconds.get(stage, 0.0) for stage in stages) if seconds else math.nan
+        for stages in (DECISION_STAGES, ANSWER_STAGES)
     )
+    rest_seconds = seconds["total"] - reading_seconds if "total" in seconds else math.nan
+    closed_prompt = tokens.get("closed_prompt", estimate_tokens(_get_text(record, "question")))
+    open_prompt = tokens.get("open_prompt", closed_prompt + sum(map(estimate_tokens, passages)))
+    draft, answer = tokens.get("draft", math.nan), tokens.get("answer", estimate_tokens(_get_text(record, "answer")))
+    reading = EventCost(reading_seconds, closed_prompt if draft else 0.0, draft, reading_seconds)
+    if retrieved:
+        # If the gate read a full draft, skipping would have cost nothing more.
+        closed = EventCost(0.0, 0.0, 0.0, 0.0) if has_full_draft else EventCost()
+        opened = EventCost(rest_seconds, open_prompt, answer, answer_seconds)
+        closed_only = (
+            EventCost(reading_seconds, closed_prompt, draft, reading_seconds)
+            if has_full_draft
+            else EventCost(prompt=closed_prompt)
+        )
+    else:
+        remaining = _subtract(answer, draft)
+        closed = EventCost(rest_seconds, 0.0 if draft else closed_prompt, remaining, answer_seconds)
+        opened = EventCost()
+        total_seconds = reading_seconds + rest_seconds
+        closed_only = EventCost(total_seconds, closed_prompt, answer, reading_seconds + answer_seconds)
+    loses_answer = _answers_differ(record, has_passages=bool(passages))
+    return TrafficEvent(need, retrieved, reading, closed, opened, loses_answer, closed_only)
 
 
-def _loses(record: Mapping[str, Any], *, shown: bool) -> bool | None:
-    """Whether the two answers disagree: draft and answer, or answer and the audit of a skip."""
-    key = "audit" if not record["retrieve"] else "draft" if shown else ""
-    return not answers_agree(_text(record, key), _text(record, "answer")) if key in record else None
+def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
+    """Return whether the answers with and without passages differ; None if the record holds only one."""
+    if not record["retrieve"]:
+        other = "audit"
+    elif has_passages:
+        other = "draft"
+    else:
+        return None
+    return not answers_agree(_get_text(record, other), _get_text(record, "answer")) if other in record else None
 
 
-def answers_agree(one: str, other: str) -> bool:
-    """One answer's words stand in the other's, in a row. A weak sign: both may be wrong."""
-    first, second = tokenize(one), tokenize(other)
-    return contains_tokens(first, second) or contains_tokens(second, first)
+def answers_agree(first: str, second: str) -> bool:
+    """Return whether the words of one answer occur in the other, in sequence. Both may be wrong."""
+    first_tokens, second_tokens = tokenize(first), tokenize(second)
+    return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 
-def _left(written: float, drafted: float) -> float:
-    """Tokens of an answer that were not in its draft; unknown if either is."""
-    left = written - drafted
-    return left if math.isnan(left) else max(0.0, left)
+def _subtract(total: float, part: float) -> float:
+    """Return total - part, but at least 0; NaN if either is unknown."""
+    difference = total - part
+    return difference if math.isnan(difference) else max(0.0, difference)
 
 
-def _text(record: Mapping[str, Any], key: str) -> str:
+def _get_text(record: Mapping[str, Any], key: str) -> str:
     value = record.get(key, "")
     if not isinstance(value, str):
         raise ValueError(f"with '{key}' that is no text")
     return value
 
 
-def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
+def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
         raise ValueError(f"with '{key}' that are no numbers by name")
@@ -177,78 +207,85 @@ def _numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
 
 
 def _is_amount(value: object) -> bool:
+    """Return whether a value is a finite number of at least 0."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
-def _passages(record: Mapping[str, Any]) -> list[str]:
+def _get_passages(record: Mapping[str, Any]) -> list[str]:
     value = record.get("passages") or []
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
         raise ValueError("with 'passages' that are no list of objects")
-    return [f"{_text(one, 'title')} {_text(one, 'text')}" for one in value]
+    return [f"{_get_text(passage, 'title')} {_get_text(passage, 'text')}" for passage in value]
 
 
 # --- label runs -----------------------------------------------------------------------------------
 
 
 def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = None) -> LoggedTraffic:
-    """A label run as traffic: the gate's need, both answers, both grades. Seconds per way are not on record there.
+    """Read a label run as traffic: needs of a gate, and the grades of both answers. Times are unknown.
 
-    arbiter: chooses after retrieval; skipping a question then loses what it would have given.
+    Args:
+        path: Folder of the run.
+        gate: Spec or folder of the gate.
+        arbiter: Arbiter after retrieval. Skipping then loses what it would have answered correctly.
     """
     if not gate:
-        raise BadSetting(
-            f"'{path}' is a label run, which holds no needs: say whose to try, as --gate logprob or a folder."
-        )
-    artefact = read_artifact(gate) if is_artifact(gate) else None
-    trial, left_out = select_usable_rows(load_label_table([path]), artefact, get_arbiter_folder(arbiter))
-    if not trial.rows:
-        raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}': replay others.")
-    scored = score_gate(trial, gate)
-    drafted = np.minimum(trial.closed_tokens, _draft_limit(trial, gate, scored)) + scored.extra_tokens
-    pace = _pace(path)
-    given = trial.always_right if arbiter is None else arbitrate(trial, arbiter).right
+        raise BadSetting(f"'{path}' is a label run without needs. Name a spec or a folder in `gate`, such as logprob.")
+    artifact = read_artifact(gate) if is_artifact(gate) else None
+    table, left_out = select_usable_rows(load_label_table([path]), artifact, get_arbiter_folder(arbiter))
+    if not table.rows:
+        raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}'. Replay other questions.")
+    scores = score_gate(table, gate)
+    draft_tokens = np.minimum(table.closed_tokens, _get_draft_limit(table, gate, scores)) + scores.extra_tokens
+    seconds_per_token = _get_seconds_per_token(path)
+    retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
+    losses = retrieved_right & ~table.closed_right
     events = [
-        _graded(row, float(need), float(read), None if trial.open_right is None else bool(opened and not closed), pace)
-        for row, need, read, closed, opened in zip(
-            trial.rows, scored.needs, drafted, trial.closed_right, given, strict=True
+        _make_graded_event(
+            row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
         )
+        for row, need, draft, loss in zip(table.rows, scores.needs, draft_tokens, losses, strict=True)
     ]
-    log = LoggedTraffic(path, events, left_out=left_out, own=scored.threshold, estimated=len(events))
-    log.gates[scored.name] = log.models[str(trial.settings["model"])] = len(events)
+    log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold, n_estimated=len(events))
+    log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
     return log
 
 
-def _draft_limit(trial: LabelTable, gate: str, scored: TableScores) -> float:
-    """Draft tokens the gate reads; of a recorded gate only whether it does is known."""
-    if gate in trial.recorded_needs:
-        return math.inf if scored.drafts else 0.0
+def _get_draft_limit(table: LabelTable, gate: str, scores: TableScores) -> float:
+    """Return how many draft tokens the gate reads. Of a stored gate it is only known whether it reads any."""
+    if gate in table.recorded_needs:
+        return math.inf if scores.drafts else 0.0
     return float(load_gate(gate).request.draft_tokens)
 
 
-def _pace(path: Path) -> float:
-    """Seconds that the LLM took for a token when the run was labelled, many questions at a time."""
+def _get_seconds_per_token(path: Path) -> float:
+    """Return the LLM's time per token while the run was labeled in batches; NaN if unknown."""
     rate = RunFolder(path).manifest().get("totals", {}).get("tokens_per_second")
     return 1 / rate if rate else math.nan
 
 
-def _length(side: GradedAnswer | None) -> float:
-    """Tokens of an answer, words where there are none; not a number where neither is on record."""
-    if side is None or (side.tokens is None and not side.text):
+def _count_answer_tokens(answer: GradedAnswer | None) -> float:
+    """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
+    if answer is None or (answer.tokens is None and not answer.text):
         return math.nan
-    return float(len(side.tokens) if side.tokens is not None else len(side.text.split()))
+    return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))
 
 
-def _graded(row: LabelRow, need: float, drafted: float, loses: bool | None, pace: float) -> TrafficEvent:
-    asked = estimate_tokens(row.question)
-    closed, opened = (_length(side) for side in (row.closed, row.open))
-    shown = asked + sum(estimate_tokens(f"{one.title} {one.text}") for one in row.passages)
+def _make_graded_event(
+    row: LabelRow, need: float, draft: float, loses_answer: bool | None, seconds_per_token: float
+) -> TrafficEvent:
+    closed_prompt = estimate_tokens(row.question)
+    closed, opened = _count_answer_tokens(row.closed), _count_answer_tokens(row.open)
+    open_prompt = closed_prompt + sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)
+
+    def make_cost(prompt: float, completion: float) -> EventCost:
+        return EventCost(prompt=prompt, completion=completion, gpu=completion * seconds_per_token)
+
     return TrafficEvent(
         need,
-        read=EventCost(prompt=asked if drafted else 0.0, completion=drafted, gpu=drafted * pace),
-        closed=EventCost(
-            prompt=0.0 if drafted else asked, completion=_left(closed, drafted), gpu=_left(closed, drafted) * pace
-        ),
-        opened=EventCost(prompt=shown if row.passages else math.nan, completion=opened, gpu=opened * pace),
-        loses=loses,
-        alone=EventCost(prompt=asked, completion=closed, gpu=closed * pace),
+        reading=make_cost(closed_prompt if draft else 0.0, draft),
+        closed=make_cost(0.0 if draft else closed_prompt, _subtract(closed, draft)),
+        opened=make_cost(open_prompt if row.passages else math.nan, opened),
+        loses_answer=loses_answer,
+        closed_only=make_cost(closed_prompt, closed),
     )

@@ -1,10 +1,11 @@
-"""Gates applied to recorded rows: the needs they would have given, without running the LLM again."""
+"""Gates applied to a label table: the needs they would have computed, without running the LLM again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -12,13 +13,13 @@ from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
 from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.table import GateColumn, LabelTable
+from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec, read_artifact
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.scoring import collect_readings, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.stats.metrics import FloatArray
@@ -26,20 +27,29 @@ from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vecto
 
 SIGNAL_NAMES = {Signal.HIDDEN: "hidden states", Signal.LABELS: "label logits", Signal.LOGPROBS: "log-probabilities"}
 SIGNAL_SOURCES = {
-    Signal.HIDDEN: "models that run here: hf:, gguf:, llamacpp:",
-    Signal.LABELS: "models that run here and servers with top_logprobs",
-    Signal.LOGPROBS: "models that run here and servers with logprobs",
+    Signal.HIDDEN: "local models (hf:, gguf:, llamacpp:)",
+    Signal.LABELS: "local models and servers with top_logprobs",
+    Signal.LOGPROBS: "local models and servers with logprobs",
 }
+LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples=20"}
 
 
 @dataclass(frozen=True)
 class TableScores:
-    """A gate's needs for every row of a trial, and what deciding costs. seconds: per question, None if not timed.
+    """The needs of a gate for every row of a label table, and the cost of its decisions.
 
-    calls: runs of the LLM before the decision, beyond the pass that starts the answer. drafts: whether that pass
-    happens for retrieved questions too. extra_tokens: generated per question beside the draft (samples).
-    far: share of questions that lie far from those the gate was fitted on, None where it does not know.
-    scoring: identity of a fitted gate, whatever its threshold.
+    Attributes:
+        name: Name of the gate in tables.
+        needs: Need of each row.
+        threshold: Retrieve above this need.
+        calls: LLM calls per question before the decision, without the pass that starts the answer.
+        drafts: Whether that pass is also run for retrieved questions.
+        extra_tokens: Tokens generated per question besides the draft, such as samples.
+        seconds: Time per question; None if not measured.
+        note: Remark for tables.
+        raw: Scores before calibration; None if there are none.
+        far: Share of questions far from the training questions; None if unknown.
+        scoring: Fingerprint of a fitted gate without its threshold.
     """
 
     name: str
@@ -50,280 +60,254 @@ class TableScores:
     extra_tokens: float = 0.0
     seconds: float | None = None
     note: str = ""
-    raw: FloatArray | None = None  # before calibration, in the same direction; None where there is none
+    raw: FloatArray | None = None
     far: float | None = None
     scoring: str = ""
 
 
 @dataclass(frozen=True)
 class RunModelIdentity:
-    """Which LLM a run was made with. Runs do not keep how deep it is: 0, as for one that shows no hidden states."""
+    """The LLM that a label run was made with. Runs do not record its depth, so that is 0."""
 
     name: str
     fingerprint: str
     depth: int = 0
 
+    @classmethod
+    def from_table(cls, table: LabelTable) -> Self:
+        """Return the LLM of a label table."""
+        return cls(table.settings["model"], table.settings["model_fingerprint"])
+
 
 @dataclass(frozen=True)
 class RecordedReadingSource:
-    """The rows of a trial as what gates read. spec: what the gate is called in messages."""
+    """Reads the signals of a label table. `spec` is the name of the gate in error messages."""
 
-    trial: LabelTable
+    table: LabelTable
     spec: str
 
-    @property
-    def identity(self) -> RunModelIdentity:
-        return RunModelIdentity(self.trial.settings["model"], self.trial.settings["model_fingerprint"])
-
     def bind(self, gate: Gate) -> Gate:
+        """Bind a gate to the LLM of the table; raise NotOffered if the rows lack its signals."""
         if Signal.LABELS in gate.needs and not gate.recorded_signal:
-            raise self._not_asked()
-        missing = gate.needs - find_signals(self.trial)
+            raise self._make_prompt_error()
+        missing = sorted(gate.needs - find_signals(self.table))
         if missing:
-            listed = ", ".join(SIGNAL_NAMES.get(one, one) for one in sorted(missing))
-            message = f"gate '{self.spec}' needs {listed}, which the rows lack. {_advice(missing, self.trial)}"
-            raise NotOffered(message, brief=f"the rows lack {listed}")
+            names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
+            raise NotOffered(
+                f"gate '{self.spec}' needs {names}, which the rows lack. {_suggest_labeling(missing, self.table)}",
+                brief=f"the rows lack {names}",
+            )
         with wrap_plugin_errors(gate):
-            return gate.bind(self.identity, self.trial.settings["prompts_fingerprint"])
+            return gate.bind(RunModelIdentity.from_table(self.table), self.table.settings["prompts_fingerprint"])
 
-    def read(self, questions: Sequence[Question], want: SignalRequest) -> list[Reading]:
-        """The recorded ones: `questions` are those of the trial."""
-        return list(self.trial.readings)
+    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
+        """Return the recorded readings; `questions` are those of the table."""
+        return list(self.table.readings)
 
-    def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        raise self._not_asked()
+    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Raise NotOffered, because the rows hold no answers to the gate's own prompts."""
+        raise self._make_prompt_error()
 
-    def _not_asked(self) -> NotOffered:
-        data, model = suggest_label_options(self.trial.settings)
+    def _make_prompt_error(self) -> NotOffered:
+        """Build the error for gates that ask the LLM with their own prompt."""
+        data, model = suggest_label_options(self.table.settings)
         return NotOffered(
-            f"gate '{self.spec}' asks the LLM in words of its own, which the rows do not hold. Evaluate it with the "
-            f"LLM at hand: knowgate eval --data {data} --model {model} --gates {self.spec}",
-            brief="asks the LLM in words of its own",
+            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it "
+            f"with the LLM: data={data}, model={model}, gates={self.spec}",
+            brief="asks the LLM with its own prompt",
         )
 
 
-def score_gates(trial: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
-    """Every gate given; 'auto' stands for those that these rows are enough for, recorded ones included."""
-    asked = [one for gate in gates for one in (list_scorable_gates(trial) if gate == "auto" else [gate])]
-    different = {gate if isinstance(gate, str) else id(gate): gate for gate in asked}  # weights cannot be compared
-    if not trial.is_in_memory:
-        return number_duplicate_names(_score_together(trial, list(different.values()), plug_in))
-    told: dict[str, TableScores] = {}
-    return number_duplicate_names([_score_once(trial, gate, told, plug_in) for gate in different.values()])
+def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
+    """Say how to get missing signals."""
+    data, model = suggest_label_options(table.settings)
+    options = [f"data={data}", f"model={model}", *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS)]
+    sources = [f"{SIGNAL_NAMES[item]} come from {SIGNAL_SOURCES[item]}" for item in missing if item in SIGNAL_SOURCES]
+    note = f" ({'; '.join(sources)})" if sources else ""
+    advice = f"Label again with {', '.join(options)}{note}"
+    if table.settings["model"].startswith(RECORDED_PREFIX):
+        return f"Imported answers are only text, which a judge can read: `knowgate fit judge`. Or ask the LLM. {advice}"
+    return advice
 
 
-def _score_once(trial: LabelTable, gate: str | Gate, told: dict[str, TableScores], plug_in: bool) -> TableScores:
-    """A fitted gate whose copy with another threshold was scored already says the same: a judge is not asked again."""
-    if isinstance(gate, str) and (_is_recorded(trial, gate) or parse_fitted_spec(gate) is None):
-        return score_gate(trial, gate, plug_in=plug_in)
-    loaded = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    alike = loaded.scoring if isinstance(loaded, FittedGate) else ""
-    if alike not in told:
-        scored = score_gate(trial, gate, plug_in=plug_in)
-        return told.setdefault(alike, scored) if alike else scored
-    if (folder := get_gate_folder(gate)) is not None:
-        check_unseen(trial, folder)
-    return replace(told[alike], name=get_gate_name(gate), threshold=loaded.threshold)
+def find_signals(table: LabelTable) -> frozenset[Signal]:
+    """Return the signals that the rows of a label table hold."""
+    reading = table.readings[0]
+    has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))  # computed from samples and hidden states
+    available = {
+        Signal.DRAFT: reading.draft is not None,
+        Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
+        Signal.SAMPLES: bool(reading.samples) or has_dispersion,
+        Signal.HIDDEN: bool(reading.hidden) or has_dispersion,
+        Signal.LABELS: all(SELF_ASSESSMENT in names for names in set(table.signal_names.tolist())),
+    }
+    return frozenset(signal for signal, is_available in available.items() if is_available)
 
 
-def save_scores(trial: LabelTable, scores: Sequence[TableScores]) -> None:
-    """Keep what these gates said beside the rows of the trial's runs."""
-    for run in trial.split_by_run():
-        ids = {number: trial.rows[number].id for number in run.numbers.tolist()}
-        write_needs(run.path, [_to_record(one, ids) for one in scores])
+def list_scorable_gates(table: LabelTable) -> list[str]:
+    """List the gates without required options whose signals the rows hold, and the recorded gates."""
+    signals, gates = find_signals(table), list(table.recorded_needs)
+    if Signal.LOGPROBS in signals:
+        available = set(table.token_statistics.tolist())  # a server that lists only the top tokens lacks some
+        statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in available)]
+        gates = ["logprob:first", "logprob:mean", "logprob:min", *statistics, "flare", *gates]
+    if Signal.LABELS in signals:
+        gates = ["prompt", *gates]
+    if all({SEAKR, SEAKR_END} & names for names in set(table.signal_names.tolist())):
+        gates.append("seakr")
+    return gates
 
 
-def _to_record(scores: TableScores, rows: Mapping[int, str]) -> RecordedNeeds:
-    needs = {key: float(scores.needs[place]) for place, key in rows.items()}
-    raw = {} if scores.raw is None else {key: float(scores.raw[place]) for place, key in rows.items()}
-    return RecordedNeeds(
-        scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
-    )
-
-
-def number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
-    """Gates of one name (two objects, two folders of that name) numbered from the second on."""
-    names = [one.name for one in scores]
-    earlier = [names[:place].count(name) for place, name in enumerate(names)]
-    return [
-        replace(one, name=f"{one.name} ({count + 1})") if count else one
-        for one, count in zip(scores, earlier, strict=True)
-    ]
-
-
-def list_scorable_gates(trial: LabelTable) -> list[str]:
-    """Gates without settings of their own whose signals the rows have, then what is on record."""
-    have, names = find_signals(trial), list(trial.recorded_needs)
-    if Signal.LOGPROBS in have:
-        names = ["logprob:first", "logprob:mean", "logprob:min", *_of_all_tokens(trial), "flare", *names]
-    if Signal.LABELS in have:
-        names = ["prompt", *names]
-    if all({SEAKR, SEAKR_END} & names for names in set(trial.signal_names.tolist())):
-        names.append("seakr")
-    return names
-
-
-def _of_all_tokens(trial: LabelTable) -> list[str]:
-    """Statistics that a server which shows only the top tokens may lack."""
-    known = set(trial.token_statistics.tolist())
-    return [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in each for each in known)]
-
-
-def find_signals(trial: LabelTable) -> frozenset[Signal]:
-    """What the rows of a trial hold."""
-    reading = trial.readings[0]
-    have = {Signal.DRAFT} if reading.draft else set()
-    have |= {Signal.LOGPROBS} if reading.draft and reading.draft.tokens is not None else set()
-    spread = {SEAKR, SEAKR_END} & set(reading.signals)  # stands for what it was read off
-    have |= {Signal.SAMPLES} if reading.samples or spread else set()
-    have |= {Signal.HIDDEN} if reading.hidden or spread else set()
-    have |= {Signal.LABELS} if all(SELF_ASSESSMENT in names for names in set(trial.signal_names.tolist())) else set()
-    return frozenset(have)
-
-
-def score_gate(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
-    """The needs of a gate: a spec, a folder, the name of one on record, or a gate itself."""
-    if isinstance(gate, str) and _is_recorded(trial, gate):
-        found = _from_record(trial.recorded_needs[gate])
-        return found if parse_fitted_spec(gate) is None else replace(found, threshold=load_gate(gate).threshold)
-    ready = _ready(trial, gate, plug_in)
-    return _as_scores(trial, ready, [_score_part(part, ready) for part in trial.chunks()])
-
-
-def _score_together(trial: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[TableScores]:
-    """All gates in one pass over rows that are on disk; what a gate lacks shows before it."""
-    ready = {place: _ready(trial, gate, plug_in) for place, gate in enumerate(gates) if not _is_recorded(trial, gate)}
-    said: dict[int, list[ChunkScores]] = {place: [] for place in ready}
-    for part in trial.chunks() if ready else ():
-        for place, one in ready.items():
-            said[place].append(_score_part(part, one))
-    return [
-        _as_scores(trial, ready[place], said[place]) if place in ready else score_gate(trial, gate)
-        for place, gate in enumerate(gates)
-    ]
-
-
-def _is_recorded(trial: LabelTable, gate: str | Gate) -> bool:
-    """Whether what a gate said is on record: a folder of that name here must be the gate that said it."""
-    if not isinstance(gate, str) or gate not in trial.recorded_needs:
-        return False
-    if parse_fitted_spec(gate) is None:
-        return True
-    loaded = load_gate(gate)
-    return isinstance(loaded, FittedGate) and loaded.scoring == trial.recorded_needs[gate].scoring
+# --- scoring --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class BoundGate:
-    """A gate that is bound to the LLM of a trial. spec: what it is called in messages."""
+class _BoundGate:
+    """A gate that is bound to the LLM of a label table. `spec` is its name in error messages."""
 
     name: str
     spec: str
     gate: Gate
 
+    @property
+    def scoring(self) -> str:
+        """Fingerprint of a fitted gate without its threshold, '' for any other."""
+        return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
+
 
 @dataclass(frozen=True)
-class ChunkScores:
-    """What a gate said of some of the rows. far: of how many distances that it knows how many are far."""
+class _ChunkScores:
+    """Scores of a chunk of rows. `far` is the share of far rows among the `n_known` with a distance."""
 
     needs: FloatArray
     raw: FloatArray | None
     far: float | None
-    known: int
+    n_known: int
 
 
-def _ready(trial: LabelTable, gate: str | Gate, plug_in: bool) -> BoundGate:
-    name, folder = get_gate_name(gate), get_gate_folder(gate)
-    gate = load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-    if folder is not None:
-        check_unseen(trial, folder)
-    return BoundGate(name, folder or name, RecordedReadingSource(trial, folder or name).bind(gate))
+def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
+    """Score several gates on a label table, in one pass over its rows.
 
+    Fitted gates that differ only in their threshold are scored once.
 
-def _score_part(part: LabelTable, ready: BoundGate) -> ChunkScores:
-    gate, source = ready.gate, RecordedReadingSource(part, ready.spec)
-    readings = collect_readings(source, [gate], part.questions)
-    scored = score_with_raw(gate, part.questions, readings)
-    raw = None if scored.raw is None else np.array(scored.raw)
-    distances = measure_distances(gate, part.questions, readings)
-    known = sum(distance is not None for distance in distances)
-    return ChunkScores(np.array(scored.needs), raw, compute_far_share(distances), known)
-
-
-def _as_scores(trial: LabelTable, ready: BoundGate, parts: Sequence[ChunkScores]) -> TableScores:
-    gate, want = ready.gate, ready.gate.request
-    raw = [part.raw for part in parts if part.raw is not None]
-    return TableScores(
-        ready.name,
-        np.concatenate([part.needs for part in parts]),
-        gate.threshold,
-        calls=float(Signal.LABELS in gate.needs) + want.samples,
-        drafts=want.draft_tokens > 0,
-        extra_tokens=want.samples * float(trial.closed_tokens.mean()),
-        note=gate.note,
-        raw=np.concatenate(raw) if len(raw) == len(parts) else None,
-        far=_far_of(parts),
-        scoring=gate.scoring if isinstance(gate, FittedGate) else "",
+    Args:
+        table: The label table.
+        gates: Gates, specs, folders or names of recorded gates. 'auto' stands for `list_scorable_gates`.
+        plug_in: Accept gates that were fitted on another LLM.
+    """
+    expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
+    unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
+    bound = {n: _bind_gate(table, gate, plug_in) for n, gate in enumerate(unique) if not _is_recorded(table, gate)}
+    different: dict[str, _BoundGate] = {}
+    for n, item in bound.items():
+        different.setdefault(item.scoring or str(n), item)
+    chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
+    for chunk in table.chunks() if different else ():
+        for key, item in different.items():
+            chunk_scores[key].append(_score_chunk(chunk, item))
+    return _number_duplicate_names(
+        [
+            _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
+            if n in bound
+            else _get_recorded_scores(table, str(gate))
+            for n, gate in enumerate(unique)
+        ]
     )
 
 
-def _far_of(parts: Sequence[ChunkScores]) -> float | None:
-    if len(parts) == 1:
-        return parts[0].far
-    known = sum(part.known for part in parts)
-    return sum((part.far or 0.0) * part.known for part in parts) / known if known else None
+def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
+    """Score one gate on a label table; see `score_gates`."""
+    return score_gates(table, [gate], plug_in=plug_in)[0]
 
 
-def can_score(trial: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
-    """Whether the rows are enough for a gate; else the LLM must be asked."""
-    if _is_recorded(trial, gate):
+def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
+    """Return whether the rows hold the signals of a gate, so that the LLM is not needed."""
+    if _is_recorded(table, gate):
         return True
     try:
-        RecordedReadingSource(trial, get_gate_name(gate)).bind(
-            load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
-        )
+        RecordedReadingSource(table, get_gate_name(gate)).bind(_load_gate(gate, plug_in))
     except NotOffered:
         return False
     return True
 
 
-def get_gate_name(gate: str | Gate) -> str:
-    """What tables call a gate: a fitted one by its folder, another by its spec or its own name."""
-    if isinstance(gate, str):
-        spec = parse_fitted_spec(gate)
-        return gate if spec is None else _called(spec)
-    return _called(FittedGateSpec(str(gate.artifact.path), gate.verdict)) if isinstance(gate, FittedGate) else gate.name
+def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
+    """Load a gate, check that it was not fitted on these rows, and bind it."""
+    name, folder = get_gate_name(gate), get_gate_folder(gate)
+    loaded = _load_gate(gate, plug_in)
+    if folder is not None:
+        check_unseen(table, folder)
+    spec = folder or name
+    return _BoundGate(name, spec, RecordedReadingSource(table, spec).bind(loaded))
 
 
-def _called(spec: FittedGateSpec) -> str:
-    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+def _load_gate(gate: str | Gate, plug_in: bool) -> Gate:
+    """Load a gate from its spec; return a gate object as it is."""
+    return load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
 
 
-def get_gate_folder(gate: str | Gate) -> str | None:
-    """The folder of a fitted gate, None for another."""
-    if isinstance(gate, str):
-        spec = parse_fitted_spec(gate)
-        return None if spec is None else spec.folder
-    return str(gate.artifact.path) if isinstance(gate, FittedGate) else None
+def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
+    """Score a gate on rows that are in memory."""
+    readings = collect_readings(RecordedReadingSource(chunk, bound.spec), [bound.gate], chunk.questions)
+    scores = score_with_raw(bound.gate, chunk.questions, readings)
+    distances = measure_distances(bound.gate, chunk.questions, readings)
+    raw = None if scores.raw is None else np.array(scores.raw)
+    n_known = sum(distance is not None for distance in distances)
+    return _ChunkScores(np.array(scores.needs), raw, compute_far_share(distances), n_known)
 
 
-def get_verdict(gate: str | Gate) -> Verdict:
-    """By whose verdict a gate decides: 'own' of fitted ones that were asked for it."""
-    if isinstance(gate, str):
-        spec = parse_fitted_spec(gate)
-        return "need" if spec is None else spec.verdict
-    return gate.verdict if isinstance(gate, FittedGate) else "need"
+def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
+    """Concatenate the scores of all chunks."""
+    gate, request = bound.gate, bound.gate.request
+    raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
+    n_known = sum(chunk.n_known for chunk in chunks)
+    return TableScores(
+        bound.name,
+        np.concatenate([chunk.needs for chunk in chunks]),
+        gate.threshold,
+        calls=float(Signal.LABELS in gate.needs) + request.samples,
+        drafts=request.draft_tokens > 0,
+        extra_tokens=request.samples * float(table.closed_tokens.mean()),
+        note=gate.note,
+        raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
+        far=sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks) / n_known if n_known else None,
+        scoring=bound.scoring,
+    )
 
 
-def _from_record(column: GateColumn) -> TableScores:
-    """Scores read from the label table; a gate must have scored every row."""
-    missing = int(np.isnan(column.needs).sum())
-    if missing:
-        raise BadSetting(f"the recorded gate '{column.gate}' lacks {missing} of {len(column.needs)} questions.")
+def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
+    """Append (2), (3), ... to names that occur more than once."""
+    names = [item.name for item in scores]
+    counts = [names[: index + 1].count(name) for index, name in enumerate(names)]
+    return [
+        replace(item, name=f"{item.name} ({count})") if count > 1 else item
+        for item, count in zip(scores, counts, strict=True)
+    ]
+
+
+# --- recorded needs -------------------------------------------------------------------------------
+
+
+def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
+    """Return whether the needs of a gate are recorded; a folder of that name must hold the same gate."""
+    if not isinstance(gate, str) or gate not in table.recorded_needs:
+        return False
+    if parse_fitted_spec(gate) is None:
+        return True
+    loaded = load_gate(gate)
+    return isinstance(loaded, FittedGate) and loaded.scoring == table.recorded_needs[gate].scoring
+
+
+def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
+    """Return the recorded needs of a gate; the threshold is that of its folder, if there is one."""
+    column = table.recorded_needs[gate]
+    n_missing = int(np.isnan(column.needs).sum())
+    if n_missing:
+        raise BadSetting(f"the recorded gate '{column.gate}' lacks {n_missing} of {len(column.needs)} questions.")
     return TableScores(
         column.gate,
         column.needs,
-        column.threshold,
+        column.threshold if parse_fitted_spec(gate) is None else load_gate(gate).threshold,
         seconds=column.seconds,
         note=column.about,
         raw=column.raw,
@@ -332,54 +316,94 @@ def _from_record(column: GateColumn) -> TableScores:
     )
 
 
-def _advice(missing: frozenset[Signal], trial: LabelTable) -> str:
-    """How to come by what is missing: answers recorded elsewhere are texts, and labelling needs the LLM itself."""
-    data, model = suggest_label_options(trial.settings)
-    options = {Signal.HIDDEN: " --layers mid,late,last", Signal.SAMPLES: " --samples 20"}
-    asked = f"knowgate label --data {data} --model {model}" + "".join(options.get(one, "") for one in sorted(missing))
-    given = [f"{SIGNAL_NAMES[one]} come from {SIGNAL_SOURCES[one]}" for one in sorted(missing) if one in SIGNAL_SOURCES]
-    again = f"{asked} --out RUN{' (' + '; '.join(given) + ')' if given else ''}"
-    if trial.settings["model"].startswith(RECORDED_PREFIX):
-        return f"Recorded answers are texts, which a judge can read: knowgate fit judge. Or ask the LLM itself: {again}"
-    return f"Label again: {again}"
+def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
+    """Record the needs of gates in the label runs of a table."""
+    for run in table.split_by_run():
+        ids = {number: table.rows[number].id for number in run.numbers.tolist()}
+        write_needs(run.path, [_to_record(item, ids) for item in scores])
 
 
-def check_unseen(trial: LabelTable, folder: str) -> None:
-    """Refuse a gate on questions it was fitted on: by text, however it is written, or by id where there is none."""
-    same = sum(mark_seen_rows(trial, folder))
-    if same:
+def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
+    """Convert scores to the record of one label run."""
+    needs = {key: float(scores.needs[number]) for number, key in ids.items()}
+    raw = {} if scores.raw is None else {key: float(scores.raw[number]) for number, key in ids.items()}
+    return RecordedNeeds(
+        scores.name, scores.threshold, needs, scores.note, scores.seconds, raw, scores.far, scores.scoring
+    )
+
+
+# --- names and folders ----------------------------------------------------------------------------
+
+
+def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+    """Return folder and verdict of a fitted gate, None for any other."""
+    if isinstance(gate, str):
+        return parse_fitted_spec(gate)
+    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
+
+
+def get_gate_name(gate: str | Gate) -> str:
+    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
+    spec = _get_fitted_spec(gate)
+    if spec is None:
+        return gate if isinstance(gate, str) else gate.name
+    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+
+
+def get_gate_folder(gate: str | Gate) -> str | None:
+    """Return the folder of a fitted gate, None for any other."""
+    spec = _get_fitted_spec(gate)
+    return None if spec is None else spec.folder
+
+
+def get_verdict(gate: str | Gate) -> Verdict:
+    """Return the score that a gate decides by: 'own' for fitted gates with that option, else 'need'."""
+    spec = _get_fitted_spec(gate)
+    return "need" if spec is None else spec.verdict
+
+
+# --- training questions ---------------------------------------------------------------------------
+
+
+def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
+    """Raise BadSetting if a gate or arbiter was fitted on questions of the table."""
+    n_seen = sum(mark_seen_rows(table, folder))
+    if n_seen:
         raise BadSetting(
-            f"the gate '{read_artifact(folder).path.name}' was fitted on {same} of these {len(trial.rows)} questions; "
-            "evaluate it on others, or leave them out with --drop-seen.",
-            brief=f"fitted on {same} of these {len(trial.rows)} questions",
+            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use "
+            "others, or leave these out with drop_seen=True.",
+            brief=f"fitted on {n_seen} of these {len(table.rows)} questions",
         )
 
 
-def mark_seen_rows(trial: LabelTable, folder: str | Path) -> list[bool]:
-    """Which rows the gate in this folder was fitted on; none where it does not say."""
+def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
+    """Mark the rows that a gate or arbiter was fitted on, by question text whatever its spelling, or by id."""
     file = expand_path(folder) / SEEN_FILE
     seen = set(read_text(file).split()) if file.is_file() else set()
     if not seen:
-        return [False] * len(trial.rows)
+        return [False] * len(table.rows)
     return [
-        str(key) in seen or str(loose) in seen
-        for key, loose in zip(trial.question_fingerprints, trial.loose_fingerprints, strict=True)
+        str(fingerprint) in seen or str(loose) in seen
+        for fingerprint, loose in zip(table.question_fingerprints, table.loose_fingerprints, strict=True)
     ]
 
 
-def drop_seen_rows(trial: LabelTable, gates: Sequence[str | Gate], *others: str | None) -> LabelTable:
-    """The trial without the rows that any of these gates was fitted on; they are counted as left out.
+def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
+    """Remove the rows that any of these gates was fitted on; they are counted in `left_out`.
 
-    others: folders of what else was fitted on rows and keeps a list of them.
+    Args:
+        table: The label table.
+        gates: Gates or specs.
+        folders: Folders of other fitted artifacts, such as an arbiter.
     """
-    folders = [folder for folder in (*map(get_gate_folder, gates), *others) if folder is not None]
-    seen = [any(marks) for marks in zip(*(mark_seen_rows(trial, folder) for folder in folders), strict=True)]
-    if not any(seen):
-        return trial
-    if all(seen):
+    all_folders = [folder for folder in (*map(get_gate_folder, gates), *folders) if folder is not None]
+    is_seen = [any(marks) for marks in zip(*(mark_seen_rows(table, folder) for folder in all_folders), strict=True)]
+    if not any(is_seen):
+        return table
+    if all(is_seen):
         raise BadInput(
             "no question is left to evaluate: the gates were fitted on all of them. Label others: knowgate label",
             brief="no question is left",
         )
-    kept = trial.subset(number for number, was_seen in enumerate(seen) if not was_seen)
-    return kept.with_changes(left_out={**trial.left_out, "seen by a gate": sum(seen)})
+    kept = table.subset(number for number, seen in enumerate(is_seen) if not seen)
+    return kept.with_changes(left_out={**table.left_out, "seen by a gate": sum(is_seen)})

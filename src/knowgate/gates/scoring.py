@@ -1,4 +1,7 @@
-"""What a gate says, checked: as many numbers as questions, each of them usable. Others may say anything."""
+"""Run gates on questions: read the signals they need from a model in one pass, and check their scores.
+
+Gates may be plugins, so everything they return is checked and their errors name them.
+"""
 
 from __future__ import annotations
 
@@ -32,115 +35,167 @@ from knowgate.types import (
 
 
 @contextlib.contextmanager
-def wrap_plugin_errors(part: Gate | Arbiter, what: str = "gate") -> Iterator[None]:
-    """Around every call of a part's own code."""
+def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[None]:
+    """Convert exceptions of a plugin's code into a ModelError that names the plugin."""
     try:
         yield
     except (KnowgateError, MemoryError):
         raise
     except Exception as error:
-        kind = type(part)
-        if kind.__module__.split(".")[0] == "knowgate":
-            raise  # ours to mend
-        first = (str(error).strip().splitlines() or [""])[0][:300]
+        cls = type(plugin)
+        if cls.__module__.split(".")[0] == "knowgate":
+            raise
+        first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
-            f"{what} '{part.name}' ({kind.__module__}.{kind.__qualname__}) failed: {type(error).__name__}: {first}. "
-            "It is not a part of knowgate: tell whoever wrote it."
+            f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}"
+            ". It is not part of knowgate: report this to its author."
         ) from error
 
 
+# --- scores ---------------------------------------------------------------------------------------
+
+
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-    """The gate's needs, checked: one per question, each a number in [0, 1]."""
+    """Return the needs of a gate, after checking that there is one number in [0, 1] per question."""
     return score_with_raw(gate, questions, readings).needs
 
 
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-    """Checked needs, with the raw scores of a fitted gate beside them."""
+    """Return the checked needs of a gate, with the raw scores of a fitted gate.
+
+    Raises:
+        ModelError: The gate did not return one number in [0, 1] per question.
+    """
     with wrap_plugin_errors(gate):
-        scored = gate.score_with_raw(questions, readings)
+        scores = gate.score_with_raw(questions, readings)
     try:
-        needs = [float(need) for need in scored.needs]
+        needs = [float(need) for need in scores.needs]
     except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"gate '{gate.name}' gave no list of numbers ({error}): `score` gives a need each.") from error
+        raise ModelError(f"gate '{gate.name}' did not return a list of numbers ({error}).") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
             raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
-    if scored.raw is not None:
-        check_count(gate, "raw scores", scored.raw, questions)
-    return GateScores(needs, scored.raw)
+    if scores.raw is not None:
+        check_count(gate, "raw scores", scores.raw, questions)
+    return GateScores(needs, scores.raw)
 
 
 def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-    """How far the questions lie from those of the gate's fit, checked: one each, a number from 0 on or nothing."""
+    """Return the checked distances of questions from the training questions; None if the gate does not know."""
     with wrap_plugin_errors(gate):
-        found = gate.distances(questions, readings)
-    check_count(gate, "distances", found, questions)
-    for question, distance in zip(questions, found, strict=True):
+        distances = gate.distances(questions, readings)
+    check_count(gate, "distances", distances, questions)
+    for question, distance in zip(questions, distances, strict=True):
         if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
-            raise ModelError(f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': no number.")
-    return found
+            raise ModelError(
+                f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': not a number from 0."
+            )
+    return distances
 
 
-def check_count(gate: Gate, what: str, given: Sequence[object], questions: Sequence[Question]) -> None:
-    """A gate of another package may give too few or too many; nobody would know whose is whose."""
-    if len(given) != len(questions):
-        raise ModelError(f"gate '{gate.name}' gave {len(given)} {what} for {len(questions)} questions; one each.")
+def check_count(gate: Gate, what: str, values: Sequence[object], questions: Sequence[Question]) -> None:
+    """Raise ModelError if a gate did not return one value per question."""
+    if len(values) != len(questions):
+        raise ModelError(f"gate '{gate.name}' gave {len(values)} {what} for {len(questions)} questions.")
 
 
-def check_model_signals(gate: Gate, model: Model) -> None:
-    """Refuse a gate that needs what this backend cannot give, and name those that would work."""
-    missing = gate.needs - model.offers
-    if not missing:
-        return
-    works = [name for name, entry in GATES.items() if _signals(entry) <= model.offers]
-    raise NotOffered(
-        f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not give. "
-        f"Give one that works with it to --gate: {', '.join(works)}."
-    )
+def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
+    """Copy a gate with another threshold and name."""
+    copied = copy.copy(gate)
+    object.__setattr__(copied, "threshold", threshold)  # gates are frozen, and both may be plain attributes
+    object.__setattr__(copied, "name", name)
+    return copied
 
 
-def check_read_request(gate: Gate, model: Model) -> None:
-    """Refuse a gate, once it is bound, that reads what a server gives of other layers, places or tokens only."""
-    if not isinstance(model, ServedModel):
-        return
-    try:
-        model.check_request(gate.request)
-    except NotOffered as error:
-        raise NotOffered(f"gate '{gate.name}' cannot work with {model.name}: {error}") from None
-
-
-def _signals(entry: RegistryEntry) -> set[Signal]:
-    return {Signal(word.strip()) for word in entry.needs.split(",") if word.strip()}
+# --- signals --------------------------------------------------------------------------------------
 
 
 class ReadingSource(Protocol):
-    """Where readings come from: a model, or what was recorded of one."""
+    """Where readings come from: a model, or a label table."""
 
     def bind(self, gate: Gate) -> Gate:
-        """The gate, ready for this LLM and wording; raises if it needs what is not to be had here."""
+        """Bind a gate to the LLM and the prompts; raises if it needs signals that are not available."""
         ...
 
-    def read(self, questions: Sequence[Question], want: SignalRequest) -> list[Reading]:
-        """The one pass over the bare questions."""
+    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
+        """Read the signals of one pass over the bare questions."""
         ...
 
-    def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """The logits of what the gate asks."""
+    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Return the label logits of the gate's own prompts."""
         ...
+
+
+@dataclass(frozen=True)
+class ModelReadingSource:
+    """Reads signals from a model: one pass over the bare questions, and one over each gate's own prompts."""
+
+    model: Model
+    prompts: AnswerPrompts
+
+    def bind(self, gate: Gate) -> Gate:
+        """Bind a gate to the model, after checking that the model provides its signals."""
+        check_model_signals(gate, self.model)
+        with wrap_plugin_errors(gate):
+            bound = self._bind(gate)
+        check_read_request(bound, self.model)
+        return bound
+
+    def _bind(self, gate: Gate) -> Gate:
+        """Bind the gate; if it was fitted on weights that a server now serves, compare their hidden states."""
+        model, prompts = self.model, self.prompts.fingerprint
+        if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
+            return gate.bind(model, prompts)
+        manifest = gate.artifact.manifest
+        has_other_model = manifest["model"]["fingerprint"] != model.fingerprint and manifest["prompts"] == prompts
+        if not (has_other_model and gate.request.layers):
+            return gate.bind(model, prompts)
+        served = replace(gate, llm=model)
+        check_read_request(served, model)
+        return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
+
+    def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
+        """Read the signals of one pass; an empty request runs no model."""
+        if request.is_empty:
+            return [Reading() for _ in questions]
+        return self.model.read([self.prompts.closed(question) for question in questions], request)
+
+    def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Run the gate's own prompts and return the label logits."""
+        with wrap_plugin_errors(gate):
+            prompts = gate.build_label_prompts(questions, readings)
+        return self.model.label_logits(prompts, gate.labels)
+
+
+def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
+    """Bind a gate to a model and its answer prompts, after checking that they work together."""
+    return ModelReadingSource(model, prompts).bind(gate)
+
+
+def read_questions(
+    model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
+) -> list[Reading]:
+    """Read everything that the gates need from a model."""
+    return collect_readings(ModelReadingSource(model, prompts), gates, questions)
 
 
 def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Sequence[Question]) -> list[Reading]:
-    """Everything the gates need to score these questions."""
-    _check_one_layer(gates)
+    """Read everything that the gates need, with their requests merged into one pass."""
+    _check_sample_layers(gates)
     if not questions:
         return []
     readings = source.read(questions, functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest()))
     for gate in gates:
-        if type(gate).find_neighbors is not Gate.find_neighbors:  # most look nothing up, and readings are many
-            readings = _with_recalled(gate, questions, readings)
-        if _must_ask(gate, readings):
-            logits = source.ask(gate, questions, readings)
+        if type(gate).find_neighbors is not Gate.find_neighbors:  # most gates have none, and copying readings is slow
+            with wrap_plugin_errors(gate):
+                neighbors = gate.find_neighbors(questions)
+            readings = [
+                replace(reading, neighbors={**reading.neighbors, gate.name: items})
+                for reading, items in zip(readings, neighbors, strict=True)
+            ]
+        if _needs_label_prompts(gate, readings):
+            logits = source.read_labels(gate, questions, readings)
             readings = [
                 replace(reading, labels={**reading.labels, gate.name: rows})
                 for reading, rows in zip(readings, logits, strict=True)
@@ -148,92 +203,49 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
     return readings
 
 
-def _with_recalled(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Reading]:
-    with wrap_plugin_errors(gate):
-        recalled = gate.find_neighbors(questions)
-    name = gate.name
-    return [
-        replace(reading, neighbors={**reading.neighbors, name: near})
-        for reading, near in zip(readings, recalled, strict=True)
-    ]
-
-
-def _must_ask(gate: Gate, readings: Sequence[Reading]) -> bool:
-    """Not where the answer is on record."""
+def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
+    """Return whether the LLM must be asked the gate's own prompts, because the answers are not recorded."""
     if Signal.LABELS not in gate.needs or all(gate.recorded_signal in reading.signals for reading in readings):
         return False
     if not gate.labels:
-        raise BadSetting(f"gate '{gate.name}' needs labels but has none: give its class `labels` and `ask`.")
+        raise BadSetting(
+            f"gate '{gate.name}' needs labels but defines none: define `labels` and `build_label_prompts`."
+        )
     return True
 
 
-def _check_one_layer(gates: Sequence[Gate]) -> None:
-    """A pass gives the end states of its samples at one layer and one place."""
-    asked = [gate for gate in gates if gate.request.sample_layer is not None]
-    if len({(gate.request.sample_layer, gate.request.sample_end) for gate in asked}) > 1:
-        listed = ", ".join(f"{gate.name}: {gate.request.sample_layer}{_place(gate.request)}" for gate in asked)
-        raise BadSetting(
-            f"gates in one pass must read their samples at the same layer and place, not at several ({listed})."
+def _check_sample_layers(gates: Sequence[Gate]) -> None:
+    """Raise BadSetting if gates read their samples at different layers or tokens, because a pass reads one."""
+    requests = {gate.name: gate.request for gate in gates if gate.request.sample_layer is not None}
+    if len({(request.sample_layer, request.sample_end) for request in requests.values()}) > 1:
+        listed = ", ".join(
+            f"{name}: {request.sample_layer}{'' if request.sample_end else ', before the end token'}"
+            for name, request in requests.items()
+        )
+        raise BadSetting(f"gates in one pass must read their samples at the same layer and token, not at {listed}.")
+
+
+def check_model_signals(gate: Gate, model: Model) -> None:
+    """Raise NotOffered if a gate needs signals that a model does not provide; the message names gates that work."""
+    missing = gate.needs - model.offers
+    if missing:
+        usable = [name for name, entry in GATES.items() if _parse_signals(entry) <= model.offers]
+        raise NotOffered(
+            f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. Gates that "
+            f"work with it: {', '.join(usable)}."
         )
 
 
-def _place(want: SignalRequest) -> str:
-    return "" if want.sample_end else ", before the end token"
+def check_read_request(gate: Gate, model: Model) -> None:
+    """Raise NotOffered if a server does not return the layers, positions or tokens that a bound gate reads."""
+    if not isinstance(model, ServedModel):
+        return
+    try:
+        model.check_request(gate.request)
+    except NotOffered as error:
+        raise NotOffered(f"gate '{gate.name}' does not work with {model.name}: {error}") from None
 
 
-@dataclass(frozen=True)
-class ModelReadingSource:
-    """Readings from a model: one pass over the bare questions, another over what a gate asks."""
-
-    model: Model
-    prompts: AnswerPrompts
-
-    def bind(self, gate: Gate) -> Gate:
-        check_model_signals(gate, self.model)
-        with wrap_plugin_errors(gate):
-            bound = self._bound(gate)
-        check_read_request(bound, self.model)
-        return bound
-
-    def _bound(self, gate: Gate) -> Gate:
-        """A gate fitted on the states of weights that a server now serves is held against the server's own."""
-        model, wording = self.model, self.prompts.fingerprint
-        if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
-            return gate.bind(model, wording)
-        made = gate.artifact.manifest
-        is_other = made["model"]["fingerprint"] != model.fingerprint and made["prompts"] == wording
-        if not (is_other and gate.request.layers):
-            return gate.bind(model, wording)
-        served = replace(gate, llm=model)
-        check_read_request(served, model)
-        return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
-
-    def read(self, questions: Sequence[Question], want: SignalRequest) -> list[Reading]:
-        if want.is_empty:
-            return [Reading() for _ in questions]
-        return self.model.read([self.prompts.closed(question) for question in questions], want)
-
-    def ask(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        with wrap_plugin_errors(gate):
-            prompts = gate.build_label_prompts(questions, readings)
-        return self.model.label_logits(prompts, gate.labels)
-
-
-def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
-    """The gate, found to work with this model and wording."""
-    return ModelReadingSource(model, prompts).bind(gate)
-
-
-def read_questions(
-    model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
-) -> list[Reading]:
-    """What the gates need, from one pass over the bare questions and each asking gate's own prompt."""
-    return collect_readings(ModelReadingSource(model, prompts), gates, questions)
-
-
-def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
-    """A copy that tables call `name`; the gate given stays as it is."""
-    held = copy.copy(gate)
-    object.__setattr__(held, "threshold", threshold)  # gates are frozen; both may be plain attributes of one
-    object.__setattr__(held, "name", name)
-    return held
+def _parse_signals(entry: RegistryEntry) -> set[Signal]:
+    """Parse the signals that a registry entry lists."""
+    return {Signal(name.strip()) for name in entry.needs.split(",") if name.strip()}

@@ -1,7 +1,4 @@
-"""CBDR's Table 3: beta by reranker by passages shown, each cell accuracy (retrieval rate), from recorded runs.
-
-Knows label runs and gates' scores; runs no LLM and no reranker: `label --rerank` did.
-"""
+"""CBDR's Table 3 from label runs: accuracy (retrieval rate) by beta, reranker and number of passages."""
 
 from __future__ import annotations
 
@@ -18,32 +15,37 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadSetting
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gates
 from knowgate.labels.options import count_shown_passages
-from knowgate.papers.sweeps import BETAS, sweep_betas
+from knowgate.papers.sweeps import BETAS, select_unsure_questions, sweep_betas
 from knowgate.stats.metrics import BoolArray
-
-ALWAYS_RETRIEVE, NEVER_RETRIEVE = "always retrieve", "never retrieve"
 
 
 @dataclass(frozen=True, order=True)
 class PassageSource:
-    """How a run came by its passages: the reranker (or retriever alone), by name and fingerprint, and how many."""
+    """Where the passages of a run come from.
+
+    Attributes:
+        ranker: Name of the reranker, or of the retriever if there is none.
+        fingerprint: Its fingerprint.
+        n_shown: Number of passages shown to the LLM; 0 for all of the data set's own.
+    """
 
     ranker: str
     fingerprint: str
-    shown: int  # 0 stands for all of the data's own
+    n_shown: int
 
     @property
     def column(self) -> str:
-        return f"top {self.shown}" if self.shown else "all"
+        """Column of the table."""
+        return f"top {self.n_shown}" if self.n_shown else "all"
 
 
 @dataclass(frozen=True)
-class ScoredTrial:
-    """The runs of one choice of passages as one trial, with the scores of each gate."""
+class ScoredTable:
+    """Label runs with the same source of passages, and the scores of each gate."""
 
-    choice: PassageSource
-    trial: LabelTable
-    gates: list[TableScores]
+    source: PassageSource
+    table: LabelTable
+    gates: dict[str, TableScores]
 
 
 def build_beta_tables(
@@ -52,95 +54,89 @@ def build_beta_tables(
     *,
     plug_in: bool = False,
     drop_seen: bool = False,
-    tried: Sequence[float] = BETAS,
+    betas: Sequence[float] = BETAS,
 ) -> list[TextTable]:
-    """A sheet for each gate. Runs whose passages were chosen in one way are one trial; of several ways, a table.
+    """Build a table for each gate: a sweep over beta, or Table 3 if the runs have several sources of passages.
 
-    drop_seen: leave out questions that a gate was fitted on, instead of refusing it.
+    Args:
+        runs: Label runs. Runs with the same source of passages are joined.
+        gates: Gate specs and folders.
+        plug_in: Allow gates that were fitted on another LLM.
+        drop_seen: Leave out questions that a gate was fitted on, instead of raising an error.
+        betas: Thresholds on confidence.
     """
-    trials = {choice: load_label_table(some) for choice, some in group_by_passage_source(runs).items()}
-    if drop_seen:
-        trials = {choice: drop_seen_rows(trial, gates) for choice, trial in trials.items()}
-    parts = [ScoredTrial(choice, trial, score_gates(trial, gates, plug_in=plug_in)) for choice, trial in trials.items()]
-    if len(parts) == 1:
-        return [sweep_betas(parts[0].trial, gate, tried) for gate in parts[0].gates]
-    _check_same_questions(parts)
-    shared = [gate.name for gate in parts[0].gates if all(gate.name in _names(part) for part in parts)]
-    return [_table(name, parts, tried) for name in shared]
+    scored = []
+    for source, group in group_by_passage_source(runs).items():
+        table = load_label_table(group)
+        table = drop_seen_rows(table, gates) if drop_seen else table
+        scores = {scores.name: scores for scores in score_gates(table, gates, plug_in=plug_in)}
+        scored.append(ScoredTable(source, table, scores))
+    if len(scored) == 1:
+        return [sweep_betas(scored[0].table, gate, betas) for gate in scored[0].gates.values()]
+    _check_same_questions(scored)
+    shared = [name for name in scored[0].gates if all(name in part.gates for part in scored)]
+    return [_build_beta_table(name, scored, betas) for name in shared]
 
 
 def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Path]]:
-    """The runs in the order given, put together where their passages were chosen alike."""
-    found: dict[PassageSource, list[Path]] = {}
+    """Group runs by where their passages come from."""
+    groups: dict[PassageSource, list[Path]] = {}
     for run in runs:
-        found.setdefault(read_passage_source(RunFolder(run).settings()), []).append(run)
-    return found
+        groups.setdefault(read_passage_source(RunFolder(run).settings()), []).append(run)
+    return groups
 
 
 def read_passage_source(settings: dict[str, Any]) -> PassageSource:
+    """Read the source of passages from the settings of a run."""
     retriever = settings.get("retriever_fingerprint")
-    shown = count_shown_passages(settings.get("k"), retriever) or 0
-    if "reranker" in settings:
-        return PassageSource(_short(str(settings["reranker"])), str(settings["reranker_fingerprint"]), shown)
-    return PassageSource(str(settings.get("retriever", "contexts")), str(retriever), shown)
+    n_shown = count_shown_passages(settings.get("k"), retriever) or 0
+    if "reranker" not in settings:
+        return PassageSource(str(settings.get("retriever", "contexts")), str(retriever), n_shown)
+    spec = str(settings["reranker"])
+    name = Path(spec.partition(":")[2] or spec).name  # 'cross-encoder:runs/aligned' -> 'aligned'
+    return PassageSource(name, str(settings["reranker_fingerprint"]), n_shown)
 
 
-def _short(reranker: str) -> str:
-    """'cross-encoder:runs/aligned' -> 'aligned'."""
-    return Path(reranker.partition(":")[2] or reranker).name
-
-
-def _names(part: ScoredTrial) -> list[str]:
-    return [gate.name for gate in part.gates]
-
-
-def _check_same_questions(parts: Sequence[ScoredTrial]) -> None:
-    """Numbers side by side must be of the same questions."""
-    first = sorted(row.id for row in parts[0].trial.rows)
-    for other in parts[1:]:
-        asked = sorted(row.id for row in other.trial.rows)
-        if asked != first:
+def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
+    first, *others = parts
+    ids = sorted(row.id for row in first.table.rows)
+    for other in others:
+        other_ids = sorted(row.id for row in other.table.rows)
+        if other_ids != ids:
             raise BadSetting(
-                f"the label runs {', '.join(parts[0].trial.runs)} and {', '.join(other.trial.runs)} were answered with "
-                f"different passages, and on different questions ({len(first)} and {len(asked)}); a table needs the "
-                "same ones: label the same data with each --rerank and --k, or sweep them one by one."
+                f"the label runs {', '.join(first.table.runs)} and {', '.join(other.table.runs)} have different "
+                f"passages and also different questions ({len(ids)} and {len(other_ids)}). Label the same questions "
+                "with each reranker and number of passages, or sweep the runs separately."
             )
 
 
-def _table(gate: str, parts: Sequence[ScoredTrial], tried: Sequence[float]) -> TextTable:
-    """Rows: ranker and beta; columns: how many passages. The closed-book answers are the same everywhere."""
-    columns = list(dict.fromkeys(part.choice.column for part in sorted(parts, key=lambda part: part.choice.shown)))
-    rankers = list(dict.fromkeys((part.choice.ranker, part.choice.fingerprint) for part in parts))
-    rows = [(MISSING_VALUE, NEVER_RETRIEVE, *(_first_cell(parts, column) for column in columns))]
-    for ranker in rankers:
-        own = {part.choice.column: part for part in parts if (part.choice.ranker, part.choice.fingerprint) == ranker}
-        for name, beta in ((ALWAYS_RETRIEVE, None), *((f"{beta:g}", beta) for beta in tried)):
-            rows.append((ranker[0], name, *(_cell(own.get(column), gate, beta) for column in columns)))
-    title = f"{gate}: accuracy (retrieval rate) by beta, {len(parts[0].trial.rows)} questions"
+def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[float]) -> TextTable:
+    """Build Table 3. Rows: ranker and beta; columns: number of passages."""
+    columns = list(dict.fromkeys(part.source.column for part in sorted(parts, key=lambda part: part.source.n_shown)))
+    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}
+    for part in parts:
+        by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
+    # Closed-book answers do not depend on the passages, so one row shows never retrieving.
+    tables = [next(part.table for part in parts if part.source.column == column) for column in columns]
+    never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables]
+    rows = [(MISSING_VALUE, "never retrieve", *never)]
+    for (ranker, _), by_column in by_ranker.items():
+        for beta in (None, *betas):
+            label = "always retrieve" if beta is None else f"{beta:g}"
+            rows.append((ranker, label, *(_make_cell(by_column.get(column), gate, beta) for column in columns)))
+    title = f"{gate}: accuracy (retrieval rate) by beta, {len(parts[0].table.rows)} questions"
     return TextTable(title, ("passages by", "answer if confidence >", *columns), tuple(rows))
 
 
-def _first_cell(parts: Sequence[ScoredTrial], column: str) -> str:
-    trial = next(part.trial for part in parts if part.choice.column == column)
-    return format_accuracy_and_rate(trial, np.zeros(len(trial.rows), dtype=bool))
-
-
-def _cell(part: ScoredTrial | None, gate: str, beta: float | None) -> str:
+def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
     if part is None:
         return MISSING_VALUE
-    scores = next(one for one in part.gates if one.name == gate)
     if beta is None:
-        return format_accuracy_and_rate(part.trial, np.ones(len(part.trial.rows), dtype=bool))
-    return format_accuracy_and_rate(part.trial, select_unsure_questions(scores, beta))
+        return format_accuracy_and_rate(part.table, np.ones(len(part.table.rows), dtype=bool))
+    return format_accuracy_and_rate(part.table, select_unsure_questions(part.gates[gate], beta))
 
 
-def select_unsure_questions(scores: TableScores, beta: float) -> BoolArray:
-    """Where confidence is not above beta: the raw softmax of a fitted gate (CBDR, eq. 2), else 1 - need."""
-    needs = scores.needs if scores.raw is None else scores.raw
-    return np.asarray(needs >= 1 - beta - 1e-12)
-
-
-def format_accuracy_and_rate(trial: LabelTable, retrieve: BoolArray) -> str:
-    """'61.7% (92.9%)': right answers, and how often was retrieved."""
-    right = np.where(retrieve, trial.always_right, trial.closed_right)
+def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
+    """Format accuracy and retrieval rate as '61.7 % (92.9 %)'."""
+    right = np.where(retrieve, table.always_right, table.closed_right)
     return f"{format_percent(float(right.mean()))} ({format_percent(float(retrieve.mean()))})"

@@ -1,12 +1,11 @@
-"""The tables of DH-ICL (Lv et al.: 1, 4, 5, 6, Figure 6): accuracy (retrieval rate) of its variants on label runs.
+"""The tables of DH-ICL (Lv et al.: Tables 1, 4, 5, 6 and Figure 6) on label runs.
 
-Each variant decides with the LLM at hand and is put on record in the run, so that the tables can be made again without
-it. The three signs come from one pass. Knows gates and trials; not how tables are shown.
+Each variant decides with the LLM once; its decisions are stored in the run, so that the tables can be built again
+without the LLM. Variants that differ only in the sign of calibration share one pass.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -27,26 +26,23 @@ from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.papers.sweeps import format_auroc
 from knowgate.types import Gate, Model
 
-log = logging.getLogger(__name__)
 EXAMPLE_COUNTS = (5, 10, 20, 30, 40, 50, 60, 70)  # Figure 6
-LABEL_WORD_PAIRS = (
-    "true/false",
-    "false/true",
-    "yes/no",
-    "bar/foo",
-    "foo/bar",
-    "1/2",
-    "2/1",
-    "ile/ore",
-    "ore/ile",
-)  # Table 6
+LABEL_WORD_PAIRS = ("true/false", "false/true", "yes/no", "bar/foo", "foo/bar", "1/2", "2/1", "ile/ore", "ore/ile")
 DECISION_BATCH = 32
-DIRECT_GATE = "prompt"  # no history at all: the LLM is asked outright
+DIRECT_GATE = "prompt"  # asks the LLM directly, without history
 
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """Which variants there are. k: examples of all but those that vary their number."""
+    """The variants of the DH-ICL gate in the tables.
+
+    Attributes:
+        history: The history log.
+        k: Examples shown by all variants but those that vary their number.
+        counts: Numbers of examples to compare.
+        words: Pairs of label words to compare.
+        embedder: Embedding of the log, if not its own.
+    """
 
     history: str
     k: int = 20
@@ -55,35 +51,37 @@ class DhiclVariants:
     embedder: str | None = None
 
     @property
-    def plain(self) -> DhiclGate:
+    def standard(self) -> DhiclGate:
+        """The gate as the paper describes it."""
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
-    def tables(self) -> dict[str, dict[str, DhiclGate | None]]:
-        """Titles, with what stands in each table; None for the gate without history."""
-        plain = self.plain
-        ablated: list[DhiclGate] = [
-            replace(plain, sign="none"), replace(plain, sign="code"), replace(plain, time_sensitive=False)
-        ]  # fmt: skip
+    def list_tables(self) -> dict[str, dict[str, Gate]]:
+        """Return the gates of each table by title and name."""
+        gate = self.standard
+        ablations = [gate, replace(gate, sign="none"), replace(gate, sign="code"), replace(gate, time_sensitive=False)]
         return {
-            "Ablations (Table 4)": {**self._named([plain, *ablated]), DIRECT_GATE: None},
-            "Cold start (Table 5)": self._named([plain, replace(plain, cold=True)]),
-            "Number of examples (Figure 6)": self._named(replace(plain, k=count) for count in self.counts),
-            "Label words (Table 6)": self._named(replace(plain, words=pair) for pair in self.words),
+            "Ablations (Table 4)": {**self._name_gates(ablations), DIRECT_GATE: PromptGate()},
+            "Cold start (Table 5)": self._name_gates([gate, replace(gate, cold=True)]),
+            "Number of examples (Figure 6)": self._name_gates(replace(gate, k=count) for count in self.counts),
+            "Label words (Table 6)": self._name_gates(replace(gate, words=pair) for pair in self.words),
         }
 
-    def all(self) -> dict[str, DhiclGate | None]:
-        return {name: gate for table in self.tables().values() for name, gate in table.items()}
+    def list_gates(self) -> dict[str, Gate]:
+        """Return the gates of all tables by name."""
+        return {name: gate for gates in self.list_tables().values() for name, gate in gates.items()}
 
-    def _named(self, gates: Iterable[DhiclGate]) -> dict[str, DhiclGate | None]:
-        return {self.name(gate): gate for gate in gates}
+    def make_name(self, gate: DhiclGate) -> str:
+        """Name a variant by its options that differ from the defaults, such as 'dhicl:k=5'."""
+        default = DhiclGate(self.history, embedder=self.embedder)
+        options = []
+        for name in (item.name for item in fields(gate)):
+            value = getattr(gate, name)
+            if name not in ("history", "embedder", "tenant", "scope") and value != getattr(default, name):
+                options.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+        return f"dhicl:{','.join(options)}" if options else "dhicl"
 
-    def name(self, gate: DhiclGate) -> str:
-        """By what it is not like the plain gate with 20 examples."""
-        usual = DhiclGate(self.history, embedder=self.embedder)
-        shown = [field.name for field in fields(gate) if field.name not in ("history", "embedder", "tenant", "scope")]
-        own = [(name, getattr(gate, name)) for name in shown if getattr(gate, name) != getattr(usual, name)]
-        options = ",".join(f"{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in own)
-        return f"dhicl:{options}" if options else "dhicl"
+    def _name_gates(self, gates: Iterable[DhiclGate]) -> dict[str, Gate]:
+        return {self.make_name(gate): gate for gate in gates}
 
 
 def build_dhicl_tables(
@@ -92,112 +90,129 @@ def build_dhicl_tables(
     *,
     model: Model | None = None,
     prompts: AnswerPrompts | None = None,
-    others: Sequence[str] = (),
-    say: Callable[[str], None] = lambda text: None,
+    other_gates: Sequence[str] = (),
+    notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
-    """All tables, a column for each run. model: decides now; None reads what is on record. others: gates beside it."""
-    trials = {run.name: _decided(run, variants, model, prompts or AnswerPrompts(), say) for run in runs}
-    scored = {
-        name: {one: score_gate(trial, one) for one in variants.all() if one in trial.recorded_needs}
-        for name, trial in trials.items()
+    """Build all tables, with columns for each run.
+
+    Args:
+        runs: Label runs.
+        variants: Variants of the gate.
+        model: LLM that decides now; None to use stored decisions.
+        prompts: Prompts of the runs.
+        other_gates: Gates to compare with in Table 1.
+        notify: Called with a message before each variant decides.
+    """
+    tables = {}
+    for run in runs:
+        if model is not None:
+            VariantRecorder(run, variants, model, prompts or AnswerPrompts(), notify).record_all()
+        tables[run.name] = _load_recorded_table(run, variants)
+    scores = {
+        run: {name: score_gate(table, name) for name in variants.list_gates() if name in table.recorded_needs}
+        for run, table in tables.items()
     }
-    beside = {name: {one: score_gate(trial, one) for one in others} for name, trial in trials.items()}
-    names = [*dict.fromkeys(others), variants.name(variants.plain)]
-    main = {name: {**beside[name], **scored[name]} for name in trials}
-    sheets = [_sheet("Accuracy (retrieval rate) (Table 1)", trials, main, names)]
-    for title, members in variants.tables().items():
-        sheets.append(_sheet(title, trials, scored, list(members)))
-    return sheets
+    main_scores = {
+        run: {**{gate: score_gate(table, gate) for gate in other_gates}, **scores[run]} for run, table in tables.items()
+    }
+    main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
+    return [
+        _build_table("Accuracy (retrieval rate) (Table 1)", tables, main_scores, main_names),
+        *(_build_table(title, tables, scores, list(gates)) for title, gates in variants.list_tables().items()),
+    ]
 
 
-def _decided(
-    run: Path, variants: DhiclVariants, model: Model | None, prompts: AnswerPrompts, say: Callable[[str], None]
-) -> LabelTable:
-    trial = load_label_table([run])
-    if model is not None:
-        _check_same(trial, model, prompts)
-        _decide_all(run, trial, variants, model, prompts, say)
-        trial = load_label_table([run])
-    plain = variants.name(variants.plain)
-    if plain not in trial.recorded_needs:
+def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
+    table = load_label_table([run])
+    name = variants.make_name(variants.standard)
+    if name not in table.recorded_needs:
         raise BadInput(
-            f"{run} has no needs of {plain} on record. Let the LLM decide: --model {trial.settings['model']}"
+            f"{run} has no stored decisions of {name}. Let the LLM decide: model={table.settings['model']!r}."
         )
-    return trial
+    return table
 
 
-def _check_same(trial: LabelTable, model: Model, prompts: AnswerPrompts) -> None:
-    scope = scope_from_settings(trial.settings)
-    if (scope.model, scope.prompts) != (model.fingerprint, prompts.fingerprint):
-        raise BadSetting(
-            f"the run was made by {trial.settings['model']} ({scope.model}, prompts {scope.prompts}), "
-            f"not by {model.name} ({model.fingerprint}, prompts {prompts.fingerprint})."
-        )
+@dataclass(frozen=True)
+class VariantRecorder:
+    """Lets the variants decide on a run with an LLM, and stores their decisions in the run."""
 
+    run: Path
+    variants: DhiclVariants
+    model: Model
+    prompts: AnswerPrompts
+    notify: Callable[[str], None]
 
-def _decide_all(
-    run: Path,
-    trial: LabelTable,
-    variants: DhiclVariants,
-    model: Model,
-    prompts: AnswerPrompts,
-    say: Callable[[str], None],
-) -> None:
-    """What is on record for a log of this size stays; variants that differ by their sign alone share a pass."""
-    entries = open_history(variants.history, variants.embedder).count(scope_from_settings(trial.settings))
-    about = f"log of {entries} questions" + (f", {variants.embedder}" if variants.embedder else "")
-    there = {name for name, said in trial.recorded_needs.items() if said.about == about}
-    groups: dict[Gate, dict[str, Gate]] = {}
-    for name, gate in variants.all().items():
-        pass_of: Gate = PromptGate() if gate is None else replace(gate, sign="none")
-        groups.setdefault(pass_of, {})[name] = PromptGate() if gate is None else gate
-    for pass_of, members in groups.items():
-        if not set(members) <= there:
-            say(f"{run.name}: {', '.join(members)}")
+    def record_all(self) -> None:
+        """Record all variants whose decisions are not stored for a history log of this size."""
+        table = load_label_table([self.run])
+        self._check_model(table)
+        embedder = self.variants.embedder
+        n_entries = open_history(self.variants.history, embedder).count(scope_from_settings(table.settings))
+        note = f"log of {n_entries} questions" + (f", {embedder}" if embedder else "")
+        stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
+        for base, members in self._group_by_pass().items():
+            if set(members) <= stored:
+                continue
+            self.notify(f"{self.run.name}: {', '.join(members)}")
             try:
-                write_needs(run, _needs(trial, pass_of, members, model, prompts, about))
-            except BadSetting as error:  # label words that this tokenizer cannot tell apart, say
-                say(f"left out: {error}")
+                write_needs(self.run, self._decide(table, base, members, note))
+            except BadSetting as error:  # for example label words that the tokenizer cannot tell apart
+                self.notify(f"left out: {error}")
+
+    def _check_model(self, table: LabelTable) -> None:
+        scope = scope_from_settings(table.settings)
+        if (scope.model, scope.prompts) != (self.model.fingerprint, self.prompts.fingerprint):
+            raise BadSetting(
+                f"the run was made by {table.settings['model']} ({scope.model}, prompts {scope.prompts}), not by "
+                f"{self.model.name} ({self.model.fingerprint}, prompts {self.prompts.fingerprint}). Use its LLM."
+            )
+
+    def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
+        """Group variants that can share a forward pass: those that differ only in the sign of calibration."""
+        groups: dict[Gate, dict[str, Gate]] = {}
+        for name, gate in self.variants.list_gates().items():
+            base = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
+            groups.setdefault(base, {})[name] = gate
+        return groups
+
+    def _decide(self, table: LabelTable, base: Gate, members: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
+        bound = bind_gate(base, self.model, self.prompts)
+        needs: dict[str, dict[str, float]] = {name: {} for name in members}
+        for start in range(0, len(table.questions), DECISION_BATCH):
+            questions = table.questions[start : start + DECISION_BATCH]
+            readings = read_questions(self.model, [bound], questions, self.prompts)
+            ids = [question.id for question in questions]
+            for name, gate in members.items():
+                needs[name] |= dict(zip(ids, score_questions(gate, questions, readings), strict=True))
+        return [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in members.items()]
 
 
-def _needs(
-    trial: LabelTable, pass_of: Gate, members: Mapping[str, Gate], model: Model, prompts: AnswerPrompts, about: str
-) -> list[RecordedNeeds]:
-    bound = bind_gate(pass_of, model, prompts)
-    found: dict[str, dict[str, float]] = {name: {} for name in members}
-    for first in range(0, len(trial.questions), DECISION_BATCH):
-        part = trial.questions[first : first + DECISION_BATCH]
-        readings = read_questions(model, [bound], part, prompts)
-        for name, gate in members.items():
-            needs = score_questions(gate, part, readings)
-            found[name] |= {question.id: need for question, need in zip(part, needs, strict=True)}
-    return [RecordedNeeds(name, gate.threshold, found[name], about) for name, gate in members.items()]
-
-
-def _sheet(
-    title: str, trials: Mapping[str, LabelTable], scored: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
+def _build_table(
+    title: str, tables: Mapping[str, LabelTable], scores: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
-    """A line for each gate below never and always; for each run accuracy (retrieval rate), matched random, AUROC."""
-    columns = ("gate", *(column for run in trials for column in (run, "random", "AUROC")))
-    rows = [(name, *(cell for run in trials for cell in _line_end(trials[run], name))) for name in ("never", "always")]
-    rows += [(name, *(cell for run in trials for cell in _cells(trials[run], scored[run].get(name)))) for name in names]
+    """Build a table with a row for each gate, below never and always."""
+    columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
+    rows = []
+    for name in ("never", "always"):
+        cells: list[str] = []
+        for table in tables.values():
+            needs = np.full(len(table.rows), float(name == "always"))
+            cells += (*_make_cells(table, TableScores(name, needs, 0.5))[:2], MISSING_VALUE)
+        rows.append((name, *cells))
+    for name in names:
+        rows.append((name, *(cell for run in tables for cell in _make_cells(tables[run], scores[run].get(name)))))
     return TextTable(title, columns, tuple(rows))
 
 
-def _line_end(trial: LabelTable, name: str) -> tuple[str, str, str]:
-    needs = np.full(len(trial.rows), float(name == "always"))
-    return (*_cells(trial, TableScores(name, needs, 0.5))[:2], MISSING_VALUE)
-
-
-def _cells(trial: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
-    """Accuracy (retrieval rate), matched random, AUROC; only the rate where there are no answers with passages."""
+def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
+    """Return accuracy (retrieval rate), accuracy of random retrieval, and AUROC."""
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
     retrieve = gate.needs > gate.threshold
-    rate, ranks = float(retrieve.mean()), format_auroc(trial, gate)
-    if trial.open_right is None:
-        return (f"{MISSING_VALUE} ({format_percent(rate)})", MISSING_VALUE, ranks)
-    closed, opened = trial.closed_right, trial.open_right
+    rate, auroc = float(retrieve.mean()), format_auroc(table, gate)
+    if table.open_right is None:
+        return (f"{MISSING_VALUE} ({format_percent(rate)})", MISSING_VALUE, auroc)
+    closed, opened = table.closed_right, table.open_right
     accuracy = float(np.where(retrieve, opened, closed).mean())
     random = rate * float(opened.mean()) + (1 - rate) * float(closed.mean())
-    return (f"{format_percent(accuracy)} ({format_percent(rate)})", format_percent(random), ranks)
+    return (f"{format_percent(accuracy)} ({format_percent(rate)})", format_percent(random), auroc)

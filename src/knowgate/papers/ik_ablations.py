@@ -1,14 +1,14 @@
-"""IK's ablations (the IK paper, section 4): draft tokens T, training size, and who made the labels.
+"""Ablations of IK (section 4 of the paper): draft tokens T, training size, and the grader of the labels.
 
-A judge is fitted for each. All are tested on the same questions against the same verdicts, those of the runs' grader.
+A judge is fitted for each variant. All are tested on the same questions with the verdicts of the runs' own grader.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import is_artifact
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
-from knowgate.gates.offline_scoring import TableScores, score_gate
+from knowgate.gates.offline_scoring import score_gate
 from knowgate.labels.grading import load_grader
-from knowgate.papers.sweeps import build_majority_row, build_threshold_row, format_auroc
+from knowgate.papers.sweeps import format_auroc, measure_decisions, measure_majority_decisions
 from knowgate.stats.metrics import BoolArray
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, load_examples
 from knowgate.training.gate_artifact import save_fitted
@@ -39,103 +39,128 @@ ABLATION_COLUMNS = (
 
 @dataclass(frozen=True)
 class IkVariant:
-    """One judge of the sweep. rows: None for all there are."""
+    """One judge of the ablations. `rows` limits its training rows; None means all."""
 
     tokens: int
     rows: int | None
-    grade: str
+    grader: str
 
     @property
     def name(self) -> str:
-        return f"ik-t{self.tokens}-n{self.rows or 'all'}-{self.grade}"
+        """Name of the folder of the judge."""
+        return f"ik-t{self.tokens}-n{self.rows or 'all'}-{self.grader}"
+
+
+@dataclass(frozen=True)
+class IkAblations:
+    """The variants to fit and how.
+
+    Attributes:
+        tokens: Numbers of draft tokens.
+        rows: Numbers of training rows; None for all.
+        graders: Graders whose verdicts the judge learns: 'exact', 'contains' or 'judge'. Empty for the runs' own.
+        judge: LLM for the grader 'judge', if the runs were graded otherwise.
+        fit_options: Options of `fit ik`.
+        seed: Seed of splits and training.
+    """
+
+    tokens: Sequence[int] = DRAFT_TOKENS
+    rows: Sequence[int | None] = (None,)
+    graders: Sequence[str] = ()
+    judge: Model | None = None
+    fit_options: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
 
 
 def sweep_ik(
     runs: Sequence[Path],
+    ablations: IkAblations,
     *,
-    test: Sequence[Path] = (),
-    tokens: Sequence[int] = DRAFT_TOKENS,
-    rows: Sequence[int | None] = (None,),
-    grades: Sequence[str] = (),
-    judge: Model | None = None,
+    test_runs: Sequence[Path] = (),
     out: Path | None = None,
-    seed: int = 0,
-    say: Callable[[str], None] = lambda line: None,
-    **options: Any,
+    notify: Callable[[str], None] = lambda message: None,
 ) -> TextTable:
-    """A table with a line for each variant, and the majority verdict beside them.
+    """Fit a judge for each variant, and build a table of all of them and of the majority verdict.
 
-    test: other runs to test on; by default the test split of `runs`. grades: whose verdicts the judge learns, exact,
-    contains (by the texts of the rows) or judge (as recorded, or by the LLM `judge`); by default the runs' own.
-    out: where the judges are kept; those that are there already are not fitted again. options: of `fit ik`.
+    Args:
+        runs: Label runs to fit on.
+        ablations: Variants to fit.
+        test_runs: Label runs to test on. By default the test split of `runs`.
+        out: Folder for the judges. Those found there are not fitted again.
+        notify: Called with a message before each fit.
     """
-    examples = load_examples(list(runs), target="known", layers=(), seed=seed)
-    tested = load_label_table(list(test), layers=()) if test else examples.table.subset(examples.split.test)
-    own = str(examples.settings["grader"])
-    needed = {grade: compute_needed(examples, grade, judge) for grade in grades or (own,)}
-    variants = [IkVariant(*picked) for picked in product(tokens, rows, needed)]
+    examples = load_examples(list(runs), target="known", layers=(), seed=ablations.seed)
+    test = load_label_table(list(test_runs), layers=()) if test_runs else examples.table.subset(examples.split.test)
+    own_grader = str(examples.settings["grader"])
+    needed = {
+        grader: compute_needed(examples, grader, ablations.judge) for grader in ablations.graders or (own_grader,)
+    }
+    rows = []
     with ExitStack() as stack:
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        lines = []
-        for variant in variants:
-            taught = limit_training_rows(replace(examples, needed=needed[variant.grade]), variant.rows, seed)
-            lines.append(_line(tested, variant, _fitted(taught, variant, folder, seed, say, options), taught))
-    title = f"IK on {len(tested.rows)} questions, told right by the verdicts of {own}"
-    return TextTable(title, ABLATION_COLUMNS, (*lines, _majority(tested)))
+        for tokens, n_rows, grader in product(ablations.tokens, ablations.rows, needed):
+            variant = IkVariant(tokens, n_rows, grader)
+            training = limit_training_rows(replace(examples, needed=needed[grader]), n_rows, ablations.seed)
+            gate = _fit_variant(training, variant, folder, ablations, notify)
+            rows.append(_make_row(test, variant, gate, len(training.split.train)))
+    rate, accuracy, random, *_, judged = measure_majority_decisions(test)
+    rows.append(
+        ("majority", MISSING_VALUE, MISSING_VALUE, judged, judged, MISSING_VALUE, f"{accuracy} ({rate})", random)
+    )
+    title = f"IK on {len(test.rows)} questions, graded by {own_grader}"
+    return TextTable(title, ABLATION_COLUMNS, tuple(rows))
 
 
-def _fitted(
-    examples: Examples, variant: IkVariant, folder: Path, seed: int, say: Callable[[str], None], options: dict[str, Any]
+def _fit_variant(
+    examples: Examples, variant: IkVariant, folder: Path, ablations: IkAblations, notify: Callable[[str], None]
 ) -> Path:
     out = folder / variant.name
     if is_artifact(out):
-        say(f"{variant.name} is there already")
+        notify(f"{variant.name} is already fitted")
         return out
-    say(f"fitting {variant.name} on {len(examples.split.train)} questions")
-    fitted = fit_ik(examples, tokens=variant.tokens, seed=seed, work=folder / "training" / variant.name, **options)
+    notify(f"fitting {variant.name} on {len(examples.split.train)} questions")
+    work = folder / "training" / variant.name
+    fitted = fit_ik(examples, tokens=variant.tokens, seed=ablations.seed, work=work, **ablations.fit_options)
     save_fitted(fitted, examples, out)
     return out
 
 
-def _line(trial: LabelTable, variant: IkVariant, folder: Path, examples: Examples) -> tuple[str, ...]:
-    scored = score_gate(trial, load_fitted_gate(str(folder)))
-    _, rate, accuracy, random, *_, judged = build_threshold_row(trial, scored, scored.threshold, "")
+def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: int) -> tuple[str, ...]:
+    scores = score_gate(table, load_fitted_gate(str(folder)))
+    rate, accuracy, random, *_, judged = measure_decisions(table, scores.needs > scores.threshold)
+    raw_accuracy = MISSING_VALUE  # the paper's accuracy: how often the raw Yes or No is right
+    if scores.raw is not None:
+        raw_accuracy = format_percent(float(((scores.raw > RAW_THRESHOLD) == ~table.closed_right).mean()))
     return (
-        str(variant.tokens), str(len(examples.split.train)), variant.grade, judged, _own(trial, scored),
-        format_auroc(trial, scored), f"{accuracy} ({rate})", random,
+        str(variant.tokens), str(n_training), variant.grader, judged, raw_accuracy, format_auroc(table, scores),
+        f"{accuracy} ({rate})", random,
     )  # fmt: skip
 
 
-def _own(trial: LabelTable, scored: TableScores) -> str:
-    """How often the raw Yes or No is right: the paper's accuracy of the task."""
-    if scored.raw is None:
-        return MISSING_VALUE
-    return format_percent(float(((scored.raw > RAW_THRESHOLD) == ~trial.closed_right).mean()))
+def compute_needed(examples: Examples, grader: str, judge: Model | None) -> BoolArray:
+    """Return which questions need retrieval, according to one grader of the closed-book answers.
 
-
-def _majority(trial: LabelTable) -> tuple[str, ...]:
-    _, rate, accuracy, random, *_, judged = build_majority_row(trial)
-    return ("majority", MISSING_VALUE, MISSING_VALUE, judged, judged, MISSING_VALUE, f"{accuracy} ({rate})", random)
-
-
-def compute_needed(examples: Examples, grade: str, judge: Model | None) -> BoolArray:
-    """Which questions need retrieval, by the verdicts of one grader over the closed-book answers."""
-    own = str(examples.settings["grader"])
-    if grade == own or (grade == JUDGE_GRADER and own.startswith(JUDGE_GRADER)):
+    Raises:
+        BadSetting: The grader is unknown, or it is 'judge' and no LLM is given.
+        BadInput: Too few questions are known or unknown.
+    """
+    own_grader = str(examples.settings["grader"])
+    if grader == own_grader or (grader == JUDGE_GRADER and own_grader.startswith(JUDGE_GRADER)):
         return examples.needed
-    if grade == JUDGE_GRADER and judge is None:
+    if grader == JUDGE_GRADER and judge is None:
         raise BadSetting(
-            f"the label runs are graded by '{own}'. For the verdicts of a judge give one, --judge MODEL, or label with "
-            "--grade judge --judge MODEL."
+            f"the label runs are graded by '{own_grader}'. Name an LLM in `judge`, or label with grade='judge'."
         )
-    if grade not in (*STRING_GRADERS, JUDGE_GRADER):
-        raise BadSetting(f"--grades names '{grade}'; allowed: {', '.join((*STRING_GRADERS, JUDGE_GRADER))}.")
+    if grader not in (*STRING_GRADERS, JUDGE_GRADER):
+        allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))
+        raise BadSetting(f"grades={grader!r} is not a grader. Allowed: {allowed}.")
     texts = [row.closed.text if row.closed else "" for row in examples.rows]
-    verdicts = load_grader(grade, judge).grade(texts, examples.questions)
+    verdicts = load_grader(grader, judge).grade(texts, examples.questions)
     needed = np.array([not verdict.correct for verdict in verdicts], dtype=bool)
-    if min(needed.sum(), (~needed).sum()) < MIN_ROWS_PER_CLASS:
+    n_unknown, n_known = int(needed.sum()), int((~needed).sum())
+    if min(n_unknown, n_known) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"by '{grade}' {int((~needed).sum())} questions are known and {int(needed.sum())} unknown: a judge learns "
-            f"from {MIN_ROWS_PER_CLASS} of each at least. Label more questions, or leave '{grade}' out of --grades."
+            f"by '{grader}' {n_known} questions are known and {n_unknown} unknown, but a judge needs at least "
+            f"{MIN_ROWS_PER_CLASS} of each. Label more questions, or leave '{grader}' out."
         )
     return needed

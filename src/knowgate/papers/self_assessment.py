@@ -1,14 +1,13 @@
-"""Does the LLM know what it knows? The KB-SAT table of DH-ICL: direct, with history, with calibration, free, and other
-gates beside it.
+"""Self-assessment on KB-SAT (DH-ICL, sections 2 and 3): does the LLM know what it knows?
 
-Runs a model on a set whose records say what the right self-assessment is (`meta.known`, as `label --kb-sat` writes).
+The questions say what the right self-assessment is (`meta.known`, written by `knowgate label --kb-sat`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.metrics import auroc
-from knowgate.types import Model, Prompt, Question
+from knowgate.types import Gate, Model, Prompt, Question
 
 YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
 FREE_TOKENS, VERDICT_TOKENS = 48, 4
@@ -34,7 +33,15 @@ CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
 
 @dataclass(frozen=True)
 class SelfAssessment:
-    """One row of the table. auroc is None where needs are not graded or only one kind of question is there."""
+    """One row of the KB-SAT table.
+
+    Attributes:
+        method: How the LLM was asked.
+        words: Label words for known and unknown.
+        accuracy: Share of questions judged correctly.
+        auroc: None if the method gives no scores, or all questions are of one kind.
+        unreadable: Statements in which no judgment was found.
+    """
 
     method: str
     words: str
@@ -46,75 +53,119 @@ class SelfAssessment:
     unreadable: int = 0
 
 
-def assess_direct(model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts) -> SelfAssessment:
-    """The LLM is asked outright (section 2.1)."""
-    gate = PromptGate(words)
-    needs = score_questions(gate, questions, read_questions(model, [gate], questions, prompts))
-    return _assessed("direct", words, questions, needs, gate.threshold)
+@dataclass(frozen=True)
+class SelfAssessor:
+    """Lets an LLM assess whether it knows the answers to questions.
 
+    Attributes:
+        history: History log for the methods with history; None to leave them out.
+        k: Logged questions shown.
+        plug_in: Allow gates that were fitted on another LLM.
+        notify: Called with a message before the LLM is asked.
+    """
 
-def assess_gate(
-    model: Model, questions: Sequence[Question], gate: str, prompts: AnswerPrompts, *, plug_in: bool = False
-) -> SelfAssessment:
-    """Any gate as a self-assessment, at its own threshold: Table 3 has UAR beside the LLM."""
-    bound = bind_gate(load_gate(gate, plug_in=plug_in), model, prompts)
-    needs = score_questions(bound, questions, read_questions(model, [bound], questions, prompts))
-    return _assessed(get_gate_name(gate), "-", questions, needs, bound.threshold)
+    model: Model
+    questions: Sequence[Question]
+    history: str | None = None
+    k: int = 20
+    plug_in: bool = False
+    prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
+    notify: Callable[[str], None] = lambda message: None
 
+    def assess_all(self, words: Sequence[str], judge: Model | None, gates: Sequence[str]) -> Iterator[SelfAssessment]:
+        """Yield the rows of the table, one by one.
 
-def assess_with_history(
-    model: Model, questions: Sequence[Question], words: str, prompts: AnswerPrompts, *, history: str, k: int
-) -> list[SelfAssessment]:
-    """Similar logged questions come first (section 3): without calibration and with either sign, from one pass."""
-    gate = DhiclGate(history, k=k, words=words)
-    bound = bind_gate(gate, model, prompts)
-    readings = read_questions(model, [bound], questions, prompts)
-    needs = {
-        name: score_questions(replace(gate, sign=sign), questions, readings) for name, sign in CALIBRATION_SIGNS.items()
-    }
-    return [_assessed(name, words, questions, found, gate.threshold) for name, found in needs.items()]
+        Args:
+            words: Pairs of label words, such as 'true/false'.
+            judge: LLM that reads free statements; None to leave these out.
+            gates: Gate specs to assess as well.
+        """
+        for pair in words:
+            self.notify(f"asking {len(self.questions)} questions with the labels {pair} ...")
+            yield self.assess_direct(pair)
+            if self.history:
+                yield from self.assess_with_history(pair)
+        if judge is not None:
+            yield self.assess_free_statements(judge)
+        for gate in gates:
+            yield self.assess_gate(gate)
 
+    def assess_direct(self, words: str) -> SelfAssessment:
+        """Ask the LLM directly (section 2.1)."""
+        gate = PromptGate(words)
+        return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
-def assess_free_statements(model: Model, questions: Sequence[Question], judge: Model) -> SelfAssessment:
-    """The LLM states its judgment in its own words; another reads it (section 2.3)."""
-    template = load_packaged_templates("self")
-    languages = [detect_question_language(question) for question in questions]
-    asked = [Prompt(template.fill("free", lang, query=q.text)) for lang, q in zip(languages, questions, strict=True)]
-    said = [row[0].text for row in model.generate(asked, max_tokens=FREE_TOKENS)]
-    read = [Prompt(template.fill("verdict", lang, statement=s)) for lang, s in zip(languages, said, strict=True)]
-    verdicts = [_read(row[0].text) for row in judge.generate(read, max_tokens=VERDICT_TOKENS)]
-    readable = [(v, t) for v, t in zip(verdicts, read_known_labels(questions), strict=True) if v is not None]
-    return SelfAssessment(
-        "free statement",
-        "-",
-        len(questions),
-        sum(verdict == truth for verdict, truth in readable) / max(1, len(readable)),
-        sum(verdict for verdict, _ in readable),
-        sum(not verdict for verdict, _ in readable),
-        unreadable=len(questions) - len(readable),
-    )
+    def assess_gate(self, spec: str) -> SelfAssessment:
+        """Use any gate, at its own threshold, as a self-assessment (UAR in Table 3)."""
+        gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
+        return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
+
+    def assess_with_history(self, words: str) -> list[SelfAssessment]:
+        """Show similar logged questions first (section 3), without calibration and with either sign, in one pass."""
+        gate = DhiclGate(str(self.history), k=self.k, words=words)
+        bound = bind_gate(gate, self.model, self.prompts)
+        readings = read_questions(self.model, [bound], self.questions, self.prompts)
+        assessments = []
+        for method, sign in CALIBRATION_SIGNS.items():
+            needs = score_questions(replace(gate, sign=sign), self.questions, readings)
+            assessments.append(self._evaluate(method, words, needs, gate.threshold))
+        return assessments
+
+    def assess_free_statements(self, judge: Model) -> SelfAssessment:
+        """Let the LLM state its judgment freely, and a judge read the statement (section 2.3)."""
+        template = load_packaged_templates("self")
+        languages = [detect_question_language(question) for question in self.questions]
+        prompts = [
+            Prompt(template.fill("free", language, query=question.text))
+            for language, question in zip(languages, self.questions, strict=True)
+        ]
+        statements = [samples[0].text for samples in self.model.generate(prompts, max_tokens=FREE_TOKENS)]
+        judge_prompts = [
+            Prompt(template.fill("verdict", language, statement=statement))
+            for language, statement in zip(languages, statements, strict=True)
+        ]
+        replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
+        known = read_known_labels(self.questions)
+        verdicts = [
+            (verdict, is_known)
+            for verdict, is_known in zip(map(_parse_verdict, replies), known, strict=True)
+            if verdict is not None
+        ]
+        return SelfAssessment(
+            "free statement",
+            "-",
+            len(self.questions),
+            sum(verdict == is_known for verdict, is_known in verdicts) / max(1, len(verdicts)),
+            sum(verdict for verdict, _ in verdicts),
+            sum(not verdict for verdict, _ in verdicts),
+            unreadable=len(self.questions) - len(verdicts),
+        )
+
+    def _score(self, gate: Gate) -> Sequence[float]:
+        readings = read_questions(self.model, [gate], self.questions, self.prompts)
+        return score_questions(gate, self.questions, readings)
+
+    def _evaluate(self, method: str, words: str, needs: Sequence[float], threshold: float) -> SelfAssessment:
+        known = np.array(read_known_labels(self.questions))
+        predicted_known = np.array([need <= threshold for need in needs])
+        n, n_known = len(known), int(predicted_known.sum())
+        # AUROC: how often an unknown question has more need than a known one.
+        accuracy = float((predicted_known == known).mean())
+        return SelfAssessment(method, words, n, accuracy, n_known, n - n_known, auroc(~known, np.array(needs)))
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:
-    """What the right self-assessment is."""
+    """Return whether the LLM knows each question, according to `meta.known`."""
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
-            raise BadInput(f"question '{question.id}' has no meta.known; make the set with knowgate label --kb-sat.")
+            raise BadInput(
+                f"question '{question.id}' has no meta.known. Make the set with `knowgate label` and kb_sat=FILE."
+            )
     return [bool(question.meta["known"]) for question in questions]
 
 
-def _assessed(
-    method: str, words: str, questions: Sequence[Question], needs: Sequence[float], threshold: float
-) -> SelfAssessment:
-    known = read_known_labels(questions)
-    says_known = [need <= threshold for need in needs]
-    right = sum(said == truth for said, truth in zip(says_known, known, strict=True))
-    counts = (sum(says_known), len(questions) - sum(says_known))
-    ranks = auroc(~np.array(known), np.array(needs))  # how often an unknown question has more need than a known one
-    return SelfAssessment(method, words, len(questions), right / len(questions), *counts, ranks)
-
-
-def _read(text: str) -> bool | None:
+def _parse_verdict(text: str) -> bool | None:
+    """Return whether a reply says yes or no first; None if it says neither."""
     yes, no = YES.search(text), NO.search(text)
     if yes and (not no or yes.start() < no.start()):
         return True

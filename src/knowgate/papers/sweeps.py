@@ -1,11 +1,11 @@
-"""One thing varied, the rest kept: thresholds, beta, variants on record, the data or the LLM a gate was fitted on."""
+"""Sweeps: one setting varied over recorded rows, such as the threshold, or the data or LLM a gate was fitted on."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,186 +19,208 @@ from knowgate.gates import load_gate
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, get_gate_name, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.stats.metrics import auroc
+from knowgate.stats.metrics import BoolArray, auroc
 from knowgate.training.fit_function import FitOption, read_fit_options
 from knowgate.types import Gate, Model, Question
 
-THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # the IK paper's sweep
-BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR's: answer directly where confidence is above beta
-FAST_FIT_OPTIONS: dict[str, dict[str, Any]] = {
-    "probe": {"kind": "linear"},
-    "fusion": {"cheap": True},
-}  # quick ones, to sweep over
+THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
+BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR: answer directly if confidence is above beta
+FAST_FIT_OPTIONS: dict[str, dict[str, Any]] = {"probe": {"kind": "linear"}, "fusion": {"cheap": True}}
+DECISION_COLUMNS = ("retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
+WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 
 
-def sweep_thresholds(trial: LabelTable, gate: TableScores, tried: Sequence[float] = THRESHOLDS) -> TextTable:
-    """What each threshold on need comes to."""
-    columns = ("retrieve if need >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
-    rows = (*(build_threshold_row(trial, gate, t, f"{t:g}") for t in tried), build_majority_row(trial))
-    return TextTable(f"{gate.name}: threshold", columns, rows)
+# --- thresholds -----------------------------------------------------------------------------------
 
 
-def sweep_betas(trial: LabelTable, gate: TableScores, tried: Sequence[float] = BETAS) -> TextTable:
-    """The same for confidence, as CBDR has it: 1 - the raw score of a fitted gate (eq. 2, the probe's softmax), and
-    1 - need of a gate that has none."""
-    columns = ("answer if confidence >", "retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
-    own = gate if gate.raw is None else replace(gate, needs=gate.raw)
-    rows = (
-        *(build_threshold_row(trial, own, 1 - beta, f"{beta:g}", strict=True) for beta in tried),
-        build_majority_row(trial),
+def sweep_thresholds(table: LabelTable, gate: TableScores, thresholds: Sequence[float] = THRESHOLDS) -> TextTable:
+    """Build a table of decisions at each threshold on need."""
+    rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in thresholds]
+    return TextTable(
+        f"{gate.name}: threshold",
+        ("retrieve if need >", *DECISION_COLUMNS),
+        (*rows, ("majority", *measure_majority_decisions(table))),
     )
-    return TextTable(f"{gate.name}: beta on {'1 - need' if gate.raw is None else 'the raw confidence'}", columns, rows)
 
 
-def build_threshold_row(
-    trial: LabelTable, gate: TableScores, threshold: float, name: str, *, strict: bool = False
-) -> tuple[str, ...]:
-    """One line. strict: a need equal to the threshold is retrieved for (confidence must be above beta)."""
-    retrieve = gate.needs >= threshold - 1e-12 if strict else gate.needs > threshold
-    judged = float((retrieve == ~trial.closed_right).mean())  # of the task 'does it know?'
+def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
+    """Build a table of decisions at each threshold on confidence, as in CBDR."""
+    rows = [(f"{beta:g}", *measure_decisions(table, select_unsure_questions(gate, beta))) for beta in betas]
+    confidence = "1 - need" if gate.raw is None else "the raw confidence"
+    return TextTable(
+        f"{gate.name}: beta on {confidence}",
+        ("answer if confidence >", *DECISION_COLUMNS),
+        (*rows, ("majority", *measure_majority_decisions(table))),
+    )
+
+
+def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
+    """Return where confidence is not above beta: the raw softmax of a fitted gate (CBDR, eq. 2), or 1 - need."""
+    needs = gate.needs if gate.raw is None else gate.raw
+    return np.asarray(needs >= 1 - beta - 1e-12)
+
+
+def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
+    """Return the cells of `DECISION_COLUMNS` for given decisions. Most are missing without open-book answers."""
+    judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
     rate = float(retrieve.mean())
-    if trial.open_right is None:
-        return (name, format_percent(rate), *[MISSING_VALUE] * 5, format_percent(judged))
-    closed_right, open_right = trial.closed_right, trial.open_right
-    accuracy = float(np.where(retrieve, open_right, closed_right).mean())
-    random = rate * open_right.mean() + (1 - rate) * closed_right.mean()
-    harm, waste = (~retrieve & open_right & ~closed_right).mean(), (retrieve & closed_right).mean()
-    return (name, format_percent(rate), format_percent(accuracy), format_percent(random), format_points(accuracy - random), format_percent(harm),
-            format_percent(waste), format_percent(judged))  # fmt: skip
-
-
-def build_majority_row(trial: LabelTable) -> tuple[str, ...]:
-    """The commoner verdict for every question: what 'judged right' must beat."""
-    unknown = float((~trial.closed_right).mean()) > 0.5
-    return build_threshold_row(
-        trial, TableScores("majority", np.full(len(trial.rows), float(unknown)), 0.5), 0.5, "majority"
+    if table.open_right is None:
+        return (format_percent(rate), *[MISSING_VALUE] * 5, judged_right)
+    closed, opened = table.closed_right, table.open_right
+    accuracy = float(np.where(retrieve, opened, closed).mean())
+    random = float(rate * opened.mean() + (1 - rate) * closed.mean())
+    return (
+        format_percent(rate),
+        format_percent(accuracy),
+        format_percent(random),
+        format_points(accuracy - random),
+        format_percent(float((~retrieve & opened & ~closed).mean())),
+        format_percent(float((retrieve & closed).mean())),
+        judged_right,
     )
 
 
-def sweep_variants(trial: LabelTable, start: str) -> TextTable:
-    """Gates on record whose name begins alike: how many examples, which label words, which sign."""
-    names = [name for name in trial.recorded_needs if name.startswith(start)]
+def measure_majority_decisions(table: LabelTable) -> tuple[str, ...]:
+    """Return the cells of judging every question the same way, which 'judged right' must beat."""
+    is_unknown = float((~table.closed_right).mean()) > 0.5
+    return measure_decisions(table, np.full(len(table.rows), is_unknown))
+
+
+def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
+    """Build a table of the stored gates whose names start with a prefix.
+
+    Raises:
+        BadInput: No stored gate has such a name.
+    """
+    names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:
         raise BadInput(
-            f"no gate on record begins with '{start}'. On record: {', '.join(trial.recorded_needs) or 'none'}. "
-            "Record some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
+            f"no stored gate starts with '{prefix}'. Stored: {', '.join(table.recorded_needs) or 'none'}. "
+            "Store some by evaluating gates such as dhicl:LOG,k=5 on questions that are answered now."
         )
-    scored = [score_gate(trial, name) for name in names]
-    rows = [
-        (one.name, format_auroc(trial, one), *build_threshold_row(trial, one, one.threshold, "")[1:5]) for one in scored
-    ]
-    return TextTable(f"Variants of {start}", ("gate", "AUROC", "retrieval", "accuracy", "random", "gain"), tuple(rows))
+    rows = []
+    for name in names:
+        gate = score_gate(table, name)
+        decisions = measure_decisions(table, gate.needs > gate.threshold)
+        rows.append((gate.name, format_auroc(table, gate), *decisions[:4]))
+    return TextTable(f"Variants of {prefix}", ("gate", "AUROC", *DECISION_COLUMNS[:4]), tuple(rows))
 
 
-def compute_auroc(trial: LabelTable, gate: TableScores) -> float | None:
-    """Of 'does not know'; None where the questions are of one kind."""
-    return auroc(~trial.closed_right, gate.needs)
-
-
-def format_auroc(trial: LabelTable, gate: TableScores) -> str:
-    value = compute_auroc(trial, gate)
+def format_auroc(table: LabelTable, gate: TableScores) -> str:
+    """Format the AUROC of need for 'the LLM does not know the answer'."""
+    value = auroc(~table.closed_right, gate.needs)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 
 
+# --- transfer between LLMs and data sets ----------------------------------------------------------
+
+
 def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
-    """AUROC of fitted gates on runs they were not fitted on, of their own LLM or of others (as plug-ins)."""
-    trials = [load_label_table([run]) for run in runs]
-    rows = tuple((Path(gate).name, *(_cell(trial, gate) for trial in trials)) for gate in gates)
-    return TextTable(
-        "AUROC of gates (rows) on label runs (columns); *: fitted on another LLM",
-        ("gate", *(run.name for run in runs)),
-        rows,
-    )
+    """Build a table of the AUROC of fitted gates on runs of their own or other LLMs."""
+    tables = [load_label_table([run]) for run in runs]
+    rows = tuple((Path(gate).name, *(_make_transfer_cell(table, gate) for table in tables)) for gate in gates)
+    title = "AUROC of gates (rows) on label runs (columns); *: fitted on another LLM"
+    return TextTable(title, ("gate", *(run.name for run in runs)), rows)
 
 
-def _cell(trial: LabelTable, gate: str) -> str:
+def _make_transfer_cell(table: LabelTable, gate: str) -> str:
     try:
-        trial = drop_seen_rows(trial, [gate])
-        scored = score_gate(trial, gate, plug_in=True)
+        table = drop_seen_rows(table, [gate])
+        scores = score_gate(table, gate, plug_in=True)
     except KnowgateError as error:
         return f"({error.brief})"
-    note = " *" if scored.note else ""  # fitted on another LLM
-    return format_auroc(trial, scored) + note
+    is_of_another_llm = bool(scores.note)
+    return format_auroc(table, scores) + (" *" if is_of_another_llm else "")
 
 
-def sweep_transfer(name: str, train: Sequence[Path], runs: Sequence[Path], say: Callable[[str], None]) -> TextTable:
-    """Fit any gate that can be fitted on each train run (on 'known'), measure on each of the others.
+def sweep_transfer(
+    spec: str, training_runs: Sequence[Path], test_runs: Sequence[Path], notify: Callable[[str], None]
+) -> TextTable:
+    """Fit a gate on each training run (for the target 'known') and measure it on each test run.
 
-    name: a gate, with options of its fit where wanted: 'ik:mode=text,tokens=8'.
+    Args:
+        spec: A gate, with options of its fit if needed: 'ik:mode=text,tokens=8'.
+        training_runs: Label runs to fit on.
+        test_runs: Label runs to measure on.
+        notify: Called with a message before each fit.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        folders = [_fitted(name, run, Path(scratch), say) for run in train]
-        sheet = sweep_plug_in([str(folder) for folder in folders], runs)
-    return TextTable(f"AUROC of {name} fitted on (rows), tested on (columns)", sheet.columns, sheet.rows)
+    with tempfile.TemporaryDirectory() as folder:
+        gates = [_fit_on_run(spec, run, Path(folder), notify) for run in training_runs]
+        table = sweep_plug_in([str(gate) for gate in gates], test_runs)
+    return TextTable(f"AUROC of {spec} fitted on (rows), tested on (columns)", table.columns, table.rows)
 
 
-def _fitted(spec: str, run: Path, scratch: Path, say: Callable[[str], None]) -> Path:
-    """The gate of a spec such as 'probe' or 'ik:mode=text,tokens=8', fitted on what one run knows."""
-    from knowgate.training.gate import fit, load_fit_function
+def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None]) -> Path:
+    from knowgate.training.gate import fit, load_fit_function  # imports scikit-learn
 
     name, text = split_spec(spec)
-    options = FAST_FIT_OPTIONS.get(name, {}) | parse_fit_options(name, text, read_fit_options(load_fit_function(name)))
-    say(f"fitting {name} on {run.name}")
-    fit(name, run, out=scratch / run.name, target="known", **options)
-    return scratch / run.name
+    known_options = read_fit_options(load_fit_function(name))
+    options = FAST_FIT_OPTIONS.get(name, {}) | parse_fit_options(name, text, known_options)
+    notify(f"fitting {name} on {run.name}")
+    fit(name, run, out=folder / run.name, target="known", **options)
+    return folder / run.name
 
 
-def parse_fit_options(name: str, text: str, known: Mapping[str, FitOption]) -> dict[str, Any]:
-    """Options of a fit written as 'key=value,key=value'; whether a value is allowed the fit says."""
-    given = {}
+def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> dict[str, Any]:
+    """Parse options of a fit, written as 'key=value,key=value'. The fit checks the values."""
+    options = {}
     for part in (part for part in text.split(",") if part.strip()):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or key not in known:
-            raise BadSetting(f"fit {name} has no option '{part.strip()}'. Known: {', '.join(known) or 'none'}.")
+            raise BadSetting(f"unknown option '{part.strip()}' of fit {gate}. Known: {', '.join(known) or 'none'}.")
         try:
-            given[key] = value.lower() == "true" if known[key].kind is bool else known[key].kind(value)
+            options[key] = value.lower() == "true" if known[key].kind is bool else known[key].kind(value)
         except ValueError:
-            raise BadSetting(f"fit {name}: {key} is '{value}'; it must be a number.") from None
-    return given
+            raise BadSetting(f"fit {gate}: {key}={value} is not a number.") from None
+    return options
 
 
-WARMUP_QUESTIONS = 2  # questions asked before the clock counts: the first ones load weights and indexes
+# --- latency --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class GateLatency:
-    """Seconds of deciding, in the order of the questions."""
+    """Seconds that a gate took for each question."""
 
     gate: str
     seconds: tuple[float, ...]
 
-    def at(self, share: float) -> float:
+    def quantile(self, share: float) -> float:
+        """Return the time within which this share of the decisions was made."""
         return float(np.quantile(self.seconds, share))
 
 
 def time_gates(
     gates: Sequence[str], questions: Sequence[Question], model: Model, prompts: AnswerPrompts, *, plug_in: bool = False
 ) -> list[GateLatency]:
-    """Every gate on every question, in turns, so that whatever slows the machine down slows all of them."""
+    """Time every gate on one question at a time. Gates take turns, so that a slow machine affects all alike."""
     if len(questions) <= WARMUP_QUESTIONS:
-        raise BadInput(f"timing needs more than {WARMUP_QUESTIONS} questions, as the first ones are not counted.")
+        raise BadInput(
+            f"{len(questions)} questions are too few: the first {WARMUP_QUESTIONS} are not timed. Give more questions."
+        )
     bound = [bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates]
-    taken = [[_decide(gate, question, model, prompts) for gate in bound] for question in questions][WARMUP_QUESTIONS:]
-    return [
-        GateLatency(get_gate_name(gate), tuple(seconds))
-        for gate, seconds in zip(gates, zip(*taken, strict=True), strict=True)
-    ]
+    times = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
+    by_gate = zip(*times[WARMUP_QUESTIONS:], strict=True)
+    return [GateLatency(get_gate_name(gate), seconds) for gate, seconds in zip(gates, by_gate, strict=True)]
 
 
-def _decide(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:
+def _time_decision(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:
     start = time.perf_counter()
     score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
     return time.perf_counter() - start
 
 
-def build_latency_table(found: Sequence[GateLatency]) -> TextTable:
+def build_latency_table(latencies: Sequence[GateLatency]) -> TextTable:
+    """Build a table of median, 95th percentile and mean."""
     rows = [
-        (one.gate, f"{one.at(0.5):.4f}", f"{one.at(0.95):.4f}", f"{np.mean(one.seconds):.4f}", str(len(one.seconds)))
-        for one in found
+        (
+            latency.gate,
+            f"{latency.quantile(0.5):.4f}",
+            f"{latency.quantile(0.95):.4f}",
+            f"{np.mean(latency.seconds):.4f}",
+            str(len(latency.seconds)),
+        )
+        for latency in latencies
     ]
-    columns = ("gate", "median", "95 % within", "mean", "questions")
-    return TextTable(
-        f"Seconds to decide, one question at a time (the first {WARMUP_QUESTIONS} are not counted)",
-        columns,
-        tuple(rows),
-    )
+    title = f"Seconds to decide, one question at a time (the first {WARMUP_QUESTIONS} are not counted)"
+    return TextTable(title, ("gate", "median", "95 % within", "mean", "questions"), tuple(rows))

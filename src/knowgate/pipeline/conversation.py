@@ -25,7 +25,7 @@ REWRITE_PREFIX = re.compile(r"^(rewritten|改写|question|问题|q)\s*[:：]\s*"
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
     """Rewrite a question so that it can be understood without the conversation before it."""
-    if not exchanges or not is_follow_up(text) or load_rules().judge(text) is not None:
+    if not exchanges or not is_follow_up(text) or load_rules().decide(text) is not None:
         return text
     recent = exchanges[-MAX_EXCHANGES:]
     (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)

@@ -70,7 +70,7 @@ def _count_digits(need: float, threshold: float) -> int:
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
     """Let rules override the decisions of questions they match; the gate's need stays on record."""
     for state in states:
-        match = rules.judge(state.question.text)
+        match = rules.decide(state.question.text)
         if match is not None and state.decision is not None:
             reason = f"{match.reason} (rule '{match.rule}')"
             state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)

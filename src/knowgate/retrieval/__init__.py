@@ -7,52 +7,38 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from knowgate.core.registry import RegistryEntry, load_entry, split_spec
+from knowgate.core.registry import RegistryEntry as Entry
+from knowgate.core.registry import load_entry, split_spec
 from knowgate.errors import BadSetting, BrokenIndex
 from knowgate.types import Retriever
 
 RETRIEVER_GROUP = "knowgate.retrievers"
+_ENGINES = "knowgate.retrieval.engines"
 
 # Each target is called with the part of a spec after "name:" (an index folder or a URL) and returns a Retriever.
-RETRIEVERS: dict[str, RegistryEntry] = {
-    "bm25": RegistryEntry(
-        "knowgate.retrieval.index_folder:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"
-    ),
-    "dense": RegistryEntry("knowgate.retrieval.index_folder:open_dense", "nearest meaning", extra="local"),
-    "hybrid": RegistryEntry(
+RETRIEVERS: dict[str, Entry] = {
+    "bm25": Entry("knowgate.retrieval.index_folder:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"),
+    "dense": Entry("knowgate.retrieval.index_folder:open_dense", "nearest meaning", extra="local"),
+    "hybrid": Entry(
         "knowgate.retrieval.index_folder:open_hybrid",
         "bm25 and dense, fused by rank",
         extra="local",
         paper="Cormack, Clarke and Büttcher 2009",
     ),
-    "pgvector": RegistryEntry(
-        "knowgate.retrieval.engines.pgvector:PgvectorRetriever",
-        "your own table in PostgreSQL (pgvector)",
-        extra="postgres",
+    "pgvector": Entry(
+        f"{_ENGINES}.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"
     ),
-    "http": RegistryEntry("knowgate.retrieval.engines.http:HttpRetriever", "your own search endpoint"),
-    "qdrant": RegistryEntry(
-        "knowgate.retrieval.engines.qdrant:open_qdrant",
-        "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning",
-        extra="qdrant",
+    "http": Entry(f"{_ENGINES}.http:HttpRetriever", "your own search endpoint"),
+    "qdrant": Entry(
+        f"{_ENGINES}.qdrant:open_qdrant", "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="qdrant"
     ),
-    "chroma": RegistryEntry(
-        "knowgate.retrieval.engines.chroma:open_chroma",
-        "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning",
-        extra="chroma",
+    "chroma": Entry(
+        f"{_ENGINES}.chroma:open_chroma", "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="chroma"
     ),
-    "lancedb": RegistryEntry(
-        "knowgate.retrieval.engines.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"
-    ),
-    "elastic": RegistryEntry(
-        "knowgate.retrieval.engines.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"
-    ),
-    "opensearch": RegistryEntry(
-        "knowgate.retrieval.engines.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"
-    ),
-    "web": RegistryEntry(
-        "knowgate.retrieval.engines.web:open_web", "web:searxng@URL, web:tavily, web:brave: a web search engine"
-    ),
+    "lancedb": Entry(f"{_ENGINES}.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"),
+    "elastic": Entry(f"{_ENGINES}.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"),
+    "opensearch": Entry(f"{_ENGINES}.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"),
+    "web": Entry(f"{_ENGINES}.web:open_web", "web:searxng@URL, web:tavily, web:brave: a web search engine"),
 }
 
 

@@ -90,7 +90,7 @@ class Bm25Retriever:
         if k <= SMALL_K:
             return _select_few(scores, k)
         rows = select_candidate_rows(scores, k)
-        return NearestHits(rows, scores[rows]).best(k)
+        return NearestHits(rows, scores[rows]).top(k)
 
 
 def _select_few(scores: Vector, k: int) -> NearestHits:

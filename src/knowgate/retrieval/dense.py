@@ -51,7 +51,7 @@ class ExactVectorSearch:
         self._block_rows = block_rows
 
     def nearest(self, queries: Vector, k: int) -> list[NearestHits]:
-        return find_nearest_rows(self._vectors, queries, k, longest=self._max_norm, block_rows=self._block_rows)
+        return find_nearest_rows(self._vectors, queries, k, max_norm=self._max_norm, block_rows=self._block_rows)
 
     @cached_property
     def _max_norm(self) -> float:
@@ -80,7 +80,7 @@ class AnnVectorSearch:
         _, candidates = self._index.search(queries, min(k + _EXTRA_ROWS, len(self)))
         rows = [np.sort(row[row >= 0]).astype(np.intp) for row in candidates]  # faiss pads with -1
         pairs = zip(rows, queries, strict=True)
-        return [score_rows(self._vectors, query_rows, query).best(k) for query_rows, query in pairs]
+        return [score_rows(self._vectors, query_rows, query).top(k) for query_rows, query in pairs]
 
 
 def has_faiss() -> bool:

@@ -26,55 +26,13 @@ MAX_DOCUMENT_BYTES = 64 << 20  # twenty times the longest novel; takes about a m
 _HTML_SUFFIXES = (".html", ".htm")
 # The character sets that browsers read, by their Python names. Python's other codecs are not character sets, or take
 # quadratic time (punycode).
-_CHARSETS = frozenset(
-    [
-        "utf-8",
-        "ascii",
-        "iso8859-1",
-        "iso8859-2",
-        "iso8859-3",
-        "iso8859-4",
-        "iso8859-5",
-        "iso8859-6",
-        "iso8859-7",
-        "iso8859-8",
-        "iso8859-9",
-        "iso8859-10",
-        "iso8859-13",
-        "iso8859-14",
-        "iso8859-15",
-        "iso8859-16",
-        "koi8-r",
-        "koi8-u",
-        "mac-roman",
-        "mac-cyrillic",
-        "cp866",
-        "cp874",
-        "cp1250",
-        "cp1251",
-        "cp1252",
-        "cp1253",
-        "cp1254",
-        "cp1255",
-        "cp1256",
-        "cp1257",
-        "cp1258",
-        "tis-620",
-        "gb2312",
-        "gbk",
-        "gb18030",
-        "big5",
-        "big5hkscs",
-        "cp950",
-        "euc_jp",
-        "iso2022_jp",
-        "shift_jis",
-        "cp932",
-        "euc_kr",
-        "cp949",
-        "johab",
-    ]
+_CHARSET_NAMES = (
+    "utf-8 ascii iso8859-1 iso8859-2 iso8859-3 iso8859-4 iso8859-5 iso8859-6 iso8859-7 iso8859-8 iso8859-9 iso8859-10 "
+    "iso8859-13 iso8859-14 iso8859-15 iso8859-16 koi8-r koi8-u mac-roman mac-cyrillic cp866 cp874 cp1250 cp1251 cp1252 "
+    "cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 tis-620 gb2312 gbk gb18030 big5 big5hkscs cp950 euc_jp iso2022_jp "
+    "shift_jis cp932 euc_kr cp949 johab"
 )
+_CHARSETS = frozenset(_CHARSET_NAMES.split())
 _RECORD_FORMAT = 'Write {"id": ..., "title": ..., "text": ...}; the title is optional.'
 
 

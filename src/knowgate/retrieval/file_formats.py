@@ -29,48 +29,24 @@ from knowgate.errors import BadInput, MissingExtra
 
 _HIDDEN_TAGS = frozenset({"script", "style", "template", "noscript"})
 _RAW_TEXT_END = {tag: re.compile(rf"</{tag}(?=[\s/>])", re.IGNORECASE) for tag in ("script", "style")}
-_INLINE_TAGS = frozenset(
-    [
-        "a",
-        "abbr",
-        "b",
-        "bdi",
-        "bdo",
-        "cite",
-        "code",
-        "data",
-        "del",
-        "dfn",
-        "em",
-        "font",
-        "i",
-        "img",
-        "ins",
-        "kbd",
-        "label",
-        "mark",
-        "q",
-        "s",
-        "samp",
-        "small",
-        "span",
-        "strong",
-        "sub",
-        "sup",
-        "time",
-        "tt",
-        "u",
-        "var",
-        "wbr",
-    ]
+_INLINE_TAG_NAMES = (
+    "a abbr b bdi bdo cite code data del dfn em font i img ins kbd label mark q s samp small span strong sub sup time "
+    "tt u var wbr"
 )
+_INLINE_TAGS = frozenset(_INLINE_TAG_NAMES.split())
 _LINE_TAGS = frozenset({"br", "tr", "li", "dt", "dd", "option"})
 _CELL_TAGS = frozenset({"td", "th"})
-_TAG = re.compile(r"</?([a-zA-Z][^\s/>]*)")
-_GAP = re.compile(r"[\s/]*")
-_ATTRIBUTE = re.compile(r"=?[^\s/>=]*")
-_EQUALS = re.compile(r"\s*=\s*")
-_UNQUOTED_VALUE = re.compile(r"[^\s>]*")
+# Possessive quantifiers (*+) never backtrack, so every pattern takes linear time. A '>' inside a quoted value does not
+# end a tag; a tag or comment that is never closed extends to the end of the page.
+_COMMENT = re.compile(r"<!(?=--)(?:.*?-->|.*)", re.DOTALL)  # <!--> is a complete comment
+_DECLARATION = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*+>?")
+_TAG = re.compile(
+    r"""<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)
+    (?: [\s/]++
+      | (?!>) =?+ [^\s/>=]*+ (?: \s*+ = \s*+ (?: "[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^\s>]*+ ) )?+
+    )*+ (?P<close>>?)""",
+    re.VERBOSE,
+)
 _INVALID_REFERENCE = re.compile(r"&#(?:[0-9]{10,}|[xX][0-9a-fA-F]{10,});?")  # code points have at most seven digits
 
 
@@ -102,7 +78,7 @@ def read_html(markup: str) -> HtmlPage:
 
 
 def tokenize_html(markup: str) -> Iterator[HtmlToken]:
-    """Yield the texts and tags of a page in order; an unclosed comment or tag swallows the rest of the page."""
+    """Yield the texts and tags of a page in order."""
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
@@ -110,57 +86,18 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
             yield HtmlToken(_unescape(markup[position : start if start >= 0 else len(markup)]))
         if start < 0:
             return
-        match = _TAG.match(markup, start)
-        if not match:
-            position = _find_end_of_other(markup, start)
-            if position == start + 1:
-                yield HtmlToken("<")
-            continue
-        position = _find_end_of_tag(markup, match.end())
-        tag, is_end_tag = match[1].lower(), markup[start + 1] == "/"
-        is_self_closing = markup[position - 2 : position - 1] == "/"
-        if position <= len(markup):
-            yield HtmlToken(tag=tag, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
-        if not is_end_tag and tag in _RAW_TEXT_END and not is_self_closing:
-            end_tag = _RAW_TEXT_END[tag].search(markup, position)
-            position = end_tag.start() if end_tag else len(markup)
-
-
-def _find_end_of_other(markup: str, start: int) -> int:
-    """Return where a comment, declaration or instruction ends; start + 1 if '<' is only a character."""
-    if markup.startswith("<!--", start):
-        return _find_after(markup, "-->", start + 2)  # <!--> is a complete comment
-    is_declaration = markup[start + 1 : start + 2] in ("!", "?") or markup.startswith("</", start)
-    return _find_after(markup, ">", start) if is_declaration else start + 1
-
-
-def _find_end_of_tag(markup: str, position: int) -> int:
-    """Return where a tag ends whose name ends at `position`; beyond the page if it is never closed."""
-    while True:
-        position = _skip(_GAP, markup, position)
-        if position == len(markup) or markup[position] == ">":
-            return position + 1
-        position = _skip(_ATTRIBUTE, markup, position)
-        equals = _EQUALS.match(markup, position)
-        if equals:
-            position = _find_end_of_value(markup, equals.end())
-
-
-def _find_end_of_value(markup: str, position: int) -> int:
-    quote = markup[position : position + 1]
-    if quote in ("'", '"'):
-        return _find_after(markup, quote, position + 1)
-    return _skip(_UNQUOTED_VALUE, markup, position)
-
-
-def _find_after(markup: str, end: str, start: int) -> int:
-    index = markup.find(end, start)
-    return len(markup) if index < 0 else index + len(end)
-
-
-def _skip(pattern: re.Pattern[str], markup: str, position: int) -> int:
-    match = pattern.match(markup, position)
-    return match.end() if match else position
+        tag = _TAG.match(markup, start)
+        other = None if tag else _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
+        position = tag.end() if tag else other.end() if other else start + 1
+        if not tag and not other:
+            yield HtmlToken("<")
+        if tag and tag["close"]:
+            name, is_end_tag = tag["name"].lower(), bool(tag["end"])
+            is_self_closing = markup[position - 2] == "/"
+            yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
+            if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:
+                end_tag = _RAW_TEXT_END[name].search(markup, position)
+                position = end_tag.start() if end_tag else len(markup)
 
 
 def _unescape(text: str) -> str:

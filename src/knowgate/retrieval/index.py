@@ -5,11 +5,12 @@ The new folder replaces the old one when it is complete; until then the old one 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import tempfile
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,32 +21,13 @@ from knowgate.core.files import atomic_folder, sha256_text, sha256_texts
 from knowgate.core.options import Count, Options, with_options
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
-from knowgate.retrieval import dense
+from knowgate.retrieval import dense, index_folder
 from knowgate.retrieval.bm25 import build_bm25_matrix
 from knowgate.retrieval.chunking import MAX_PASSAGE_WORDS, split_document
 from knowgate.retrieval.dense import ProgressCallback
 from knowgate.retrieval.documents import Corpus, Document, find_documents
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
-from knowgate.retrieval.index_folder import (
-    ANN_FILE,
-    BM25_FOLDER,
-    VECTORS_FILE,
-    DocumentRow,
-    DocumentTable,
-    IndexKind,
-    IndexManifest,
-    IndexSettings,
-    broken_index_error,
-    check_index_files,
-    is_replaceable,
-    open_bm25_matrix,
-    open_passage_store,
-    open_vectors,
-    read_document_rows,
-    read_index_manifest,
-    write_document_rows,
-    write_index_manifest,
-)
+from knowgate.retrieval.index_folder import DocumentRow, IndexKind, IndexManifest, IndexSettings
 from knowgate.retrieval.passage_store import PassageStore, PassageWriter
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Vector
@@ -59,11 +41,11 @@ class IndexOptions(Options):
     """Options of `build_index`."""
 
     kind: IndexKind = Field(
-        "bm25",
+        default="bm25",
         description="Index for search by shared words (bm25), by meaning (dense) or both (hybrid).",
         json_schema_extra={"flag": "--retriever"},
     )
-    max_words: Count = Field(MAX_PASSAGE_WORDS, description="Longest passage in words.")
+    max_words: Count = Field(default=MAX_PASSAGE_WORDS, description="Longest passage in words.")
 
 
 @dataclass(frozen=True)
@@ -138,7 +120,7 @@ def build_index(
         >>> build_index("docs", "docs.index", kind="hybrid")  # doctest: +SKIP
     """
     source, out = expand_path(source), expand_path(out)
-    if out.exists() and not (out.is_dir() and is_replaceable(out)):
+    if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
         raise BadInput(f"'{out}' exists and is not an index. Choose a new or empty folder.")
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
@@ -147,14 +129,16 @@ def build_index(
     try:
         with atomic_folder(out.resolve()) as folder:
             previous = read_previous_index(out)  # inside, where no other process writes it
-            scan = scan_documents(corpus, folder, previous, max_words=options.max_words, progress=progress)
+            scan = CorpusScan(folder, previous, options.max_words)
+            scan.read(corpus, progress)
             manifest = _make_manifest(options.kind, settings, scan)
             if manifest == previous.manifest:
                 raise _NothingChangedError
-            _write_parts(folder, manifest, scan, previous, embedder=embedding_model, progress=progress)
+            _write_search_files(manifest, scan, embedder=embedding_model, progress=progress)
+            index_folder.write_index_manifest(folder, manifest)
     except _NothingChangedError:
         written = False
-    return _make_report(scan, corpus, previous, written)
+    return scan.make_report(corpus, written)
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
@@ -176,12 +160,8 @@ def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSet
 def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -> IndexManifest:
     """Make the manifest; its fingerprint does not cover the embedder's path, because moving a model changes nothing."""
     method = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
-    documents = (text for row in scan.rows for text in (row.id, row.sha256))
-    fingerprint = sha256_texts(itertools.chain([method], documents))
-    return IndexManifest(kind, settings, len(scan.rows), len(scan.previous_rows), fingerprint)
-
-
-# --- documents and passages -----------------------------------------------------------------------
+    fingerprint = sha256_texts(itertools.chain([method], scan.read_ids_and_hashes()))
+    return IndexManifest(kind, settings, scan.documents, len(scan.previous_rows), fingerprint)
 
 
 @dataclass(frozen=True)
@@ -197,13 +177,37 @@ class PreviousIndex:
         has_same_size = self.manifest is not None and self.manifest.settings.max_words == max_words
         return self.rows.get(document_id) if has_same_size else None
 
+    def get_vectors(self, embedder: Embedder) -> Vector | None:
+        """Return the vectors if the same embedding model made them."""
+        is_same = self.manifest and self.manifest.settings.embedder_fingerprint == embedder.fingerprint
+        return self.vectors if is_same else None
+
+
+def read_previous_index(folder: Path) -> PreviousIndex:
+    """Read the index in a folder; a missing or broken one, or one of another version, counts as empty."""
+    try:
+        manifest = index_folder.read_index_manifest(folder)
+        index_folder.check_index_files(folder, manifest)
+        index_folder.open_passage_store(folder, manifest)
+        if manifest.kind != "dense":
+            index_folder.open_bm25_matrix(folder, manifest)
+        vectors = index_folder.open_vectors(folder, manifest) if manifest.kind != "bm25" else None
+        rows = {row.id: row for row in index_folder.read_document_rows(folder)}
+    except BrokenIndex:
+        return PreviousIndex()
+    is_consistent = all(row.first + row.count <= manifest.passages for row in rows.values())
+    return PreviousIndex(manifest, rows, vectors) if is_consistent else PreviousIndex()
+
 
 @dataclass
 class CorpusScan:
-    """The documents as they are now.
+    """Reads all documents once, writes them and their passages, and compares them with the previous index.
 
     Args:
-        rows: One row per document with text.
+        folder: The folder that is written.
+        previous: The index that is updated.
+        max_words: The most words in a passage.
+        documents: The number of documents with text.
         previous_rows: For each passage its row in the previous index, or -1 if it is new.
         added: Documents that the previous index lacks.
         changed: Documents whose text differs from the previous index.
@@ -211,136 +215,98 @@ class CorpusScan:
         problems: Documents that could not be read, and why.
     """
 
-    rows: DocumentTable = field(default_factory=DocumentTable)
+    folder: Path
+    previous: PreviousIndex
+    max_words: int
+    documents: int = 0
     previous_rows: array[int] = field(default_factory=lambda: array("q"))
     added: int = 0
     changed: int = 0
     without_text: int = 0
     problems: dict[str, str] = field(default_factory=dict)
 
+    def read(self, corpus: Corpus, progress: ProgressCallback) -> None:
+        """Read the documents and write `documents.jsonl` and the passages."""
+        self.problems.update(corpus.problems)
+        path = self.folder / index_folder.DOCUMENTS_FILE
+        with PassageWriter(self.folder) as writer, path.open("w", encoding="utf-8", newline="\n") as file:
+            for number, document in enumerate(corpus, start=1):
+                row = self._add(document, writer)
+                if row:
+                    file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
+                if number % _PROGRESS_EVERY == 0:
+                    progress("read", number, corpus.total)
+        if not self.documents:
+            problem = f" {next(iter(self.problems.values()))}" if self.problems else ""
+            raise BadInput(f"the documents of '{corpus.source}' contain no text.{problem}")
+        progress("read", number, corpus.total)
 
-def read_previous_index(folder: Path) -> PreviousIndex:
-    """Read the index in a folder; a missing or broken one, or one of another version, counts as empty."""
-    try:
-        manifest = read_index_manifest(folder)
-        check_index_files(folder, manifest)
-        open_passage_store(folder, manifest)
-        if manifest.kind != "dense":
-            open_bm25_matrix(folder, manifest)
-        vectors = open_vectors(folder, manifest) if manifest.kind != "bm25" else None
-        rows = {row.id: row for row in read_document_rows(folder)}
-        if any(row.first + row.count > manifest.passages for row in rows.values()):
-            raise broken_index_error(folder, "its documents have more passages than it holds")
-        return PreviousIndex(manifest, rows, vectors)
-    except BrokenIndex:
-        return PreviousIndex()
+    def _add(self, document: Document, writer: PassageWriter) -> DocumentRow | None:
+        """Write the passages of a document; return its row, or None if it has no text."""
+        if document.problem:
+            self.problems[document.id] = document.problem
+            return None
+        passages = split_document(document, self.max_words)
+        if not passages:
+            self.without_text += 1
+            return None
+        row = DocumentRow(document.id, sha256_text(document.title, document.text), len(writer), len(passages))
+        writer.write(passages)
+        self.documents += 1
+        old_row = self.previous.find(document.id, self.max_words)
+        if old_row and (old_row.sha256, old_row.count) == (row.sha256, row.count):
+            self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
+            return row
+        self.previous_rows.extend([-1] * row.count)
+        is_changed = document.id in self.previous.rows
+        self.changed, self.added = self.changed + is_changed, self.added + (not is_changed)
+        return row
+
+    def read_ids_and_hashes(self) -> Iterator[str]:
+        """Yield id and hash of each document from the file; a list of millions would take gigabytes."""
+        with (self.folder / index_folder.DOCUMENTS_FILE).open(encoding="utf-8") as file:
+            for line in file:
+                record = json.loads(line)
+                yield from (record["id"], record["sha256"])
+
+    def make_report(self, corpus: Corpus, written: bool) -> IndexReport:
+        remaining = self.documents - self.added
+        return IndexReport(
+            documents=self.documents,
+            passages=len(self.previous_rows),
+            added=self.added,
+            changed=self.changed,
+            removed=len(self.previous.rows) - remaining,
+            unchanged=remaining - self.changed,
+            skipped={**corpus.skipped, **({NO_TEXT: self.without_text} if self.without_text else {})},
+            written=written,
+            problems=self.problems,
+        )
 
 
-def scan_documents(
-    corpus: Corpus, folder: Path, previous: PreviousIndex, *, max_words: int, progress: ProgressCallback
-) -> CorpusScan:
-    """Read all documents once and write their passages to `folder`."""
-    scan = CorpusScan(problems=dict(corpus.problems))
-    with PassageWriter(folder) as writer:
-        for number, document in enumerate(corpus, start=1):
-            _add_document(scan, writer, document, previous, max_words=max_words)
-            if number % _PROGRESS_EVERY == 0:
-                progress("read", number, corpus.total)
-    if not scan.previous_rows:
-        problem = f" {next(iter(scan.problems.values()))}" if scan.problems else ""
-        raise BadInput(f"the documents of '{corpus.source}' contain no text.{problem}")
-    progress("read", number, corpus.total)
-    return scan
-
-
-def _add_document(
-    scan: CorpusScan, writer: PassageWriter, document: Document, previous: PreviousIndex, *, max_words: int
+def _write_search_files(
+    manifest: IndexManifest, scan: CorpusScan, *, embedder: Embedder | None, progress: ProgressCallback
 ) -> None:
-    if document.problem:
-        scan.problems[document.id] = document.problem
-        return
-    passages = split_document(document, max_words)
-    if not passages:
-        scan.without_text += 1
-        return
-    row = DocumentRow(document.id, sha256_text(document.title, document.text), len(writer), len(passages))
-    writer.write(passages)
-    scan.rows.append(row)
-    old_row = previous.find(document.id, max_words)
-    if old_row and (old_row.sha256, old_row.count) == (row.sha256, row.count):
-        scan.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
-        return
-    scan.previous_rows.extend([-1] * row.count)
-    if document.id in previous.rows:
-        scan.changed += 1
-    else:
-        scan.added += 1
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-def _write_parts(
-    folder: Path,
-    manifest: IndexManifest,
-    scan: CorpusScan,
-    previous: PreviousIndex,
-    *,
-    embedder: Embedder | None,
-    progress: ProgressCallback,
-) -> None:
-    store = PassageStore(folder)
+    """Write the BM25 scores and the vectors of the passages, as far as the kind of the index needs them."""
+    folder, store = scan.folder, PassageStore(scan.folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             matrix = build_bm25_matrix(store, Tokenizer(bool(manifest.settings.stem)), Path(scratch))
-            matrix.save(folder / BM25_FOLDER, show_progress=False)
+            matrix.save(folder / index_folder.BM25_FOLDER, show_progress=False)
         progress("bm25", len(store), len(store))
-    if embedder is not None:
-        _write_dense(folder, store, scan, previous, embedder=embedder, progress=progress)
-    write_document_rows(folder, scan.rows)
-    write_index_manifest(folder, manifest)
-
-
-def _write_dense(
-    folder: Path,
-    store: PassageStore,
-    scan: CorpusScan,
-    previous: PreviousIndex,
-    *,
-    embedder: Embedder,
-    progress: ProgressCallback,
-) -> None:
-    """Write the vectors, reusing those of the previous index if the same model made them, and the ANN index."""
-    previous_fingerprint = previous.manifest.settings.embedder_fingerprint if previous.manifest else ""
-    reused = previous.vectors if previous_fingerprint == embedder.fingerprint else None
-    previous_rows = np.array(scan.previous_rows, dtype=np.int64)
-    if reused is None:
-        previous_rows[:] = -1
+    if embedder is None:
+        return
+    reused = scan.previous.get_vectors(embedder)
     vectors = dense.write_vectors(
-        folder / VECTORS_FILE,
+        folder / index_folder.VECTORS_FILE,
         store,
-        previous_rows=previous_rows,
+        previous_rows=np.array(scan.previous_rows) if reused is not None else np.full(len(store), -1),
         previous_vectors=reused,
         embedder=embedder,
         progress=progress,
     )
     if len(vectors) > dense.MIN_ANN_ROWS and dense.has_faiss():
         progress("ann", 0, len(vectors))
-        dense.build_ann_index(vectors, folder / ANN_FILE)
+        dense.build_ann_index(vectors, folder / index_folder.ANN_FILE)
         progress("ann", len(vectors), len(vectors))
-
-
-def _make_report(scan: CorpusScan, corpus: Corpus, previous: PreviousIndex, written: bool) -> IndexReport:
-    remaining = len(scan.rows) - scan.added
-    return IndexReport(
-        documents=len(scan.rows),
-        passages=len(scan.previous_rows),
-        added=scan.added,
-        changed=scan.changed,
-        removed=len(previous.rows) - remaining,
-        unchanged=remaining - scan.changed,
-        skipped={**corpus.skipped, **({NO_TEXT: scan.without_text} if scan.without_text else {})},
-        written=written,
-        problems=scan.problems,
-    )

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, overload
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -30,7 +28,6 @@ from knowgate.retrieval.passage_store import OFFSETS_FILE, PASSAGES_FILE, Passag
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Passage, Vector
 
-SHA256_BYTES = 32
 INDEX_FORMAT, INDEX_VERSION = "knowgate-index", 1
 MANIFEST_FILE, DOCUMENTS_FILE = "index.json", "documents.jsonl"
 BM25_FOLDER, VECTORS_FILE, ANN_FILE = "bm25", "dense.npy", "dense.ivf"
@@ -149,41 +146,6 @@ class DocumentRow:
     sha256: str
     first: NonNegativeInt
     count: Annotated[int, NumberRange(1)]
-
-
-class DocumentTable(Sequence[DocumentRow]):
-    """A growing list of document rows that takes a fifth of the memory of a plain list."""
-
-    def __init__(self) -> None:
-        self._ids: list[str] = []
-        self._digests = bytearray()
-        self._first, self._count = array("q"), array("q")
-
-    def append(self, row: DocumentRow) -> None:
-        self._ids.append(row.id)
-        self._digests += bytes.fromhex(row.sha256)
-        self._first.append(row.first)
-        self._count.append(row.count)
-
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    @overload
-    def __getitem__(self, index: int) -> DocumentRow: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[DocumentRow]: ...
-    def __getitem__(self, index: int | slice) -> DocumentRow | list[DocumentRow]:
-        if isinstance(index, slice):
-            return [self[row] for row in range(*index.indices(len(self)))]
-        row = range(len(self))[index]
-        digest = self._digests[SHA256_BYTES * row : SHA256_BYTES * (row + 1)].hex()
-        return DocumentRow(self._ids[row], digest, self._first[row], self._count[row])
-
-
-def write_document_rows(folder: Path, rows: Iterable[DocumentRow]) -> None:
-    with (folder / DOCUMENTS_FILE).open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(dataclasses.asdict(row), ensure_ascii=False) + "\n")
 
 
 def read_document_rows(folder: Path) -> Iterator[DocumentRow]:

@@ -28,7 +28,6 @@ MAX_ABSOLUTE_VALUE = 1e15  # far above any score or offset; larger values could 
 
 PASSAGES_FILE, OFFSETS_FILE = "passages.jsonl", "offsets.npy"
 PASSAGE_FIELDS = {"id", "title", "text"}
-TEXT_START, TEXT_END = b', "text": "', b'"}\n'  # around the text in a line of the passages file
 CACHED_PASSAGES = 16_384  # questions about one corpus often find the same passages
 
 
@@ -126,7 +125,7 @@ class PassageStore(Sequence[Passage]):
         candidates = rows.tolist()
         for word in (word.encode() for word in words):
             candidates = [row for row in candidates if word in self._fold_line_cached(row)]
-        return [self._read_text(row) for row in candidates]
+        return [self[row].text for row in candidates]
 
     def _fold_line(self, row: int) -> bytes:
         """Return a line in the form of `fold_text`, as bytes."""
@@ -134,14 +133,6 @@ class PassageStore(Sequence[Passage]):
         if line.isascii():  # most lines are, and bytes are faster
             return line.lower().replace(b",", b"")
         return fold_text(line.decode(errors="replace")).encode(errors="replace")
-
-    def _read_text(self, row: int) -> str:
-        """Return only the text of a passage, sliced from its line if nothing in the line is escaped."""
-        line = self._read_line(row)
-        start = line.find(TEXT_START)
-        if b"\\" in line or start < 0 or not line.endswith(TEXT_END):
-            return self[row].text
-        return line[start + len(TEXT_START) : -len(TEXT_END)].decode(errors="replace")
 
     def _read_line(self, row: int) -> bytes:
         return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]

@@ -17,43 +17,11 @@ CJK_RANGES = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0
 CJK_CHARACTER = re.compile(f"[{CJK_RANGES}]")
 
 # The stop words of Lucene's English analyzer.
-STOP_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "but",
-        "by",
-        "for",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "no",
-        "not",
-        "of",
-        "on",
-        "or",
-        "such",
-        "that",
-        "the",
-        "their",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "to",
-        "was",
-        "will",
-        "with",
-    ]
+_STOP_WORDS = (
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with"
 )
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 _STEM_CACHE_SIZE = 200_000  # with PyStemmer's default of 10,000, indexing a large vocabulary took twice as long
 _RUN = re.compile(rf"(?P<cjk>[{CJK_RANGES}]+)|[^\W_{CJK_RANGES}]+(?:'[^\W_{CJK_RANGES}]+)*")
 

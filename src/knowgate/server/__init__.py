@@ -1,3 +1,1 @@
-"""The server: an OpenAI-compatible endpoint that decides before it answers, in front of a model or another server."""
-
-from __future__ import annotations
+"""The server: an OpenAI-compatible endpoint that retrieves only if the LLM does not know the answer."""

@@ -1,8 +1,12 @@
-"""An SQLite file that several workers use (WAL). Knows how one is opened; not what is in it."""
+"""Tables that several server processes share: in an SQLite file, or in PostgreSQL for several machines.
+
+The same SQL statements work on both. This module opens, reads, writes and vacuums tables; it does not interpret rows.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -18,144 +22,159 @@ from knowgate.errors import KnowgateError
 if TYPE_CHECKING:
     from knowgate.core.postgres.database import PostgresDatabase
 
-
-OPEN_ATTEMPTS = 50
-OPEN_RETRY_SECONDS = 0.1  # seconds
-
-
-def open_sqlite(path: Path, schema: str, *, seconds: float, safe: bool) -> sqlite3.Connection:
-    """seconds: for another one's turn. safe: what was written survives a power cut, too, not only a killed process."""
-    for left in reversed(range(OPEN_ATTEMPTS)):
-        file = sqlite3.connect(path, timeout=seconds)
-        try:
-            file.execute("PRAGMA journal_mode = WAL")
-            file.execute("PRAGMA secure_delete = ON")  # what is forgotten does not linger in free pages
-            file.execute(f"PRAGMA synchronous = {'FULL' if safe else 'NORMAL'}")
-            file.executescript(schema)
-            return file
-        except sqlite3.Error as error:
-            file.close()
-            if not left or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
-                raise
-            time.sleep(OPEN_RETRY_SECONDS)  # nobody waits for his turn to make a file new, whatever the time given
-    raise AssertionError("one of the tries was the last")
-
-
-STORE_ERRORS = (sqlite3.Error, OSError, KnowgateError)  # what a store raises that cannot be used now
-MIGRATIONS = (
-    (
-        "CREATE TABLE decisions (id TEXT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, question TEXT, "
-        "record TEXT NOT NULL)",
-        "CREATE INDEX decisions_at ON decisions (at)",
-        "CREATE TABLE feedback (decision TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, rating TEXT NOT NULL, "
-        "comment TEXT)",
-        "CREATE INDEX feedback_of ON feedback (decision)",
-        "CREATE TABLE audits (number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, decision TEXT NOT NULL, "
-        "at DOUBLE PRECISION NOT NULL, arm TEXT NOT NULL, scope TEXT NOT NULL, kind TEXT NOT NULL, "
-        "lost DOUBLE PRECISION, closed TEXT, opened TEXT)",
-        "CREATE INDEX audits_of ON audits (decision)",
-        "CREATE TABLE corrections (decision TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, answer TEXT NOT NULL)",
-        "CREATE INDEX corrections_of ON corrections (decision)",
-        "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, "
-        "tokens BIGINT NOT NULL)",
-        "CREATE TABLE figures (worker TEXT PRIMARY KEY, server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, "
-        "record TEXT NOT NULL)",
-    ),
-)
-TABLE_COLUMNS = {
-    "decisions": frozenset({"id", "at", "question", "record"}),
-    "feedback": frozenset({"decision", "at", "rating", "comment"}),
-    "audits": frozenset({"number", "decision", "at", "arm", "scope", "kind", "lost", "closed", "opened"}),
-    "corrections": frozenset({"decision", "at", "answer"}),
-    "used": frozenset({"key", "until", "day", "tokens"}),
-    "figures": frozenset({"worker", "server", "at", "record"}),
-}
-SERVER_SCHEMA = TableSchema("server", MIGRATIONS, TABLE_COLUMNS)
 log = logging.getLogger(__name__)
+
+STORE_ERRORS = (sqlite3.Error, OSError, KnowgateError)  # raised while a store is unavailable
+OPEN_ATTEMPTS = 50
+OPEN_RETRY_SECONDS = 0.1
+DECISION_TABLES = (
+    "CREATE TABLE decisions (id TEXT PRIMARY KEY, at DOUBLE PRECISION NOT NULL, question TEXT, record TEXT NOT NULL)",
+    "CREATE INDEX decisions_at ON decisions (at)",
+    "CREATE TABLE feedback (decision TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, rating TEXT NOT NULL, comment TEXT)",
+    "CREATE INDEX feedback_of ON feedback (decision)",
+    "CREATE TABLE audits (number BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, decision TEXT NOT NULL, "
+    "at DOUBLE PRECISION NOT NULL, arm TEXT NOT NULL, scope TEXT NOT NULL, kind TEXT NOT NULL, "
+    "lost DOUBLE PRECISION, closed TEXT, opened TEXT)",
+    "CREATE INDEX audits_of ON audits (decision)",
+    "CREATE TABLE corrections (decision TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, answer TEXT NOT NULL)",
+    "CREATE INDEX corrections_of ON corrections (decision)",
+    "CREATE TABLE figures (worker TEXT PRIMARY KEY, server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, "
+    "record TEXT NOT NULL)",
+)
+RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier versions have them
+    "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, "
+    "tokens BIGINT NOT NULL)",
+)
+SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
+TABLE_COLUMNS = {
+    match[1]: frozenset(column.split()[0] for column in match[2].split(", "))
+    for match in map(re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, SERVER_TABLES)
+    if match
+}
+SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES,), TABLE_COLUMNS)
 
 
 class Transaction(Protocol):
-    """A transaction."""
+    """Statements that are committed together."""
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Any: ...
     def executemany(self, query: str, rows: Sequence[Sequence[Any]], /) -> Any: ...
 
 
 class Store(Protocol):
-    """turn: of those who write under the same name, in any process, one after the other."""
+    """A set of tables. Parameters in statements are written as `?`."""
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
-    def writing(self, turn: str = "") -> AbstractContextManager[Transaction]: ...
-    def wipe(self, tables: Sequence[str]) -> None: ...
+    def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
+
+    def transaction(self, lock: str = "") -> AbstractContextManager[Transaction]:
+        """Open a transaction. Transactions with the same lock name exclude each other across all processes."""
+
+    def vacuum(self, tables: Sequence[str]) -> None:
+        """Remove deleted rows of these tables physically."""
+
     def close(self) -> None: ...
 
 
 class SqliteStore:
-    """A file. Used by the thread that opened it."""
+    """Tables in an SQLite file. Only the thread that opened it may use it."""
 
-    def __init__(self, file: sqlite3.Connection):
-        self._file = file
+    def __init__(self, connection: sqlite3.Connection):
+        self._connection = connection
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._file.execute(query, list(values)).fetchall()
+    def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._connection.execute(query, list(values)).fetchall()
 
     @contextmanager
-    def writing(self, turn: str = "") -> Iterator[Transaction]:
-        """Writers of a file go one after the other anyway."""
-        with self._file:
-            self._file.execute("BEGIN IMMEDIATE")
-            yield self._file
+    def transaction(self, lock: str = "") -> Iterator[Transaction]:
+        """Open a transaction. The lock name is not needed: SQLite allows one writer at a time."""
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
 
-    def wipe(self, tables: Sequence[str]) -> None:
-        """What was deleted leaves the write-ahead file, too."""
-        self._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    def vacuum(self, tables: Sequence[str]) -> None:
+        """Remove deleted rows from the write-ahead log, too."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        self._file.close()
+        self._connection.close()
 
 
 class PostgresStore:
-    """A schema of a database."""
+    """Tables in a PostgreSQL schema."""
 
     def __init__(self, database: PostgresDatabase):
         self._database = database
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        return self._database.read(query, _storable(values))
+    def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._database.read(query, _to_storable(values))
 
     @contextmanager
-    def writing(self, turn: str = "") -> Iterator[Transaction]:
-        with self._database.transaction(turn) as transaction:
-            yield _Storing(transaction)
+    def transaction(self, lock: str = "") -> Iterator[Transaction]:
+        with self._database.transaction(lock) as transaction:
+            yield _StorableTransaction(transaction)
 
-    def wipe(self, tables: Sequence[str]) -> None:
-        self._database.sweep(tables, log.warning)
+    def vacuum(self, tables: Sequence[str]) -> None:
+        self._database.vacuum(tables, log.warning)
 
     def close(self) -> None:
-        """The connections are the process's, who ends them."""
+        """Do nothing: the connections are shared by the whole process, which closes them when it exits."""
 
 
-class _Storing:
-    """Texts become such as the database can hold."""
+class _StorableTransaction:
+    """Replaces characters that PostgreSQL cannot store before it passes values on."""
 
-    def __init__(self, inner: Transaction):
-        self._inner = inner
+    def __init__(self, transaction: Transaction):
+        self._transaction = transaction
 
     def execute(self, query: str, values: Sequence[Any] = ()) -> Any:
-        return self._inner.execute(query, _storable(values))
+        return self._transaction.execute(query, _to_storable(values))
 
     def executemany(self, query: str, rows: Sequence[Sequence[Any]]) -> Any:
-        return self._inner.executemany(query, [_storable(row) for row in rows])
+        return self._transaction.executemany(query, [_to_storable(row) for row in rows])
 
 
-def _storable(values: Sequence[Any]) -> list[Any]:
+def _to_storable(values: Sequence[Any]) -> list[Any]:
     return [to_storable_text(value) if isinstance(value, str) else value for value in values]
 
 
-def open_store(where: str, schema: str, *, seconds: float, safe: bool) -> Store:
-    """where: a file or postgresql://... schema: of a file. seconds, safe: see `open_shared`."""
-    if not is_postgres_address(where):
-        return SqliteStore(open_sqlite(expand_path(where), schema, seconds=seconds, safe=safe))
-    database = open_postgres(parse_database_address(where), SERVER_SCHEMA)
-    database.read("SELECT 1 FROM decisions LIMIT 1")  # what cannot be used is said at once
+def open_store(location: str, tables: Sequence[str], *, lock_timeout: float, is_durable: bool) -> Store:
+    """Open the tables in an SQLite file or a PostgreSQL database, and create them if they are missing.
+
+    Args:
+        location: A file, or postgresql://...
+        tables: CREATE statements for a file; a database always has all tables of the server.
+        lock_timeout: Seconds to wait for another process that writes to the file.
+        is_durable: Make commits survive a power failure, not only a killed process.
+    """
+    if not is_postgres_address(location):
+        return SqliteStore(_open_sqlite(expand_path(location), tables, lock_timeout, is_durable))
+    database = open_postgres(parse_database_address(location), SERVER_SCHEMA)
+    database.read("SELECT 1 FROM decisions LIMIT 1")  # fail at startup, not at the first request
     return PostgresStore(database)
+
+
+def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_durable: bool) -> sqlite3.Connection:
+    for attempts_left in reversed(range(OPEN_ATTEMPTS)):
+        connection = sqlite3.connect(path, timeout=lock_timeout)
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted texts in free pages
+            connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+            connection.executescript(";\n".join(_to_sqlite(statement) for statement in tables))
+            return connection
+        except sqlite3.Error as error:
+            connection.close()
+            if not attempts_left or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _to_sqlite(statement: str) -> str:
+    """Translate a CREATE statement from PostgreSQL to SQLite."""
+    statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
+    statement = statement.replace("CREATE INDEX", "CREATE INDEX IF NOT EXISTS")
+    statement = statement.replace(
+        "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "INTEGER PRIMARY KEY AUTOINCREMENT"
+    )
+    return statement.replace("DOUBLE PRECISION", "REAL")

@@ -1,4 +1,4 @@
-"""Starts the server: uvicorn around the application, on an address that only those may reach who should."""
+"""Starts the server: uvicorn with one or several worker processes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ from knowgate.errors import BadSetting, KnowgateError, MissingExtra
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.options import ServeOptions
 
-STARTUP_FAILURE = 3  # uvicorn's: a worker that ends so is not started again
 log = logging.getLogger(__name__)
+
+STARTUP_FAILURE = 3  # exit status after which uvicorn does not restart a worker
 
 
 def run_server(
-    settings: PipelineOptions, options: ServeOptions, read: Callable[[], PipelineOptions] | None = None
+    settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None = None
 ) -> None:
-    """Until it is told to stop (Ctrl-C, SIGTERM); streams that are under way are finished first.
+    """Run the server until it is stopped with Ctrl-C or SIGTERM; streams in progress are finished first.
 
-    read: gives the settings as they are when it is told to read them again (SIGHUP).
+    Args:
+        settings: PipelineOptions of the pipeline.
+        options: Options of the server.
+        read_settings: Returns the current settings when the process receives SIGHUP.
     """
     if not options.is_local and options.keys is None:
         raise BadSetting(
-            f"--host {options.host} can be reached from outside, which needs API keys: make one with knowgate keys add "
-            "NAME, then start with --keys FILE."
+            f"host='{options.host}' can be reached from other machines, which needs API keys. "
+            "Create one with `knowgate keys add NAME`, then set `keys`."
         )
     try:
         import uvicorn
@@ -37,37 +41,39 @@ def run_server(
         from knowgate.server.app import create_app
     except ImportError:
         raise MissingExtra("knowgate serve", "serve") from None
-    place = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
+    uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
-        uvicorn.Server(uvicorn.Config(create_app(settings, options, read), **place)).run()
+        uvicorn.Server(uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)).run()
         return
     from uvicorn.supervisors import Multiprocess
 
-    from knowgate.server.telemetry.snapshot import COUNTS_ENV, SERVER_ENV
+    from knowgate.server.telemetry.snapshot import COUNTS_FILE_VARIABLE, SERVER_ID_VARIABLE
 
     with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # workers count into files there, so that all are told of
-        os.environ[SERVER_ENV], os.environ[COUNTS_ENV] = uuid.uuid4().hex, f"{folder}/counts.db"
-        worker = partial(_worker, settings, options, read)
-        config = uvicorn.Config(worker, factory=True, workers=options.workers, **place)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
+        os.environ[SERVER_ID_VARIABLE], os.environ[COUNTS_FILE_VARIABLE] = uuid.uuid4().hex, f"{folder}/counts.db"
+        create_worker_app = partial(_create_worker_app, settings, options, read_settings)
+        config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
         Multiprocess(config, sockets=[config.bind_socket()]).run()
 
 
-def _worker(settings: PipelineOptions, options: ServeOptions, read: Callable[[], PipelineOptions] | None) -> Any:
-    """The application of one process. Its parent starts new ones to have the settings read again."""
+def _create_worker_app(
+    settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None
+) -> Any:
+    """Create the application of a worker process; after SIGHUP, uvicorn starts new workers with new settings."""
     from knowgate.server.app import create_app
 
     try:
-        return create_app(settings if read is None else read(), options)
+        return create_app(settings if read_settings is None else read_settings(), options)
     except KnowgateError as error:
         log.error("%s", error)
         sys.exit(STARTUP_FAILURE)
 
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
-    """How uvicorn runs: with what is fast (uvloop and httptools where they are installed), and no layers we do not use.
+    """Return options that disable the layers of uvicorn that the server does not use.
 
-    What a proxy says of a client is not believed: nothing here depends on who that is.
+    Proxy headers are not trusted: nothing depends on the address of a client.
     """
     return {
         "log_level": "warning",

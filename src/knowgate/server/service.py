@@ -1,19 +1,20 @@
-"""What the server does, one method for each address. Knows requests; the ways of a chat are in files of their own."""
+"""The components of a running server, and the handlers of its endpoints."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from knowgate.data.history.entries import HistoryStore, question_key
+from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.rerankers import rerank
+from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.chat.decisions import answer_prompt, decide_questions
 from knowgate.server.chat.gate_service import GateService
@@ -21,298 +22,298 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
 from knowgate.server.circuit_breaker import CircuitBreaker
-from knowgate.server.json_api import ApiError, json_response, parse_json_object, read_body, read_bool
+from knowgate.server.json_api import ApiError, json_response, parse_json_object, parse_request, read_body
 from knowgate.server.learning.audit import delete_audit_texts
-from knowgate.server.learning.learner import TrafficLearner, build_learner, read_feedback, record_feedback
+from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
-from knowgate.server.telemetry.metrics import ServerMetrics, format_learning_metrics
+from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Passage, Reranker
 
-
-def read_deletion_request(body: Mapping[str, Any]) -> str:
-    question = body.get("question")
-    if not isinstance(question, str) or not question.strip():
-        raise ApiError(400, "'question' must be the text of a question.", "invalid_question")
-    return question
-
-
-def delete_from_histories(stores: Sequence[HistoryStore], question: str) -> int:
-    """How many entries are gone."""
-    key = question_key(question)
-    return sum(store.forget(ids=store.ids_of(key)) for store in stores)
-
-
-MAX_DOCUMENTS = 1000  # documents of one request
-
-
-@dataclass(frozen=True)
-class RerankRequest:
-    query: str
-    texts: list[str]
-    top: int
-    shows_documents: bool
-
-
-def read_rerank_request(body: Mapping[str, Any]) -> RerankRequest:
-    query, documents = body.get("query"), body.get("documents")
-    if not isinstance(query, str) or not query.strip():
-        raise ApiError(400, "'query' must be a text that says something.", "invalid_query")
-    if not isinstance(documents, list) or not 1 <= len(documents) <= MAX_DOCUMENTS:
-        raise ApiError(400, f"'documents' must be a list of 1 to {MAX_DOCUMENTS} documents.", "invalid_documents")
-    given = [one.get("text") if isinstance(one, dict) else one for one in documents]
-    texts = [text for text in given if isinstance(text, str)]
-    if len(texts) < len(given):
-        raise ApiError(400, "a document must be a text, or an object with a 'text'.", "invalid_documents")
-    top = body.get("top_n", len(texts))
-    if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise ApiError(400, "'top_n' must be a whole number of at least 1.", "invalid_type")
-    return RerankRequest(query, texts, top, bool(body.get("return_documents")))
-
-
-def rerank_documents(reranker: Reranker, request: RerankRequest, id: str) -> dict[str, Any]:
-    passages = [Passage(str(number), text) for number, text in enumerate(request.texts)]
-    (best,) = rerank(reranker, [request.query], [passages], request.top)
-    return {"id": id, "model": reranker.name, "results": [_result(one, request.shows_documents) for one in best]}
-
-
-def _result(passage: Passage, shows_document: bool) -> dict[str, Any]:
-    found = {"index": int(passage.id), "relevance_score": passage.score}
-    return {**found, "document": {"text": passage.text}} if shows_document else found
-
-
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-BODY_TIMEOUT_SECONDS = 30.0  # seconds until a request is there, of those it has
+BODY_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass
 class Service:
-    """The parts of a running server. forwarding: with an upstream; local: without one."""
+    """The components of a running server. It has either a forwarder (with an upstream) or a local chat."""
 
     options: ServeOptions
-    keeper: GateService
-    forwarding: UpstreamForwarder | None = None
-    local: LocalChat | None = None
+    gate_service: GateService
+    forwarder: UpstreamForwarder | None = None
+    local_chat: LocalChat | None = None
 
-    door: AccessPolicy = field(init=False)
-    metrics: ServerMetrics = field(init=False)
-    log: DecisionLog | None = field(init=False, default=None)
+    access_policy: AccessPolicy = field(init=False)
+    rate_limiter: RateLimiter | None = field(init=False, default=None)
+    decision_log: DecisionLog | None = field(init=False, default=None)
     recent: RecentDecisions = field(init=False)
     learner: TrafficLearner | None = field(init=False, default=None)
-    figures: MetricsSnapshot = field(default_factory=MetricsSnapshot)
-    together: SnapshotExchange = field(init=False)
-    meter: RateLimiter | None = field(init=False, default=None)
+    metrics: ServerMetrics = field(init=False)
+    snapshot: MetricsSnapshot = field(init=False, default_factory=MetricsSnapshot)
+    snapshot_exchange: SnapshotExchange = field(init=False)
     spans: RequestSpans | None = field(init=False, default=None)
-    at_work: int = 0
+    active_requests: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        self.door, self.metrics = AccessPolicy(self.options), ServerMetrics(self.breakers)
-        if self.options.otel:
-            self.spans = RequestSpans(create_tracer_provider(), keeps_questions=self.options.keep_questions)
-        if self.door.file is not None:
-            self.meter = RateLimiter(self.door.file, database=self.options.database)
-        if self.options.decisions is not None:
-            self.log = DecisionLog(self.options.decisions, keeps_questions=self.options.keep_questions)
-        self.together = SnapshotExchange(lambda: self.figures.told(), self.log)
-        self.recent = RecentDecisions(keeps_texts=self.options.keep_questions or self.keeper.rag.log is not None)
+        options = self.options
+        self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
+        if options.otel:
+            self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
+        if options.keys is not None:
+            self.rate_limiter = RateLimiter(options.keys, database=options.database)
+        if options.decisions is not None:
+            self.decision_log = DecisionLog(options.decisions, stores_questions=options.keep_questions)
+        self.snapshot_exchange = SnapshotExchange(self.snapshot.model_dump_json, self.decision_log)
+        self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
 
-    def learn(self, settings: PipelineOptions) -> None:
-        """Learn from traffic, as far as that is switched on."""
-        self.learner = build_learner(settings, self.options, self.keeper, self.forwarding, self.log, self.recent)
+    @property
+    def breakers(self) -> list[CircuitBreaker]:
+        breakers = [self.gate_service.gate_breaker, self.gate_service.retriever_breaker]
+        return breakers if self.forwarder is None else [*breakers, self.forwarder.upstream.breaker]
 
-    def take(self, keeper: GateService, settings: PipelineOptions) -> Callable[[], None]:
-        """From now on this one decides; what is under way keeps the old one, which the caller closes when it can."""
-        forwarding = self.forwarding and UpstreamForwarder(self.forwarding.upstream, keeper, self.options)
-        learner = build_learner(settings, self.options, keeper, forwarding, self.log, self.recent)
-        before, self.keeper, self.forwarding = self.keeper, keeper, forwarding
-        if self.local is not None:
-            self.local = LocalChat(keeper, self.options)
+    # --- lifecycle --------------------------------------------------------------------------------
+
+    def start_learning(self, settings: PipelineOptions) -> None:
+        """Learn from traffic, if any option asks for it."""
+        self.learner = self._build_learner(settings, self.gate_service, self.forwarder)
+
+    def _build_learner(
+        self, settings: PipelineOptions, gate_service: GateService, forwarder: UpstreamForwarder | None
+    ) -> TrafficLearner | None:
+        return build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
+
+    def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
+        """Use another gate service for new requests; those in progress keep the old one.
+
+        Returns:
+            A function that closes the old gate service, to be called when no request uses it any more.
+        """
+        forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
+        learner = self._build_learner(settings, gate_service, forwarder)
+        old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
+        if self.local_chat is not None:
+            self.local_chat = LocalChat(gate_service, self.options)
         self.metrics.breakers = self.breakers
         if self.learner is not None:
             self.learner.auditor.stop()
         self.learner = learner
-        return before.close
+        return old.close
 
     async def close(self) -> None:
+        """Write everything that is pending and release all resources."""
         if self.learner is not None:
             await self.learner.close()
-        self.keeper.close()
-        await self.together.close()
-        if self.log is not None:
-            self.log.close()
-        self.metrics.close()
-        if self.spans is not None:
-            self.spans.close()
-        if self.meter is not None:
-            self.meter.close()
-        if self.forwarding is not None:
-            await self.forwarding.upstream.close()
+        self.gate_service.close()
+        await self.snapshot_exchange.close()
+        for component in (self.decision_log, self.metrics, self.spans, self.rate_limiter):
+            if component is not None:
+                component.close()
+        if self.forwarder is not None:
+            await self.forwarder.upstream.close()
 
-    async def body(self, request: Request) -> tuple[bytes, dict[str, Any]]:
-        raw = await read_body(request, self.options.largest_body, min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2))
-        return raw, parse_json_object(raw)
+    # --- every request ----------------------------------------------------------------------------
 
-    async def chat(self, request: Request, trace: RequestTrace) -> Response:
-        raw, body = await self.body(request)
-        trace.asked = ClientRequest(body, request.headers)
-        if self.forwarding is not None:
-            work = self.forwarding.chat(ForwardedRequest(body, raw, request.headers, trace, self.until))
-        elif self.local is not None:
-            work = self.local.chat(body, trace, self.until)
-        return await run_while_connected(request, work)
+    def begin_request(self) -> None:
+        """Count a request as active.
 
-    @property
-    def until(self) -> float:
-        return asyncio.get_running_loop().time() + self.options.deadline
+        Raises:
+            ApiError: 429 if too many requests are active.
+        """
+        if self.active_requests >= self.options.waiting:
+            message = "too many requests are in progress; try again in a second."
+            raise ApiError(429, message, "busy", {"retry-after": "1"})
+        self.active_requests += 1
 
-    async def hand_on(self, request: Request, trace: RequestTrace) -> Response:
-        """What is the upstream's alone; decided on where it is a plain question."""
-        if self.forwarding is None:
-            raise ApiError(404, f"{request.url.path} is an upstream's: start with --upstream.", "no_upstream")
-        raw, body = await self.body(request)
-        read_bool(body, "stream")
-        exchange = ForwardedRequest(body, raw, request.headers, trace, self.until)
-        path = request.url.path.removeprefix("/v1")
-        if path in REQUEST_FORMATS:
-            trace.asked = ClientRequest(body, request.headers, path)
-            return await run_while_connected(request, answer_prompt(self.forwarding, exchange, path))
-        trace.ungated = "nothing is decided about such requests"
-        return await run_while_connected(request, self.forwarding.hand_on(exchange, path))
+    def end_request(self) -> None:
+        self.active_requests -= 1
 
-    async def rerank(self, request: Request, trace: RequestTrace) -> Response:
-        reranker = self.keeper.rag.reranker
-        if reranker is None:
-            raise ApiError(404, "there is no reranker here: start with --rerank.", "no_reranker")
-        wanted = read_rerank_request((await self.body(request))[1])
-        return json_response(await self.keeper.beside(lambda: rerank_documents(reranker, wanted, trace.id)))
-
-    async def decision(self, request: Request, trace: RequestTrace) -> Response:
-        found = await self._log.find(request.path_params["id"])
-        if found is None:
-            raise ApiError(404, "there is no such decision.", "no_decision")
-        return json_response(found)
-
-    async def feedback(self, request: Request, trace: RequestTrace) -> Response:
-        """{"id": of a decision, "rating": "up" or "down", "comment": a text, "correction": the right answer}."""
-        _, body = await self.body(request)
-        return json_response(await record_feedback(read_feedback(body), self._log, self.recent, self.learner))
-
-    async def forget_decision(self, request: Request, trace: RequestTrace) -> Response:
-        """A decision, and where its question was kept all else that is known of that question."""
-        found = await self._log.find(request.path_params["id"])
-        if found is None:
-            raise ApiError(404, "there is no such decision.", "no_decision")
-        ids = await self._log.forget(id=found["id"], question=found.get("question", ""))
-        return json_response(await self._forgotten(ids, found.get("question")))
-
-    async def forget(self, request: Request, trace: RequestTrace) -> Response:
-        """{"question": its text}."""
-        question = read_deletion_request((await self.body(request))[1])
-        ids = await self.log.forget(question=question) if self.log is not None else []
-        return json_response(await self._forgotten(ids, question))
-
-    async def _forgotten(self, ids: list[str], question: str | None) -> dict[str, Any]:
-        gone = 0 if question is None else await asyncio.to_thread(delete_from_histories, self.histories, question)
-        self.recent.forget(ids)
-        if self.log is not None:
-            await delete_audit_texts(self.log, ids)
-        return {"forgotten": True, "decisions": len(ids), "history": gone}
-
-    @property
-    def histories(self) -> list[HistoryStore]:
-        """What gates learn from, with all that waits to be written into it."""
-        kept = self.keeper.rag.log
-        if kept is not None:
-            kept.close()
-        return [] if kept is None else [kept.store]
-
-    @property
-    def _log(self) -> DecisionLog:
-        if self.log is None:
-            raise ApiError(404, "decisions are not kept here: start with --decisions FILE.", "no_log")
-        return self.log
-
-    async def counted(self, request: Request, trace: RequestTrace) -> Response:
-        return Response(
-            self.metrics.text + format_learning_metrics(self.learner),
-            media_type="text/plain; version=0.0.4; charset=utf-8",
-        )
-
-    def enter(self) -> None:
-        """One request more; refused where too many are at work."""
-        if self.at_work >= self.options.waiting:
-            raise ApiError(429, "too many requests at once; try again in a moment.", "busy", {"retry-after": "1"})
-        self.at_work += 1
-
-    def leave(self) -> None:
-        self.at_work -= 1
-
-    def told(self, route: str, response: Response, seconds: float, trace: RequestTrace) -> None:
-        """What became of a request is counted, and kept if that is wanted."""
-        self.metrics.see(route, response.status_code, seconds, trace)
-        if trace.asked is not None:
-            self.figures.see(route, response.status_code, seconds, trace)
-            self.together.note()
+    def record(self, route: str, response: Response, trace: RequestTrace) -> None:
+        """Record a request that is about to be answered: metrics, statistics, decision log, learning."""
+        seconds = time.perf_counter() - trace.start
+        self.metrics.add_request(route, response.status_code, seconds, trace)
+        if trace.client_request is not None:
+            self.snapshot.add_request(response.status_code, seconds, trace)
+            self.snapshot_exchange.schedule_write()
         if trace.decision is None:
             return
-        record = trace.record
-        self.recent.see(record, trace.question)
-        if self.learner is not None and trace.asked is not None:
-            self.learner.see(response, trace)
-        if self.log is not None:
-            self.log.put({**record, "model": self.keeper.rag.model.name}, trace.question)
+        report = trace.to_json()
+        self.recent.append(report, trace.question)
+        if self.learner is not None and trace.client_request is not None:
+            self.learner.observe(response, trace)
+        if self.decision_log is not None:
+            self.decision_log.append({**report, "model": self.gate_service.rag.model.name}, trace.question)
 
-    async def decide(self, request: Request, trace: RequestTrace) -> Response:
-        _, body = await self.body(request)
-        work = decide_questions(self.keeper, self.forwarding, body, request.headers, trace)
-        return json_response(await run_while_connected(request, work), headers=trace.headers)
-
-    async def models(self, request: Request, trace: RequestTrace) -> Response:
-        cards: list[Mapping[str, Any]] = []
-        if self.forwarding is not None:
-            cards += await self.forwarding.upstream.models(request.headers)
-        else:
-            cards.append(_card(self.keeper.rag.model.name))
-        cards += [_card(MODEL_PREFIX), *(_card(f"{MODEL_PREFIX}/{name}") for name in SELECTABLE_GATES)]
-        return json_response({"object": "list", "data": cards})
-
-    async def ready(self, request: Request, trace: RequestTrace) -> Response:
-        """Whether a question would be answered as it should; what is in the way, where it would not."""
-        breakers = {one.name: one.state for one in self.breakers}
-        is_down = self.forwarding is not None and self.forwarding.upstream.is_down
-        wrong = [f"{name} is {state}" for name, state in breakers.items() if state != "closed"]
-        record = {"ready": not is_down, "breakers": breakers}
-        record |= {"gate": self.keeper.rag.gate.name, "stale": self.keeper.stale, "degraded": wrong}
-        return json_response(record, 200 if record["ready"] else 503)
+    async def read_request(self, request: Request) -> tuple[bytes, dict[str, Any]]:
+        """Return the body of a request, as bytes and as a JSON object."""
+        timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
+        raw_body = await read_body(request, max_bytes=self.options.largest_body, timeout=timeout)
+        return raw_body, parse_json_object(raw_body)
 
     @property
-    def breakers(self) -> list[CircuitBreaker]:
-        found = [self.keeper.gate_breaker, self.keeper.retriever_breaker]
-        return [*found, *self.forwarding.upstream.breakers] if self.forwarding is not None else found
+    def deadline(self) -> float:
+        """Time of the event loop's clock at which a request that starts now must have ended."""
+        return asyncio.get_running_loop().time() + self.options.deadline
+
+    # --- answers and decisions --------------------------------------------------------------------
+
+    async def chat(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/chat/completions."""
+        raw_body, body = await self.read_request(request)
+        trace.client_request = ClientRequest(body, request.headers)
+        if self.forwarder is not None:
+            work = self.forwarder.chat(ForwardedRequest(body, raw_body, request.headers, trace, self.deadline))
+        elif self.local_chat is not None:
+            work = self.local_chat.chat(body, trace, self.deadline)
+        return await run_while_connected(request, work)
+
+    async def forward(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/completions, /v1/responses and /v1/embeddings: only an upstream answers them."""
+        if self.forwarder is None:
+            raise ApiError(404, f"{request.url.path} needs a server with an upstream.", "no_upstream")
+        raw_body, body = await self.read_request(request)
+        parse_request(schemas.GatedRequest, body)
+        forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
+        path = request.url.path.removeprefix("/v1")
+        if path in REQUEST_FORMATS:
+            trace.client_request = ClientRequest(body, request.headers, path)
+            return await run_while_connected(request, answer_prompt(self.forwarder, forwarded, path))
+        trace.ungated_reason = "requests to this endpoint are never decided on"
+        return await run_while_connected(request, self.forwarder.pass_through(forwarded, path))
+
+    async def decide(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/decide."""
+        _, body = await self.read_request(request)
+        work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
+        return json_response(await run_while_connected(request, work), headers=trace.headers)
+
+    async def rerank(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/rerank."""
+        reranker = self.gate_service.rag.reranker
+        if reranker is None:
+            raise ApiError(404, "this server has no reranker. Set `rerank` in its settings.", "no_reranker")
+        rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
+        return json_response(
+            await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
+        )
+
+    async def list_models(self, request: Request, trace: RequestTrace) -> Response:
+        """GET /v1/models."""
+        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in SELECTABLE_GATES)]
+        models: list[dict[str, Any]] = []
+        if self.forwarder is not None:
+            models = await self.forwarder.upstream.list_models(request.headers)
+        else:
+            names.insert(0, self.gate_service.rag.model.name)
+        created = int(time.time())
+        models += [{"id": name, "object": "model", "created": created, "owned_by": "knowgate"} for name in names]
+        return json_response(schemas.ModelList(object="list", data=models))
+
+    # --- the decision log -------------------------------------------------------------------------
+
+    def _require_decision_log(self) -> DecisionLog:
+        if self.decision_log is None:
+            raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
+        return self.decision_log
+
+    async def _find_decision(self, id: str) -> dict[str, Any]:
+        decision = await self._require_decision_log().find(id)
+        if decision is None:
+            raise ApiError(404, f"there is no decision '{id[:80]}'.", "no_decision")
+        return decision
+
+    async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
+        """GET /v1/decisions/{id}."""
+        return json_response(
+            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"]))
+        )
+
+    async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/feedback."""
+        feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
+        return json_response(await record_feedback(feedback, self._require_decision_log(), self.recent, self.learner))
+
+    async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
+        """DELETE /v1/decisions/{id}: delete a decision, and everything about its question if that was stored."""
+        decision = await self._find_decision(request.path_params["id"])
+        question = decision.get("question")
+        ids = await self._require_decision_log().delete(id=decision["id"], question=question or "")
+        return json_response(await self._delete_traces(ids, question))
+
+    async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/forget: delete everything about a question."""
+        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
+        ids = await self.decision_log.delete(question=question) if self.decision_log is not None else []
+        return json_response(await self._delete_traces(ids, question))
+
+    async def _delete_traces(self, ids: list[str], question: str | None) -> schemas.DeletionResponse:
+        """Delete what memory, audits and the history contain about these decisions and this question."""
+        entries = 0 if question is None else await asyncio.to_thread(self._delete_from_history, question)
+        self.recent.delete(ids)
+        if self.decision_log is not None:
+            await delete_audit_texts(self.decision_log, ids)
+        return schemas.DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
+
+    def _delete_from_history(self, question: str) -> int:
+        """Delete a question from the history; return the number of deleted entries."""
+        history = self.gate_service.rag.log
+        if history is None:
+            return 0
+        history.close()  # write pending entries first
+        return history.store.forget(ids=history.store.find_ids(question_key(question)))
+
+    # --- learning and monitoring ------------------------------------------------------------------
+
+    def _require_learner(self) -> TrafficLearner:
+        if self.learner is None:
+            message = "this server does not learn from traffic. Set `audit`, `shadow` or `log` in its settings."
+            raise ApiError(404, message, "off")
+        return self.learner
+
+    async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
+        """GET /v1/learning."""
+        return json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
+
+    async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
+        """POST /v1/learning/clear."""
+        learner = self._require_learner()
+        clear_request = parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
+        await learner.auditor.clear_alarm(clear_request.arm)
+        return json_response(schemas.LearningResponse.model_validate(learner.to_json()))
+
+    async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
+        """GET /metrics."""
+        return Response(self.metrics.format(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
+
+    async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
+        """GET /ready: 503 while the upstream is down."""
+        states = {breaker.name: breaker.state for breaker in self.breakers}
+        is_ready = states.get("upstream") != "open"
+        readiness = schemas.ReadyResponse(
+            ready=is_ready,
+            breakers=states,
+            gate=self.gate_service.rag.gate.name,
+            stale=self.gate_service.staleness,
+            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"],
+        )
+        return json_response(readiness, 200 if is_ready else 503)
 
 
-def _card(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "knowgate"}
-
-
-async def get_learning(service: Service, request: Request, trace: RequestTrace) -> Response:
-    return json_response(_learner(service).record)
-
-
-async def clear_alarm(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """{"arm": "a" or "b"}."""
-    learner = _learner(service)
-    _, body = await service.body(request)
-    await learner.auditor.clear(str(body.get("arm", "a")))
-    return json_response(learner.record)
-
-
-def _learner(service: Service) -> TrafficLearner:
-    if service.learner is None:
-        raise ApiError(404, "nothing is learnt from traffic here: start with --audit, --shadow or --log.", "off")
-    return service.learner
+def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:
+    """Order the documents of a request by relevance to its query."""
+    texts = [document if isinstance(document, str) else document.text for document in request.documents]
+    passages = [Passage(str(index), text) for index, text in enumerate(texts)]
+    (ranked,) = rerank(reranker, [request.query], [passages], request.top_n or len(passages))
+    results = [
+        {
+            "index": int(passage.id),
+            "relevance_score": passage.score,
+            **({"document": {"text": passage.text}} if request.return_documents else {}),
+        }
+        for passage in ranked
+    ]
+    return schemas.RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})

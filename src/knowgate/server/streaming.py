@@ -1,10 +1,9 @@
-"""How many tokens an answer took: as its usage says, else by its size. Knows bytes of replies and nothing more."""
+"""Server-sent events: parse, annotate and send them, and stop working when the client disconnects."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,59 +15,50 @@ from starlette.types import Receive, Scope, Send
 from knowgate.server.json_api import ApiError
 from knowgate.server.telemetry.trace import RequestTrace
 
-TOTAL_TOKENS = re.compile(rb'"total_tokens"\s*:\s*(\d{1,12})')
-BYTES_PER_TOKEN = 4  # of an English token, about
-
-
-def read_total_tokens(reply: bytes) -> int | None:
-    """The total that a reply, or an event of a stream, gives; None where it gives none."""
-    found = TOTAL_TOKENS.search(reply) if b'"total_tokens"' in reply else None
-    return int(found.group(1)) if found else None
-
-
-def guess_total_tokens(asked: int, answered: int = 0, events: int = 0) -> int:
-    """By the bytes of the request and of a reply in one piece; each event of a stream is about a token."""
-    return asked // BYTES_PER_TOKEN + answered // BYTES_PER_TOKEN + events
-
-
+Result = TypeVar("Result")
 MAX_LINE_BYTES = 32 << 20
 DONE_EVENT = b"data: [DONE]\n\n"
-EVENT_TERMINATORS = (b"\n", b"\r\n")  # lines that end an event
-COMPLETED_MARKERS = (
-    b'"type":"response.completed"',
-    b'"type": "response.completed"',
-)  # of a stream of the Responses API
+BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
+COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # of the Responses API
 UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
+EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
 class LineTooLong(Exception):
-    """A line without end."""
+    """A line of an event stream exceeds MAX_LINE_BYTES."""
 
 
-async def split_lines(pieces: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Each line with its end, as it was sent."""
-    waiting = b""
-    async for piece in pieces:
-        waiting += piece
-        if len(waiting) > MAX_LINE_BYTES:
+class DisconnectError(Exception):
+    """The client closed its connection, so there is nobody to send a response to."""
+
+
+# --- events ---------------------------------------------------------------------------------------
+
+
+async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Split a byte stream into lines. Each line keeps its line ending."""
+    buffer = b""
+    async for chunk in chunks:
+        buffer += chunk
+        if len(buffer) > MAX_LINE_BYTES:
             raise LineTooLong
-        *whole, waiting = waiting.split(b"\n")
-        for line in whole:
+        *lines, buffer = buffer.split(b"\n")
+        for line in lines:
             yield line + b"\n"
-    if waiting:
-        yield waiting
+    if buffer:
+        yield buffer
 
 
-async def chain_lines(begun: Iterable[bytes], rest: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """The lines that were read already, then those that come."""
-    for line in begun:
+async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield lines that were already read, then those that are still to come."""
+    for line in first:
         yield line
-    async for line in rest:
+    async for line in remaining:
         yield line
 
 
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
-    """The chunk that a line holds; None where it holds none."""
+    """Return the JSON object of a `data:` line, or None for any other line."""
     if not line.startswith(b"data:"):
         return None
     text = line[5:].strip()
@@ -81,119 +71,124 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def format_event(record: Any) -> bytes:
-    return b"data: " + json.dumps(record, separators=(",", ":")).encode() + b"\n\n"
+def format_event(data: Any) -> bytes:
+    """Format data as one server-sent event."""
+    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def remove_logprobs(completion: dict[str, Any]) -> None:
+    """Set the log-probabilities of every choice to null, in place."""
+    for choice in completion.get("choices") or ():
+        if isinstance(choice, dict) and "logprobs" in choice:
+            choice["logprobs"] = None
 
 
 class StreamAnnotator:
-    """Puts what became of a request into the first chunk of its stream and into those that end an answer.
+    """Adds the `knowgate` object to the first chunk of a stream and to the chunk that ends the answer.
 
-    hides_logprobs: they were asked for by the gate, not by the client.
+    Args:
+        trace: The request that the stream answers.
+        hides_logprobs: Remove log-probabilities, because only the gate asked for them, not the client.
     """
 
     def __init__(self, trace: RequestTrace, *, hides_logprobs: bool = False):
         self.trace = trace
         self.hides_logprobs = hides_logprobs
-        self.begun = False
+        self.has_annotated_first = False
 
-    def amend(self, line: bytes) -> bytes:
-        ends = b'"finish_reason"' in line and not any(mark in line for mark in UNFINISHED_MARKERS)
-        ends = ends or any(mark in line for mark in COMPLETED_MARKERS)
-        if self.begun and not ends and not self.hides_logprobs:
+    def annotate(self, line: bytes) -> bytes:
+        """Return the line to send. Lines that need no change stay as they are, byte for byte."""
+        is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
+        is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
+        if self.has_annotated_first and not is_last and not self.hides_logprobs:
             return line
         chunk = parse_event_data(line)
         if chunk is None:
             return line
-        if not self.begun or ends:
-            chunk["knowgate"] = self.trace.record
-            self.begun = True
+        if not self.has_annotated_first or is_last:
+            chunk["knowgate"] = self.trace.to_json()
+            self.has_annotated_first = True
         if self.hides_logprobs:
             remove_logprobs(chunk)
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n"
 
 
-def remove_logprobs(reply: dict[str, Any]) -> None:
-    """As if they had not been asked for."""
-    for choice in reply.get("choices") or ():
-        if isinstance(choice, dict) and "logprobs" in choice:
-            choice["logprobs"] = None
-
-
-Result = TypeVar("Result")
-EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-
-
-class ClientDisconnected(Exception):
-    """The client is gone; there is nobody to answer."""
+# --- client connections ---------------------------------------------------------------------------
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Until the client hangs up."""
+    """Return when the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 class CancelOnDisconnect:
-    """What is done inside is cancelled when the client hangs up, which comes out as HungUp. As `asyncio.timeout` does
-    it: the work stays in its own task, only the listening gets one."""
+    """Context manager that cancels its body when the client disconnects, and then raises DisconnectError.
+
+    Like `asyncio.timeout`, it leaves the body in its own task and starts a second task only to watch the connection.
+    """
 
     def __init__(self, receive: Receive):
         self._receive = receive
-        self._has_gone = False
+        self._is_disconnected = False
 
     async def __aenter__(self) -> None:
-        working = asyncio.current_task()
-        assert working is not None
-        self._working, self._cancelling = working, working.cancelling()
-        self._listening = asyncio.ensure_future(self._listen())
+        task = asyncio.current_task()
+        assert task is not None
+        self._body, self._cancelling = task, task.cancelling()
+        self._watcher = asyncio.ensure_future(self._watch())
 
-    async def _listen(self) -> None:
+    async def _watch(self) -> None:
         await wait_for_disconnect(self._receive)
-        self._has_gone = True
-        self._working.cancel()
+        self._is_disconnected = True
+        self._body.cancel()
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._listening.cancel()
-        if self._has_gone and self._working.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
-            raise ClientDisconnected
+    async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        self._watcher.cancel()
+        if self._is_disconnected:
+            was_cancelled_here = self._body.uncancel() <= self._cancelling
+            if was_cancelled_here and exception_type is asyncio.CancelledError:
+                raise DisconnectError
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What the work gives; it is cancelled if the client goes before."""
+    """Await `work`, and cancel it if the client disconnects first."""
     async with CancelOnDisconnect(request.receive):
         return await work
 
 
 class EventStreamResponse(Response):
-    """Sends pieces until they end, the client hangs up or the time (`until`, of the loop's clock) is over."""
+    """Streams events until they end, the client disconnects, or the deadline passes.
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], headers: Mapping[str, str], until: float):
+    Args:
+        events: Encoded events.
+        headers: Headers in addition to those of an event stream.
+        deadline: Time of the event loop's clock at which the stream is cut off with an error event.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], deadline: float):
         super().__init__(None, 200, {**EVENT_STREAM_HEADERS, **headers})
         del self.headers["content-length"]
-        self.pieces = pieces
-        self.until = until
-        self.when_over: Callable[[], None] = lambda: None
-        self.events = 0
-        self.tokens: int | None = None  # as the stream says itself
+        self.events = events
+        self.deadline = deadline
+        self.on_close: Callable[[], None] = lambda: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with suppress(ClientDisconnected):
+            with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
-                    await self._pump(send)
+                    await self._send_events(send)
         finally:
-            await self.pieces.aclose()
-            self.when_over()
+            await self.events.aclose()
+            self.on_close()
 
-    async def _pump(self, send: Send) -> None:
+    async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            async with asyncio.timeout_at(self.until):
-                async for piece in self.pieces:
-                    self.events += 1
-                    self.tokens = read_total_tokens(piece) or self.tokens
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+            async with asyncio.timeout_at(self.deadline):
+                async for event in self.events:
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
-            late = ApiError(504, "the answer was not ready in time.", "deadline")
-            await send({"type": "http.response.body", "body": format_event(late.record), "more_body": True})
+            error = ApiError(504, "the answer was not ready before the deadline.", "deadline")
+            await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -31,3 +31,8 @@ def format_points_estimate(estimate: Estimate) -> str:
     if estimate.low is None or estimate.high is None:
         return format_points(estimate.value)
     return f"{format_points(estimate.value)} [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+
+
+def format_p_value(p_value: float) -> str:
+    """Format a p-value with three digits, or as '< 0.001'."""
+    return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"

@@ -1,4 +1,4 @@
-"""Shares with intervals, correlation, agreement. Pure functions of numbers; None where a value is not defined."""
+"""Proportions with intervals, agreement of graders, correlation, and paired tests of proportions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from knowgate.errors import MissingExtra
 from knowgate.stats.metrics import BoolArray
 
-Z_95 = 1.959963984540054  # the normal quantile of a two-sided 95 % interval
+Z_95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
 
 
 @dataclass(frozen=True)
 class Proportion:
-    """hits of n with its 95 % interval (Wilson 1927); no value when n is 0."""
+    """`hits` of `n` with its 95 % Wilson interval; the value is None if n is 0."""
 
     hits: int
     n: int
@@ -26,9 +26,9 @@ class Proportion:
     high: float | None
 
 
-def estimate_proportion(verdicts: Iterable[bool | None]) -> Proportion:
-    """The share of True among the verdicts that are known."""
-    known = [verdict for verdict in verdicts if verdict is not None]
+def estimate_proportion(outcomes: Iterable[bool | None]) -> Proportion:
+    """Estimate the share of True among the outcomes that are not None."""
+    known = [outcome for outcome in outcomes if outcome is not None]
     hits, n = sum(known), len(known)
     if not n:
         return Proportion(0, 0, None, None, None)
@@ -36,22 +36,22 @@ def estimate_proportion(verdicts: Iterable[bool | None]) -> Proportion:
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """Score interval of a proportion: stays inside [0, 1] and is honest for small n."""
+    """Return the 95 % score interval of a proportion (Wilson 1927), which is valid for small n too."""
     p, z2 = hits / n, Z_95 * Z_95
-    centre = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    center = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half_width = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, center - half_width), min(1.0, center + half_width)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Mean of the values that are known."""
+    """Return the mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's r; None when there are fewer than two pairs or one side is constant."""
+    """Pearson's correlation of n pairs; `r` is None if one side is constant or there are fewer than two pairs."""
 
     n: int
     r: float | None
@@ -66,7 +66,18 @@ def pearson_correlation(first: Sequence[float], second: Sequence[float]) -> Corr
 
 @dataclass(frozen=True)
 class GraderAgreement:
-    """How far two graders agree on n answers; kappa: Cohen's. side: whose answers, closed, open or both."""
+    """How often two graders agree.
+
+    Attributes:
+        side: Which answers were graded: 'closed', 'open' or 'both'.
+        first: Name of the first grader.
+        second: Name of the second grader.
+        n: Number of answers.
+        agree: Share of answers on which they agree.
+        kappa: Cohen's kappa.
+        only_first: Answers that only the first grader accepts.
+        only_second: Answers that only the second grader accepts.
+    """
 
     side: str
     first: str
@@ -79,7 +90,7 @@ class GraderAgreement:
 
 
 def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[bool, bool]]) -> GraderAgreement:
-    """Agreement over pairs (verdict of the first, verdict of the second)."""
+    """Measure the agreement of two graders from pairs of their verdicts."""
     n = len(pairs)
     if not n:
         return GraderAgreement(side, *names, 0, 0.0, None, 0, 0)
@@ -89,7 +100,7 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
 
 
 def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Agreement beyond chance (Cohen 1960); None where chance alone gives full agreement, and without pairs."""
+    """Return the agreement beyond chance (Cohen 1960); None without pairs, or if chance alone gives full agreement."""
     n = len(pairs)
     if not n:
         return None
@@ -101,7 +112,20 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Gate against another: difference of accuracy with its interval, two p-values, and those after Holm."""
+    """Comparison of a gate with another one on the same questions.
+
+    Attributes:
+        gate: Name of the gate.
+        against: Name of the other one.
+        difference: Difference of their accuracies, with the interval [low, high].
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        p_bootstrap: Bootstrap p-value.
+        p_mcnemar: p-value of McNemar's test.
+        only_gate: Questions that only the gate has right.
+        only_against: Questions that only the other one has right.
+        p_holm: McNemar's p-value after Holm's correction over all comparisons of the table.
+    """
 
     gate: str
     against: str
@@ -112,21 +136,26 @@ class PairedComparison:
     p_mcnemar: float
     only_gate: int
     only_against: int
-    p_holm: float = 1.0  # of McNemar's, over all comparisons of the table
+    p_holm: float = 1.0
 
 
 def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
-    """Exact two-sided McNemar test: p-value, questions only the first has right, only the second."""
+    """Run the exact two-sided McNemar test.
+
+    Returns:
+        The p-value, the number of questions that only the first has right, and that only the second has right.
+    """
     try:
         from scipy.stats import binomtest
     except ModuleNotFoundError:
         raise MissingExtra("comparing gates", "train") from None
-    a, b = int(np.sum(first & ~second)), int(np.sum(second & ~first))
-    return (float(binomtest(a, a + b, 0.5).pvalue) if a + b else 1.0), a, b
+    only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
+    n = only_first + only_second
+    return (float(binomtest(only_first, n, 0.5).pvalue) if n else 1.0), only_first, only_second
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: the i-th smallest p-value times the number of tests not yet decided."""
+    """Correct p-values for multiple tests (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected, highest = [0.0] * len(p_values), 0.0
     for rank, number in enumerate(order):

@@ -50,7 +50,7 @@ def test_the_most_similar_question_comes_first(log):
     assert near[0].similarity > near[1].similarity
 
 
-def test_the_question_itself_is_never_its_own_neighbour(log):
+def test_a_question_is_never_its_own_neighbor(log):
     log.add([entry("Who wrote Hamlet?"), entry("Who wrote Faust?")])
     assert [n.question for n in log.search(["who wrote hamlet"], 5, SCOPE)[0]] == ["Who wrote Faust?"]
 
@@ -61,7 +61,7 @@ def test_a_question_logged_again_by_the_same_source_replaces_its_label(log):
     assert [e.label for e in log.entries(SCOPE)] == [KnowledgeLabel.KNOWN]
 
 
-def test_of_two_sources_the_more_trusted_one_counts(log):
+def test_the_more_trusted_of_two_sources_counts(log):
     log.add([entry("Who wrote Faust?", KnowledgeLabel.UNKNOWN, source=LabelSource.AGREEMENT)])
     log.add([entry("Who wrote Faust?", KnowledgeLabel.KNOWN, source=LabelSource.HUMAN)])
     (near,) = log.search(["Who wrote it?"], 5, SCOPE)[0]
@@ -79,7 +79,7 @@ def test_labels_of_another_model_prompt_or_tenant_are_not_mixed_in(log):
     assert log.scopes() == dict.fromkeys(others, 1)
 
 
-def test_what_has_expired_is_not_found_and_can_be_pruned(log):
+def test_expired_entries_are_not_found_and_can_be_pruned(log):
     log.add([entry("old question", expires=time.time() - 1), entry("new question", expires=time.time() + 100_000)])
     assert [n.question for n in log.search(["question"], 5, SCOPE)[0]] == ["new question"]
     assert log.prune() == 1
@@ -92,27 +92,27 @@ def test_pruning_for_a_scope_drops_labels_of_other_models(log):
     assert list(log.scopes()) == [SCOPE]
 
 
-def test_forgetting_by_id(log):
+def test_an_entry_is_deleted_by_id(log):
     log.add([entry("one"), entry("two")])
     first = min(e.id for e in log.entries())
     assert log.forget(ids=[first]) == 1
     assert [e.question for e in log.entries()] == ["two"]
 
 
-def test_the_index_follows_rows_added_later(log):
+def test_the_index_includes_rows_added_later(log):
     log.add([entry("alpha one")])
     log.search(["alpha"], 3, SCOPE)
     log.add([entry("alpha two")])
     assert len(log.search(["alpha"], 3, SCOPE)[0]) == 2
 
 
-def test_an_outcome_and_a_weight_come_back(log):
+def test_outcome_and_weight_are_stored(log):
     log.add([entry("alpha", outcome=RetrievalOutcome.BETTER, weight=0.3)])
     (near,) = log.search(["alpha beta"], 1, SCOPE)[0]
     assert (near.outcome, near.weight) == (RetrievalOutcome.BETTER, 0.3)
 
 
-def test_fixed_random_examples_stay_the_same(log):
+def test_a_sample_is_the_same_for_a_seed(log):
     log.add([entry(f"question {i}") for i in range(50)])
     first = log.sample(20, SCOPE)
     assert first == log.sample(20, SCOPE)
@@ -120,13 +120,13 @@ def test_fixed_random_examples_stay_the_same(log):
     assert log.sample(20, SCOPE, seed=1) != first
 
 
-def test_fewer_entries_than_asked_give_all_of_them(log):
+def test_a_log_with_fewer_than_k_entries_returns_all(log):
     log.add([entry("one"), entry("two")])
     assert len(log.search(["three"], 20, SCOPE)[0]) == 2
     assert len(log.sample(20, SCOPE)) == 2
 
 
-def test_an_empty_log_gives_no_neighbours(log):
+def test_an_empty_log_has_no_neighbors(log):
     assert log.search(["anything", "else"], 3, SCOPE) == [(), ()]
 
 
@@ -136,18 +136,18 @@ def test_a_question_of_ten_thousand_characters_is_kept_whole(log):
     assert next(log.entries()).question == long
 
 
-def test_empty_and_endless_questions_are_refused():
+def test_empty_and_too_long_questions_are_rejected():
     with pytest.raises(BadInput, match="must not be empty"):
         entry("  ")
-    with pytest.raises(BadInput, match="at most 20000"):
+    with pytest.raises(BadInput, match="At most 20000"):
         entry("x" * 20_001)
 
 
 @pytest.mark.parametrize("use", [lambda log: log.add([entry("two")]), lambda log: log.search(["two"], 1, SCOPE)])
-def test_another_embedding_is_refused_with_what_to_type(place, log, use):
+def test_another_embedding_is_rejected_with_advice(place, log, use):
     log.add([entry("one")])
     other = open_history(place, HashEmbedder(fingerprint="other"))
-    with pytest.raises(BadSetting, match=r"filled with another embedding .* history export --history .* > log"):
+    with pytest.raises(BadSetting, match=r"filled with another embedding .* knowgate history copy .* NEW.db"):
         use(other)
 
 
@@ -169,9 +169,9 @@ def test_a_log_remembers_the_embedding_it_was_filled_with(place, two_embedders):
     assert again.count(SCOPE) == 2
 
 
-def test_a_log_asked_with_another_embedding_names_both(place, two_embedders):
+def test_the_error_names_both_embeddings(place, two_embedders):
     open_history(place, two_embedders[0]).add([entry("Who wrote Faust?")])
-    said = rf"\('{two_embedders[0]}'\) than '{two_embedders[1]}'\. Leave --embedder out .*--embedder {two_embedders[1]}"
+    said = rf"\('{two_embedders[0]}'\) than '{two_embedders[1]}'\. Leave `embedder` out to use it"
     with pytest.raises(BadSetting, match=said):
         open_history(place, two_embedders[1]).search(["Who?"], 1, SCOPE)
 
@@ -182,13 +182,13 @@ def test_a_folder_that_was_moved_is_the_same_embedding(place, tmp_path, two_embe
     assert open_history(place, str(moved)).search(["Who?"], 1, SCOPE)[0]
 
 
-def test_neighbours_are_sought_deeper_where_many_fall_away(log):
+def test_search_goes_deeper_if_many_candidates_are_filtered_out(log):
     log.add([entry(f"alpha {i}", expires=time.time() - 1) for i in range(60)])
     log.add([entry(f"beta {i}") for i in range(3)])
     assert len(log.search(["alpha"], 3, SCOPE)[0]) == 3
 
 
-def test_what_is_left_out_makes_room_for_others(log):
+def test_excluded_labels_make_room_for_others(log):
     log.add([entry(f"alpha {i}", KnowledgeLabel.TIME_SENSITIVE) for i in range(40)])
     log.add([entry(f"beta {i}") for i in range(3)])
     for near in (
@@ -198,7 +198,7 @@ def test_what_is_left_out_makes_room_for_others(log):
         assert [n.label for n in near] == [KnowledgeLabel.KNOWN] * 3
 
 
-def test_random_examples_hold_nothing_expired_and_no_question_twice(log):
+def test_a_sample_has_no_expired_entry_and_no_duplicate(log):
     log.add([entry(f"old {i}", expires=time.time() - 1) for i in range(50)])
     log.add([entry(f"new {i}", source=source) for i in range(5) for source in (LabelSource.GOLD, LabelSource.JUDGE)])
     drawn = log.sample(20, SCOPE)
@@ -206,7 +206,7 @@ def test_random_examples_hold_nothing_expired_and_no_question_twice(log):
     assert {n.source for n in drawn} == {LabelSource.GOLD}
 
 
-def test_expired_outcomes_teach_nothing(log):
+def test_expired_outcomes_are_not_returned(log):
     log.add(
         [
             entry("old", outcome=RetrievalOutcome.BETTER, expires=time.time() - 1),
@@ -216,7 +216,7 @@ def test_expired_outcomes_teach_nothing(log):
     assert log.outcomes(SCOPE)[0] == [RetrievalOutcome.WORSE]
 
 
-def test_forgotten_questions_are_found_no_more(log):
+def test_forgotten_questions_are_not_found(log):
     log.add([entry("the secret of Bertha"), entry("the height of Everest")])
     log.search(["the"], 2, SCOPE)
     assert log.forget(contains="SECRET") == 1
@@ -231,18 +231,18 @@ def test_a_question_is_forgotten_in_every_scope_and_however_it_is_written(log):
             entry("Who wrote Emma?"),
         ]
     )
-    assert log.forget(ids=log.ids_of(question_key("Who wrote FAUST"))) == 2
-    assert log.ids_of(question_key("Who wrote FAUST")) == []
+    assert log.forget(ids=log.find_ids(question_key("Who wrote FAUST"))) == 2
+    assert log.find_ids(question_key("Who wrote FAUST")) == []
     assert [e.question for e in log.entries()] == ["Who wrote Emma?"]
 
 
-def test_entries_come_newest_first_and_only_so_many(log):
+def test_entries_are_newest_first_and_limited(log):
     log.add([entry(f"question {i}") for i in range(5)])
     assert [e.question for e in log.entries(limit=2)] == ["question 4", "question 3"]
     assert len(list(log.entries())) == 5
 
 
-def test_batches_bring_all_entries_with_their_vectors(log):
+def test_batches_yield_all_entries_with_vectors(log):
     log.add([entry(f"question {i}") for i in range(5)])
     batches = list(log.batches(2))
     assert [len(entries) for entries, _ in batches] == [2, 2, 1]
@@ -258,12 +258,13 @@ def test_a_question_with_odd_characters_is_logged_and_found(log):
 
 WRITER = """
 import sys
-from knowgate.history import Known, LogEntry, Scope, open_history
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 for i in range(0, int(sys.argv[3]), 20):
-    log.add([LogEntry(f"writer{sys.argv[2]} question{j}", Known.KNOWN, Scope("m", "p")) for j in range(i, i + 20)])
+    log.add([LogEntry(f"writer{sys.argv[2]} question{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in range(i, i + 20)])
 """
 
 
@@ -285,17 +286,18 @@ def test_four_processes_writing_at_once_lose_no_entry(place):
 
 CROSSING = """
 import sys
-from knowgate.history import Known, LogEntry, Scope, open_history
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 order = range(40) if sys.argv[2] == "up" else range(39, -1, -1)
 for _ in range(8):
-    log.add([LogEntry(f"question{j}", Known.KNOWN, Scope("m", "p")) for j in order])
+    log.add([LogEntry(f"question{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in order])
 """
 
 
-def test_writers_of_the_same_questions_in_other_orders_do_not_block_each_other(place):
+def test_writers_in_opposite_orders_do_not_deadlock(place):
     with ExitStack() as stack:
         commands = [[sys.executable, "-c", CROSSING, place, order] for order in ("up", "down")]
         writers = [stack.enter_context(child(command)) for command in commands]
@@ -305,12 +307,13 @@ def test_writers_of_the_same_questions_in_other_orders_do_not_block_each_other(p
 
 ENDLESS = """
 import itertools, sys
-from knowgate.history import Known, LogEntry, Scope, open_history
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 for i in itertools.count():
-    log.add([LogEntry(f"{sys.argv[2]} question{i} part{j}", Known.KNOWN, Scope("m", "p")) for j in range(3)])
+    log.add([LogEntry(f"{sys.argv[2]} question{i} part{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in range(3)])
     print(i, flush=True)  # acknowledged
 """
 
@@ -330,7 +333,7 @@ def acknowledged_until(place, kill, count=25):
     return said
 
 
-def check_kept(place, said):
+def check_entries(place, said):
     kept = {one.question for one in open_history(place, HashEmbedder()).entries()}
     for name, numbers in said.items():
         assert numbers == list(range(len(numbers)))
@@ -340,4 +343,4 @@ def check_kept(place, said):
 
 def test_no_acknowledged_entry_is_lost_when_writers_are_killed(place):
     said = acknowledged_until(place, lambda writers: [writer.send_signal(signal.SIGKILL) for writer in writers])
-    check_kept(place, said)
+    check_entries(place, said)

@@ -12,7 +12,7 @@ from knowgate.data.history import history_exists, open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.postgres_store import PostgresHistory
 from knowgate.errors import ArtifactError, BadSetting, KnowgateError
-from tests.data.history.test_entries import acknowledged_until, check_kept
+from tests.data.history.test_entries import acknowledged_until, check_entries
 from tests.support.hash_embedder import HashEmbedder
 from tests.support.postgres_server import postgres_server
 
@@ -140,7 +140,7 @@ def test_a_large_log_is_swept_and_says_what_is_left_to_do(server, monkeypatch, c
     log = log_at(server.address())
     log.add([entry("one"), entry("two")])
     assert log.forget(contains="one") == 1
-    assert "In a quiet hour: VACUUM FULL test_" in caplog.text
+    assert "At a quiet time: VACUUM FULL test_" in caplog.text
 
 
 # --- versions -------------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def test_a_log_of_a_newer_knowgate_is_refused(server):
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ("ALTER TABLE {0}.entries DROP COLUMN outcome", "its table 'entries' has no column 'outcome'"),
+        ("ALTER TABLE {0}.entries DROP COLUMN outcome", "table 'entries' has no column 'outcome'"),
         ("DROP TABLE {0}.entries", "no table 'entries'"),
-        ("DROP TABLE {0}.versions", "it has a table 'entries', and nothing says of which version"),
-        ("DELETE FROM {0}.versions", "it has a table 'entries', and nothing says of which version"),
+        ("DROP TABLE {0}.versions", "its table 'entries' has no recorded version"),
+        ("DELETE FROM {0}.versions", "its table 'entries' has no recorded version"),
     ],
 )
 def test_a_schema_that_is_half_there_is_refused_and_left_as_it_is(server, damage, said):
@@ -176,7 +176,7 @@ def test_a_schema_that_is_half_there_is_refused_and_left_as_it_is(server, damage
     log_at(address).add([entry("one")])
     server.sql(damage.format(schema_of(address)))
     _forget_open(address)
-    with pytest.raises(ArtifactError, match=f"is not whole, .*{said}.*left as it is: restore it"):
+    with pytest.raises(ArtifactError, match=f"is inconsistent, .*{said}.*not changed\\. Restore it"):
         log_at(address).add([entry("two")])
 
 
@@ -185,7 +185,7 @@ def test_a_table_that_vanishes_under_way_is_said_so(server):
     log = log_at(address)
     log.add([entry("one")])
     server.sql(f"DROP TABLE {schema_of(address)}.entries")
-    with pytest.raises(ArtifactError, match=r'is not whole.* relation "entries" does not exist'):
+    with pytest.raises(ArtifactError, match=r'is inconsistent.* relation "entries" does not exist'):
         log.count(SCOPE)
 
 
@@ -251,9 +251,7 @@ def test_a_database_without_pgvector_says_what_to_run(server):
 def test_a_user_without_rights_is_told_what_is_missing(server):
     server.sql("CREATE ROLE guest LOGIN")
     address = server.address()
-    with pytest.raises(
-        BadSetting, match=r"this user may not do that .*permission denied for database .*grant the rights"
-    ):
+    with pytest.raises(BadSetting, match=r"this user lacks rights .*permission denied for database .*grant rights"):
         log_at(address.replace("postgres@", "guest@")).count(SCOPE)
     log_at(address).add([entry("one")])
     with pytest.raises(BadSetting, match=r"permission denied for schema test_\d+_\d+\. Let its owner grant"):
@@ -293,4 +291,4 @@ def test_no_acknowledged_entry_is_lost_when_the_server_itself_is_killed():
     address = server.address()
     said = acknowledged_until(address, lambda writers: server.kill())
     server.start()
-    check_kept(address, said)
+    check_entries(address, said)

@@ -30,18 +30,18 @@ def test_forgotten_questions_leave_the_table_the_index_and_the_file(log):
     assert b"Bertha" not in b"".join(path.read_bytes() for path in log.path.parent.iterdir())
 
 
-def test_a_broken_file_is_refused_and_left_as_it_is(tmp_path):
+def test_a_broken_file_is_rejected_and_not_changed(tmp_path):
     path = tmp_path / "log.db"
     path.write_bytes(b"this is no database, but somebody may want it back" * 50)
     before = path.read_bytes()
-    with pytest.raises(ArtifactError, match="left as it is"):
+    with pytest.raises(ArtifactError, match="It was not changed"):
         SqliteHistory(path, HashEmbedder()).add([entry("one")])
     assert path.read_bytes() == before
 
 
-def test_a_log_of_another_version_is_refused(log):
+def test_a_log_of_another_version_is_rejected(log):
     log.add([entry("one")])
-    log._db.connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
+    log._database.connection().execute("UPDATE meta SET value = '9' WHERE key = 'version'")
     log.close()
     with pytest.raises(ArtifactError, match="format 9"):
         list(SqliteHistory(log.path, HashEmbedder()).entries())
@@ -49,7 +49,7 @@ def test_a_log_of_another_version_is_refused(log):
 
 def test_a_full_disk_says_what_is_safe_and_what_to_do(log):
     log.add([entry("one")])
-    log._db.connection().execute("PRAGMA max_page_count = 1")
-    with pytest.raises(KnowgateError, match=r"database or disk is full. What was logged before is safe; make room"):
+    log._database.connection().execute("PRAGMA max_page_count = 1")
+    with pytest.raises(KnowgateError, match=r"database or disk is full. Earlier entries are saved; free some space"):
         log.add([entry(f"question {i} " + "x" * 3000) for i in range(50)])
     assert [one.question for one in log.entries()] == ["one"]

@@ -195,7 +195,7 @@ def test_an_evaluation_and_its_report_are_the_same(runs, tmp_path, monkeypatch):
     for name, held in (("memory", 1_000), ("disk", 30)):
         monkeypatch.setattr(gate_evaluation, "MAX_ROWS_IN_MEMORY", held)
         evaluation = evaluate([*GATES, "fitted"], runs, resamples=50, price_retrieval=None)
-        assert evaluation.trial.is_in_memory == (name == "memory")
+        assert evaluation.table.is_in_memory == (name == "memory")
         write_report(evaluation, tmp_path / name)
         files = sorted(path for path in (tmp_path / name).iterdir() if path.is_file())
         found.append({path.name: path.read_text(encoding="utf-8") for path in files})

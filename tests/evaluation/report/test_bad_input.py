@@ -15,7 +15,7 @@ from knowgate.evaluation.report.boundary_page import write_boundary_page
 from knowgate.evaluation.report.diff_report import write_diff_page
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.types import Passage
-from tests.evaluation.report.test_page import HOSTILE, text_of
+from tests.evaluation.report.test_boundary_page import HOSTILE, text_of
 from tests.support.chromium import needs_browser, open_page
 from tests.support.runs_by_hand import row, side, varied_rows, write_run
 from tests.support.trials_by_hand import SETTINGS, trial_run, varied_run
@@ -42,7 +42,7 @@ def test_without_open_book_answers_the_page_ranks_and_leaves_the_rest_out(tmp_pa
 
 def test_without_golds_the_evaluation_is_refused_with_what_to_type(tmp_path):
     run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
-    with pytest.raises(BadInput, match=r"1 not graded\. Label questions that have gold answers; .* knowgate report"):
+    with pytest.raises(BadInput, match=r"1 not graded\. Label questions that have gold answers. .* knowgate report"):
         evaluate(runs=run)
 
 

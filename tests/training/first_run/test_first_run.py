@@ -49,7 +49,7 @@ def test_a_gate_that_is_proven_is_written_where_ask_reads_it(whole: Whole):
 
 
 def test_the_gate_skips_what_the_llm_knows_and_loses_nothing_on_questions_that_had_no_say(whole: Whole):
-    assert "20 with the gate, which skips 7 searches; 20 looking up each, 7 from memory" in whole.made.verdict
+    assert "20 with the gate, which skips 7 searches; 20 with retrieval for each, 7 from memory" in whole.made.verdict
 
 
 def test_a_learnt_gate_that_thirty_questions_cannot_prove_is_not_used_and_that_is_said(whole: Whole):
@@ -91,7 +91,7 @@ def test_three_questions_are_measured_on_and_prove_nothing(world: World):
 
 def test_questions_about_something_else_are_said_to_find_nothing(world: World):
     (world.folder / "odd.txt").write_text("Quo vadis?\nCui bono?", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"for no question a passage was found.*knowgate report"):
+    with pytest.raises(BadInput, match=r"no passage was found for any question.*knowgate report"):
         world.run(questions="odd.txt")
 
 
@@ -133,7 +133,7 @@ def test_without_gold_answers_what_is_said_with_passages_is_taken_for_right(worl
     assert {row.grader for row in rows} == {"agreement"}
     assert sum(bool(row.closed and row.closed.correct) for row in rows) == known  # every third lamp
     assert all(row.open is not None and row.open.correct for row in rows)
-    assert "Accuracy means agreement here" in made.cautions[0]
+    assert "Accuracy means agreement here" in made.caveats[0]
     assert "Accuracy means agreement here" in made.page.read_text(encoding="utf-8")
 
 
@@ -155,7 +155,7 @@ def test_written_questions_are_marked_synthetic_everywhere(world: World):
 
 
 def test_an_llm_that_writes_no_question_of_use_is_said_so_with_what_to_type(world: World):
-    with pytest.raises(BadInput, match=r"wrote 0 questions of use.*--questions questions.txt.*--writer openai:"):
+    with pytest.raises(BadInput, match=r"wrote 0 usable questions.*`questions`.*`writer`"):
         world.run(Counted({}), questions="")
 
 
@@ -192,7 +192,7 @@ def test_what_is_done_is_not_done_again(world: World):
     again = Counted(table())
     made = world.run(again)
     assert again.read_prompts == 0
-    assert world.heard.lines.count("Measuring on the questions kept back for that.") == 1
+    assert world.heard.lines.count("Measuring on the held-out questions.") == 1
     assert made.choice.gate == "logprob:min"
 
 

@@ -1,7 +1,4 @@
-"""The door for PostgreSQL (extra `postgres`): addresses without their passwords, a pool, tables that grow by version.
-
-Every failure is one sentence, and no sentence holds a password. Knows nothing of what the tables mean.
-"""
+"""PostgreSQL (extra `postgres`): addresses, connection pools, and versioned tables. No message contains a password."""
 
 from __future__ import annotations
 
@@ -22,9 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Tables that belong together. steps: statements that lead to version 1, 2, ... tables: columns as they are then.
+    """Group of tables with one version number.
 
-    has_vectors: pgvector is needed.
+    Attributes:
+        name: Name of the group.
+        steps: Migrations: the statements that lead to version 1, 2, and so on.
+        tables: Columns of each table in the latest version.
+        has_vectors: Whether the tables need pgvector.
     """
 
     name: str
@@ -38,22 +39,28 @@ class TableSchema:
 
 
 _OPEN: dict[tuple[int, DatabaseAddress, str], PostgresDatabase] = {}
-_OPENING = threading.Lock()
+_OPEN_LOCK = threading.Lock()
 
 
 def open_postgres(
-    address: DatabaseAddress, part: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
+    address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
 ) -> PostgresDatabase:
-    """part: None for tables of somebody else. settings: of every connection."""
+    """Open a database, sharing its connection pool with other users of the same tables in this process.
+
+    Args:
+        address: The address.
+        schema: Tables to create or migrate on first use; None to use tables that knowgate does not manage.
+        settings: PostgreSQL settings of every connection.
+    """
     try:
         from knowgate.core.postgres.database import PostgresDatabase
     except ModuleNotFoundError:
-        raise MissingExtra(f"the database {address.shown}", "postgres") from None
-    key = (os.getpid(), address, part.name if part is not None else "")  # connections do not survive a fork
-    with _OPENING:
+        raise MissingExtra(f"the database {address.redacted}", "postgres") from None
+    key = (os.getpid(), address, schema.name if schema is not None else "")  # connections do not survive a fork
+    with _OPEN_LOCK:
         if not _OPEN:
             atexit.register(_close_all)
-        return _OPEN.setdefault(key, PostgresDatabase(address, part, settings))
+        return _OPEN.setdefault(key, PostgresDatabase(address, schema, settings))
 
 
 def _close_all() -> None:

@@ -1,7 +1,7 @@
-"""Where a database is: 'postgresql://USER@HOST:PORT/DATABASE?schema=NAME', and how that is said without its password.
+"""Database addresses: 'postgresql://USER@HOST:PORT/DATABASE?schema=NAME'.
 
-All that libpq knows may stand in it, and what is left out comes from where libpq looks (PGPASSWORD, ~/.pgpass, ...).
-`schema` is ours: several logs can live in one database. Knows no psycopg.
+An address may contain every parameter of libpq, and libpq fills in what is missing (PGPASSWORD, ~/.pgpass, ...).
+`schema` is an addition of knowgate, so that several logs can share a database.
 """
 
 from __future__ import annotations
@@ -11,30 +11,37 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
-from knowgate.core.redaction import redact_secrets
+from knowgate.core.redaction import REDACTED, redact_secrets
 from knowgate.errors import BadSetting
 
 SCHEMES = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA = "knowgate"
 SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-SECRET_PARAMETERS = ("password", "passfile", "sslpassword", "sslkey")  # parameters that are not said again
+SECRET_PARAMETERS = ("password", "passfile", "sslpassword", "sslkey")
 EXAMPLE_ADDRESS = "postgresql://USER@HOST:5432/DATABASE"
 
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """conninfo: for libpq. shown: for people. secrets: what must never be said, should a server repeat it."""
+    """Address of a database.
+
+    Attributes:
+        conninfo: Connection string for libpq.
+        schema: Schema of knowgate's tables.
+        redacted: The address without secrets, for messages.
+        secrets: Values that must not appear in messages, even if a server repeats them.
+    """
 
     conninfo: str = field(repr=False)
     schema: str
-    shown: str
+    redacted: str
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
-    def hide(self, words: str) -> str:
-        """A server's words in one line, without what is secret."""
+    def redact(self, message: str) -> str:
+        """Remove the secrets from a server's message and put it on one line."""
         for secret in self.secrets:
-            words = words.replace(secret, "***")
-        return " ".join(words.split()).rstrip(".")
+            message = message.replace(secret, REDACTED)
+        return " ".join(message.split()).rstrip(".")
 
 
 def is_postgres_address(spec: str) -> bool:
@@ -42,43 +49,38 @@ def is_postgres_address(spec: str) -> bool:
 
 
 def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> DatabaseAddress:
-    """schema: where none is named."""
+    """Parse an address; `schema` is the default if the address names none."""
     spec = spec.strip()
-    login, path, asked = _split(spec)
-    named = dict(asked)
-    chosen = named.pop("schema", schema)
-    if not SCHEMA_NAME.fullmatch(chosen) or chosen.startswith("pg_"):
+    login, path, parameters = _split(spec)
+    schema = parameters.pop("schema", schema)
+    if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise BadSetting(
-            f"the schema of {redact_secrets(spec)} cannot be used: its name must be small letters, digits and "
+            f"the schema of {redact_secrets(spec)} cannot be used: its name must be lowercase letters, digits and "
             "underscores, such as ?schema=team_a."
         )
-    scheme = SCHEMES[0]
-    asked_of_libpq = f"?{urlencode(named, quote_via=quote)}" if named else ""
-    conninfo = f"{scheme}{login}{'@' if login else ''}{path}{asked_of_libpq}"
-    secrets = [unquote(part) for part in login.partition(":")[2:]] + [named.get(key, "") for key in SECRET_PARAMETERS]
-    written = [quote(secret, safe="") for secret in secrets]
-    found = sorted({one for one in (*secrets, *written) if len(one) > 2}, key=len, reverse=True)
-    return DatabaseAddress(conninfo, chosen, redact_secrets(spec), tuple(found))
+    query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
+    conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"
+    values = [unquote(part) for part in login.partition(":")[2:]]
+    values += [parameters.get(key, "") for key in SECRET_PARAMETERS]
+    forms = {form for value in values for form in (value, quote(value, safe="")) if len(form) > 2}
+    return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(sorted(forms, key=len, reverse=True)))
 
 
-def _split(spec: str) -> tuple[str, str, list[tuple[str, str]]]:
-    """Login, host with database, parameters."""
-    rest = next((spec.removeprefix(scheme) for scheme in SCHEMES if spec.startswith(scheme)), None)
-    if rest is None:
-        raise BadSetting(f"'{redact_secrets(spec)}' is no address of a database such as {EXAMPLE_ADDRESS}.")
-    before, _, parameters = rest.partition("?")
-    login, _, path = before.rpartition("@")
-    return login, path, parse_qsl(parameters, keep_blank_values=True)
-
-
-NUL, REPLACEMENT = "\0", "\N{REPLACEMENT CHARACTER}"
+def _split(spec: str) -> tuple[str, str, dict[str, str]]:
+    """Split an address into login, host with database, and parameters."""
+    scheme = next((scheme for scheme in SCHEMES if spec.startswith(scheme)), None)
+    if scheme is None:
+        raise BadSetting(f"'{redact_secrets(spec)}' is not the address of a database. Write {EXAMPLE_ADDRESS}.")
+    location, _, parameters = spec.removeprefix(scheme).partition("?")
+    login, _, path = location.rpartition("@")
+    return login, path, dict(parse_qsl(parameters, keep_blank_values=True))
 
 
 def to_storable_text(text: str) -> str:
-    """A text that a column can hold: PostgreSQL knows neither NUL nor half characters."""
-    return text.replace(NUL, REPLACEMENT).encode("utf-8", "replace").decode("utf-8")
+    """Replace NUL and lone surrogates, which PostgreSQL cannot store."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
 def format_vector(numbers: Iterable[float]) -> str:
-    """A vector as pgvector reads it; nine digits bring every 32-bit number back."""
+    """Format a vector for pgvector; nine digits preserve every 32-bit float."""
     return "[" + ",".join(f"{number:.9g}" for number in numbers) + "]"

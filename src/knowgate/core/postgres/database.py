@@ -1,6 +1,6 @@
-"""A database behind a pool of connections: opened on first use, the tables made or checked before anything is asked.
+"""A database with a connection pool. Tables are created or migrated before the first use.
 
-Statements are written with question marks, as for SQLite, so that both can share them.
+Statements use question marks for parameters, as in SQLite, so that both databases can share them.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from knowgate.core.postgres.migrations import (
 from knowgate.errors import KnowgateError
 
 Result = TypeVar("Result")
-MAX_CONNECTIONS = 8  # of one process, at most
-CONNECT_TIMEOUT = 10.0  # seconds for a connection, of the pool or new
-MAX_IDLE_SECONDS = 120.0  # seconds after which a connection that nobody needs is closed
+MAX_CONNECTIONS = 8
+CONNECT_TIMEOUT = 10.0  # seconds to open a connection or to get one from the pool
+MAX_IDLE_SECONDS = 120.0
 MAX_TRANSACTION_TRIES = 5
-LOST_CONNECTION_STATES = ("08", "57P0")  # states: the connection is gone, the server is stopped or just starts
-SMALL_TABLE_BYTES = 64 << 20  # bytes of a table that is written anew in seconds
-VACUUM_LOCK_TIMEOUT = "5s"  # to wait for the turn to do that
+LOST_CONNECTION_STATES = ("08", "57P0")  # SQLSTATE of a lost connection, and of a server that stops or starts
+SMALL_TABLE_BYTES = 64 << 20  # of a table that can be rewritten within seconds
+VACUUM_LOCK_TIMEOUT = "5s"
 RETRYABLE_ERRORS = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PoolClosed)
-logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # what fails is said once, in our own words
+logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # failures are raised as errors of ours
 
 
 def to_psycopg_query(query: str) -> bytes:
-    """The statement as psycopg wants it."""
+    """Convert a statement with question marks to psycopg's placeholders."""
     return query.replace("%", "%%").replace("?", "%s").encode()
 
 
 class WriteTransaction:
-    """A transaction that writes; statements as for SQLite."""
+    """Open transaction that takes statements with question marks."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
@@ -59,36 +59,43 @@ class WriteTransaction:
 
 
 class PostgresDatabase:
-    """One part of one schema. settings: of every connection, such as {"hnsw.ef_search": "100"}."""
+    """Database with a connection pool that is opened on first use.
+
+    Args:
+        address: The address.
+        schema: Tables to create or migrate on first use; None for tables that knowgate does not manage.
+        settings: PostgreSQL settings of every connection, such as (("hnsw.ef_search", "100"),).
+    """
 
     def __init__(
-        self, address: DatabaseAddress, part: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
+        self, address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
     ):
         self.address = address
-        self.part = part
+        self.schema = schema
         self.settings = settings
         self._lock = threading.Lock()
         self._pool: ConnectionPool[Connection] | None = None
 
     @property
     def path(self) -> str:
-        """How it is named in sentences."""
-        return self.address.shown
+        """The address without secrets, for messages."""
+        return self.address.redacted
 
     @property
-    def is_made(self) -> bool:
-        """Whether its tables are there; looking does not make them."""
-        assert self.part is not None
-        with self._connected() as connection:
+    def has_tables(self) -> bool:
+        """Whether the tables exist. Does not create them."""
+        assert self.schema is not None
+        with self._connect() as connection:
             try:
-                return has_tables(connection, self.address, self.part)
+                return has_tables(connection, self.address, self.schema)
             except psycopg.Error as error:
                 raise translate_error(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Asked again where the connection turns out to be dead: looking at it before would take as long as reading."""
+        """Run a query; if the connection turns out to be dead, once more on a checked one."""
         try:
-            return self._read(query, values)
+            with self._open_pool().connection() as connection:
+                return connection.execute(to_psycopg_query(query), list(values)).fetchall()
         except psycopg.OperationalError as error:
             if error.sqlstate is not None and not error.sqlstate.startswith(LOST_CONNECTION_STATES):
                 raise translate_error(self.address, error) from None
@@ -97,87 +104,92 @@ class PostgresDatabase:
         with self.connection() as connection:
             return connection.execute(to_psycopg_query(query), list(values)).fetchall()
 
-    def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        with self._opened().connection() as connection:
-            return connection.execute(to_psycopg_query(query), list(values)).fetchall()
-
     def write(self, work: Callable[[WriteTransaction], Result]) -> Result:
-        """Work that may be done twice, in a transaction: again where it crossed another one that did the same."""
-        for left in reversed(range(MAX_TRANSACTION_TRIES)):
+        """Run idempotent work in a transaction, and again if it conflicts with another transaction."""
+        for tries_left in reversed(range(MAX_TRANSACTION_TRIES)):
             try:
-                with self._alive() as connection, connection.transaction():
+                with self._get_live_connection() as connection, connection.transaction():
                     return work(WriteTransaction(connection))
             except RETRYABLE_ERRORS as error:
-                if not left:
+                if not tries_left:
                     raise translate_error(self.address, error) from None
             except DATABASE_ERRORS as error:
                 raise translate_error(self.address, error) from None
-        raise AssertionError("one of the tries was the last")
+        raise AssertionError("the last try returns or raises")
 
     @contextlib.contextmanager
-    def transaction(self, turn: str = "") -> Iterator[WriteTransaction]:
-        """All of it or nothing. turn: of those who name the same one, in any process, one after the other."""
+    def transaction(self, lock: str = "") -> Iterator[WriteTransaction]:
+        """Open a transaction; with `lock`, after all others of any process that use the same lock name."""
         with self.connection() as connection, connection.transaction():
-            if turn:
-                where = f"{self.address.schema}/{turn}"
-                connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [where])
+            if lock:
+                name = f"{self.address.schema}/{lock}"
+                connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [name])
             yield WriteTransaction(connection)
 
-    def alone(self, statements: Sequence[str], notice: Callable[[str], None], turn: str = "") -> bool:
-        """One after the other on one connection, outside of any transaction. notice: hears what the server warns of.
+    def execute_outside_transaction(
+        self, statements: Sequence[str], on_warning: Callable[[str], None], lock: str = ""
+    ) -> bool:
+        """Run statements one by one, as VACUUM and concurrent index builds require.
 
-        turn: False, and nothing is done, while somebody else, in any process, is at it.
+        Args:
+            statements: The statements.
+            on_warning: Called with each warning of the server.
+            lock: Name of a lock; if another process holds it, nothing is run.
+
+        Returns:
+            Whether the statements were run.
         """
 
-        def hear(diagnostic: psycopg.errors.Diagnostic) -> None:
+        def handle_notice(diagnostic: psycopg.errors.Diagnostic) -> None:
             if diagnostic.severity_nonlocalized == "WARNING":
-                notice(self.address.hide(str(diagnostic.message_primary)))
+                on_warning(self.address.redact(str(diagnostic.message_primary)))
 
         with self.connection() as connection:
-            connection.add_notice_handler(hear)
+            connection.add_notice_handler(handle_notice)
             try:
-                if turn and not self._takes(connection, turn):
+                if lock and not self._try_lock(connection, lock):
                     return False
                 for statement in statements:
                     connection.execute(statement.encode())
                 return True
             finally:
-                connection.remove_notice_handler(hear)
-                connection.close()  # with what was set on it
+                connection.remove_notice_handler(handle_notice)
+                connection.close()  # drops its session settings and locks
 
-    def sweep(self, tables: Sequence[str], notice: Callable[[str], None]) -> None:
-        """What was deleted stays in the files until it is swept; a small table is written anew instead."""
+    def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
+        """Remove deleted rows from the files of the database. Small tables are rewritten completely."""
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]
             statement = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"
             try:
-                self.alone([f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'", statement], notice)
+                set_timeout = f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'"
+                self.execute_outside_transaction([set_timeout, statement], on_warning)
             except KnowgateError as error:
-                notice(f"Deleted, but not yet swept from the files of the database: {error}")
+                on_warning(f"Deleted, but not yet removed from the files of the database: {error}")
             if not is_small:
-                notice(
-                    "Deleted and swept. The table is large, so it was not written anew: free space in its file may "
-                    f"hold traces until it is used again. In a quiet hour: VACUUM FULL {self.address.schema}.{table};"
+                on_warning(
+                    "Deleted and vacuumed. The table is too large to be rewritten now, so free space in its file may "
+                    f"contain traces until it is reused. At a quiet time: VACUUM FULL {self.address.schema}.{table};"
                 )
 
-    def _takes(self, connection: Connection, turn: str) -> bool:
-        where = f"{self.address.schema}/{turn}"
-        row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [where]).fetchone()
+    def _try_lock(self, connection: Connection, lock: str) -> bool:
+        name = f"{self.address.schema}/{lock}"
+        row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()
         return bool(row and row[0])
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """One that is alive. What fails is said in a sentence; errors of others pass."""
+        """Get a live connection. Database errors inside the block are translated."""
         try:
-            with self._alive() as connection:
+            with self._get_live_connection() as connection:
                 yield connection
         except DATABASE_ERRORS as error:
             raise translate_error(self.address, error) from None
 
     @contextlib.contextmanager
-    def _alive(self) -> Iterator[Connection]:
-        """A server that was started anew has none of the connections that the pool knows."""
-        pool = self._opened()
+    def _get_live_connection(self) -> Iterator[Connection]:
+        """Get a connection that works. After a restart of the server, all connections in the pool are dead."""
+        pool = self._open_pool()
         connection = pool.getconn()
         try:
             ConnectionPool.check_connection(connection)
@@ -190,61 +202,57 @@ class PostgresDatabase:
         finally:
             pool.putconn(connection)
 
-    def _opened(self) -> ConnectionPool[Connection]:
+    def _open_pool(self) -> ConnectionPool[Connection]:
         with self._lock:
             if self._pool is None:
-                with self._connected() as connection:
+                with self._connect() as connection:
                     self._prepare(connection)
-                self._pool = self._new_pool()
+                self._pool = ConnectionPool(
+                    self.address.conninfo,
+                    kwargs=self._connect_options,
+                    min_size=0,
+                    max_size=MAX_CONNECTIONS,
+                    open=True,
+                    configure=self._configure,
+                    timeout=CONNECT_TIMEOUT,
+                    max_idle=MAX_IDLE_SECONDS,
+                    reconnect_timeout=CONNECT_TIMEOUT,
+                    num_workers=1,
+                )
             return self._pool
 
     def _prepare(self, connection: Connection) -> None:
-        if self.part is None:
+        if self.schema is None:
             return
         try:
-            prepare_tables(connection, self.address, self.part)
+            prepare_tables(connection, self.address, self.schema)
         except psycopg.Error as error:
             raise translate_error(self.address, error) from None
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator[Connection]:
-        """A connection of its own: where there is none, a pool would only say that it waited."""
+    def _connect(self) -> Iterator[Connection]:
+        """Open a connection without the pool, whose timeouts would hide why the database cannot be reached."""
         try:
-            connection = psycopg.connect(self.address.conninfo, **self._options)
+            connection = psycopg.connect(self.address.conninfo, **self._connect_options)
         except (psycopg.Error, UnicodeError, ValueError) as error:
             raise make_connection_error(self.address, error) from None
         with contextlib.closing(connection):
             yield connection
 
     @property
-    def _options(self) -> dict[str, Any]:
-        given = {} if "application_name=" in self.address.conninfo else {"application_name": "knowgate"}
-        if "connect_timeout=" not in self.address.conninfo:
-            given["connect_timeout"] = str(int(CONNECT_TIMEOUT))
-        return {**given, "autocommit": True}
-
-    def _new_pool(self) -> ConnectionPool[Connection]:
-        return ConnectionPool(
-            self.address.conninfo,
-            kwargs=self._options,
-            min_size=0,
-            max_size=MAX_CONNECTIONS,
-            open=True,
-            configure=self._configure,
-            timeout=CONNECT_TIMEOUT,
-            max_idle=MAX_IDLE_SECONDS,
-            reconnect_timeout=CONNECT_TIMEOUT,
-            num_workers=1,
-        )
+    def _connect_options(self) -> dict[str, Any]:
+        defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT))}
+        missing = {name: value for name, value in defaults.items() if f"{name}=" not in self.address.conninfo}
+        return {**missing, "autocommit": True}
 
     def _configure(self, connection: Connection) -> None:
-        if self.part is not None:
+        if self.schema is not None:
             set_search_path(connection, self.address)
         for name, value in self.settings:
             connection.execute("SELECT set_config(%s, %s, false)", [name, value])
 
     def close(self) -> None:
-        """Let go of all connections; it can still be used."""
+        """Close all connections. The database can still be used: the next query opens a new pool."""
         with self._lock:
             pool, self._pool = self._pool, None
         if pool is not None:

@@ -1,4 +1,4 @@
-"""The log of what was asked before, with what the LLM knew. One file = one store; `sqlite` is the default."""
+"""The history log: earlier questions with what the LLM knew, in SQLite (default) or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from knowgate.core.validation import expand_path
 from knowgate.data.history.entries import HistoryStore
 from knowgate.types import Embedder
 
+PLUGIN_GROUP = "knowgate.history"  # entry points of other packages
+SPEC_PREFIX = "history:"  # optional prefix of any spec
 HISTORY_STORES = {
     "sqlite": RegistryEntry(
         "knowgate.data.history.sqlite_store:SqliteHistory", "sqlite:FILE, or just FILE", extra="local"
@@ -18,28 +20,27 @@ HISTORY_STORES = {
         extra="postgres",
     ),
 }
-SPEC_PREFIX = "history:"  # may stand before any of them
 
 
 def open_history(spec: str, embedder: str | Embedder | None = None) -> HistoryStore:
-    """The log a spec names: a file path, the address of a database, or 'store:value'.
+    """Open a history log; it is created when the first entry is added.
 
-    embedder: what its questions are compared by, `mpnet` say; None for that the log was filled with (else `minilm`).
+    Args:
+        spec: File path, 'postgresql://USER@HOST/DATABASE', or 'STORE:VALUE'.
+        embedder: Embedding that compares questions, such as 'mpnet'; None for the one that the log was filled with
+            ('minilm' for a new log).
     """
     spec = spec.removeprefix(SPEC_PREFIX)
-    name, value = split_spec(spec)
-    if is_postgres_address(spec):
-        name, value = "postgresql", spec
-    if name in HISTORY_STORES and value:
-        store: HistoryStore = load_entry(HISTORY_STORES, "history store", name, "knowgate.history")(value, embedder)
-        return store
-    default: HistoryStore = load_entry(HISTORY_STORES, "history store", "sqlite")(spec, embedder)
-    return default
+    name, value = ("postgresql", spec) if is_postgres_address(spec) else split_spec(spec)
+    if name not in HISTORY_STORES or not value:
+        name, value = "sqlite", spec
+    store: HistoryStore = load_entry(HISTORY_STORES, "history store", name, PLUGIN_GROUP)(value, embedder)
+    return store
 
 
 def history_exists(spec: str) -> bool:
-    """Whether there is such a log; looking makes none."""
+    """Return whether a history log exists, without creating it."""
     spec = spec.removeprefix(SPEC_PREFIX)
     if is_postgres_address(spec):
-        return bool(load_entry(HISTORY_STORES, "history store", "postgresql")(spec).is_made)
+        return bool(load_entry(HISTORY_STORES, "history store", "postgresql")(spec).exists)
     return expand_path(spec.removeprefix("sqlite:")).is_file()

@@ -1,4 +1,4 @@
-"""A log copied into another one: entries with their vectors, batch by batch."""
+"""Entries of the history log, the protocol of a store, and conversion of entries to JSON records and table rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,21 @@ from knowgate.core.validation import check_encodable, check_number, format_value
 from knowgate.errors import BadInput
 from knowgate.types import Neighbor, Vector
 
+MAX_QUESTION_CHARS = 20_000
+MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
+COPY_BATCH = 500
+SELECTED_COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
+# An update keeps the id of the row, so an index that has it stays valid: labels are read when searching.
+INSERT_ENTRY = """INSERT INTO entries
+    (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (tenant, model, prompts, key, source) DO UPDATE SET
+    label = excluded.label, outcome = excluded.outcome, weight = excluded.weight,
+    created = excluded.created, expires = excluded.expires"""
+
 
 class KnowledgeLabel(StrEnum):
-    """Does the LLM know the answer? What changes with time it does not, whatever it said last year."""
+    """Whether the LLM knows the answer; answers that change with time have a label of their own."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -35,7 +47,7 @@ class RetrievalOutcome(StrEnum):
 
 
 class LabelSource(StrEnum):
-    """Who says so, from most to least trusted."""
+    """Where a label comes from, from most to least trusted."""
 
     HUMAN = "human"
     GOLD = "gold"
@@ -44,12 +56,17 @@ class LabelSource(StrEnum):
 
 
 SOURCE_WEIGHTS = {LabelSource.HUMAN: 1.0, LabelSource.GOLD: 1.0, LabelSource.JUDGE: 0.8, LabelSource.AGREEMENT: 0.5}
-MAX_QUESTION_CHARS = 20_000  # characters of a question that are kept
 
 
 @dataclass(frozen=True)
 class HistoryScope:
-    """Whose labels: one tenant's, for one model under one wording. Labels of others are never mixed in silently."""
+    """The model, prompts and tenant that labels belong to; labels of other scopes are never mixed in.
+
+    Attributes:
+        model: Fingerprint of the model.
+        prompts: Fingerprint of the prompts.
+        tenant: Name of the tenant; "" if there is only one.
+    """
 
     model: str
     prompts: str
@@ -58,109 +75,123 @@ class HistoryScope:
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A question with its label. One per question, scope and source: a newer one replaces it."""
+    """A logged question with its label. A newer entry of the same question, scope and source replaces it.
+
+    Attributes:
+        outcome: What retrieval did to the answer, if known.
+        weight: Weight of the label; None for the weight of its source.
+        created: Unix time of creation.
+        expires: Unix time from which on the entry is ignored; None for never.
+        id: Row id, assigned by the store.
+    """
 
     question: str
     label: KnowledgeLabel
     scope: HistoryScope
     source: LabelSource = LabelSource.GOLD
     outcome: RetrievalOutcome | None = None
-    weight: float | None = None  # None: what the source deserves
+    weight: float | None = None
     created: float = field(default_factory=time.time)
     expires: float | None = None
-    id: int | None = None  # given by the store
+    id: int | None = None
 
     def __post_init__(self) -> None:
         if not self.question.strip():
             raise BadInput("a logged question must not be empty.")
         if len(self.question) > MAX_QUESTION_CHARS:
             raise BadInput(
-                f"a logged question has {len(self.question)} characters; at most {MAX_QUESTION_CHARS} are kept."
+                f"a logged question has {len(self.question)} characters. At most {MAX_QUESTION_CHARS} are allowed."
             )
 
     @property
     def key(self) -> str:
-        """Equal for questions that differ only in case, punctuation or articles."""
+        """Key of the question; see `question_key`."""
         return question_key(self.question)
 
     @property
     def trust(self) -> float:
+        """Weight of the label."""
         return SOURCE_WEIGHTS[self.source] if self.weight is None else self.weight
 
 
 def question_key(question: str) -> str:
+    """Return a key that is equal for questions that differ only in case, punctuation or articles."""
     return sha256_text(normalize(question) or question.strip())[:24]
 
 
 @dataclass(frozen=True)
 class LogEmbedding:
-    """What a log compares by. name: None where it has none. fingerprint: None of a log that nobody filled."""
+    """The embedding that a log was filled with.
+
+    Attributes:
+        name: Name of the embedding; None if it has none.
+        fingerprint: Fingerprint of the embedding; None for an empty log.
+    """
 
     name: str | None
     fingerprint: str | None
 
 
 class HistoryStore(Protocol):
-    """A log of questions with labels and nearest neighbours; safe to write from several processes."""
+    """A log of labeled questions with nearest-neighbor search; several processes may write to it."""
 
+    @property
+    def embedding(self) -> LogEmbedding: ...
+    def uses_embedding(self, embedding: LogEmbedding) -> bool: ...
+    def embed(self, questions: Sequence[str]) -> Vector: ...
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int: ...
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int: ...
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int: ...
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]: ...
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]: ...
-    @property
-    def embedding(self) -> LogEmbedding: ...
-    def compares_by(self, embedding: LogEmbedding) -> bool: ...
-    def ids_of(self, key: str) -> list[int]: ...
+    def find_ids(self, key: str) -> list[int]: ...
     def scopes(self) -> dict[HistoryScope, int]: ...
     def count(self, scope: HistoryScope) -> int: ...
     def search(
-        self, questions: Sequence[str], k: int, scope: HistoryScope, leave_out: Collection[KnowledgeLabel] = ()
+        self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]: ...
-    def embed(self, questions: Sequence[str]) -> Vector: ...
     def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]: ...
     def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, leave_out: Collection[KnowledgeLabel] = ()
+        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]: ...
 
 
-COPY_BATCH = 500
-
-
 def copy_history(source: HistoryStore, target: HistoryStore) -> int:
-    """How many entries were copied. It may be done twice: an entry that is there is replaced.
+    """Copy all entries of a log into another one; entries that are there already are replaced.
 
-    Vectors are worked out again only where the target compares by another embedding.
+    Vectors are copied, or computed again if the target uses another embedding.
+
+    Returns:
+        The number of copied entries.
     """
-    count, same = 0, None
+    count, is_same = 0, None
     for entries, vectors in source.batches(COPY_BATCH):
-        same = target.compares_by(source.embedding) if same is None else same
-        count += target.add(entries, vectors if same else None)
+        is_same = target.uses_embedding(source.embedding) if is_same is None else is_same
+        count += target.add(entries, vectors if is_same else None)
     return count
 
 
-MAX_TIMESTAMP = 1e11  # since 1970: the year 5138
+# --- JSON records ---------------------------------------------------------------------------------
 
 
 def entry_to_record(entry: LogEntry) -> dict[str, Any]:
+    """Convert an entry to a flat record, as `history export` prints it."""
     values = {key: value for key, value in asdict(entry).items() if key != "scope"}
     return {**values, **asdict(entry.scope)}
 
 
 def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
-    """The entry; what is missing or unknown is named."""
+    """Parse a record of `history export`; `where` names its location in errors."""
     for key in ("weight", "created", "expires"):
         value = record.get(key)
         check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
-        scope = HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or ""))
-        outcome = RetrievalOutcome(record["outcome"]) if record.get("outcome") else None
         return LogEntry(
-            _text(record["question"]),
+            _check_question(record["question"]),
             KnowledgeLabel(record["label"]),
-            scope,
+            HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
             LabelSource(record.get("source") or "human"),
-            outcome,
+            RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
             record.get("weight"),
             record.get("created") or time.time(),
             record.get("expires"),
@@ -171,26 +202,19 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         ) from None
 
 
-def _text(value: object) -> str:
+def _check_question(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"the question is {format_value(value)}")
     check_encodable(value, "the question")
     return value
 
 
-SELECTED_COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
-# an update keeps the row's number, so an index that has it need not hear of it: labels are read at search
-INSERT_ENTRY = """INSERT INTO entries
-    (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (tenant, model, prompts, key, source) DO UPDATE SET
-    label = excluded.label, outcome = excluded.outcome, weight = excluded.weight,
-    created = excluded.created, expires = excluded.expires"""
+# --- table rows -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class EntryRow:
-    """A row of the table, in the order of `COLUMNS`."""
+    """A row of the table, in the order of `SELECTED_COLUMNS`."""
 
     id: int
     question: str
@@ -206,6 +230,7 @@ class EntryRow:
 
 
 def entry_to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
+    """Convert an entry to the values of `INSERT_ENTRY`."""
     scope = entry.scope
     blob = np.asarray(vector, dtype=np.float32).tobytes()
     return (
@@ -215,7 +240,7 @@ def entry_to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
 
 
 def entry_from_row(row: Sequence[Any]) -> LogEntry:
-    """BadInput where a value is not what its column should hold: sqlite takes anything."""
+    """Parse a row; raises BadInput for a wrong value, since SQLite stores anything in any column."""
     stored = read_record(EntryRow, list(row), f"entry {row[0]}")
     scope = HistoryScope(stored.model, stored.prompts, stored.tenant)
     return LogEntry(

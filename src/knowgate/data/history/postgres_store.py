@@ -1,8 +1,8 @@
-"""The log in PostgreSQL with pgvector: one log for many machines, nearest questions by a graph (HNSW) in the database.
+"""The history log in PostgreSQL with pgvector: one log for many machines, with an HNSW index in the database.
 
-A scope of a few thousand entries is searched exactly, as is all while there is no graph. In larger ones it is walked
-on until enough rows pass the filters (iterative scans); where even that finds too few, as for a small scope in a huge
-table, it is exact again. Knows vectors and rows; not what the labels are used for.
+A scope of a few thousand entries is searched exactly, and so is every scope until the index is built. In larger scopes
+the index is scanned until enough rows pass the filters. If it still finds too few, as for a small scope in a huge
+table, the search is exact again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from knowgate.data.history.entries import (
     SELECTED_COLUMNS,
     HistoryScope,
     KnowledgeLabel,
-    LogEmbedding,
     LogEntry,
     RetrievalOutcome,
     entry_from_row,
@@ -33,6 +32,7 @@ from knowgate.data.history.entries import (
 from knowgate.data.history.similarity import (
     DEPTH_FACTOR,
     EXTRA_CANDIDATES,
+    EmbeddedHistory,
     LogEmbedder,
     draw_neighbors,
     select_neighbors,
@@ -41,61 +41,9 @@ from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
 from knowgate.types import Embedder, Neighbor, Vector
 
-MAX_HNSW_WIDTH = 2_000  # pgvector's limit for HNSW over 32-bit numbers; wider vectors are searched exactly
-INDEX_IS_VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)"
-BUILD_STATEMENTS = (
-    "SET maintenance_work_mem = '256MB'",
-    "DROP INDEX CONCURRENTLY IF EXISTS by_vector",  # what is left of one that was cut off
-    "CREATE INDEX CONCURRENTLY by_vector ON entries USING hnsw (vector vector_ip_ops)",
-    "ANALYZE entries",  # else the planner takes every scope for a small one and sorts it
-)
 log = logging.getLogger(__name__)
-
-
-class HnswIndex:
-    """Of one log, as this process knows it."""
-
-    def __init__(self, db: PostgresDatabase):
-        self._db = db
-        self._ready = False
-        self._builder: threading.Thread | None = None
-        self._gave_up = False
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it can be used. Asked for the first time it is begun."""
-        if self._ready or self._gave_up:
-            return self._ready
-        self._ready = self._is_valid
-        if not self._ready and self._builder is None:
-            self._builder = threading.Thread(target=self._build, name="knowgate-graph", daemon=True)
-            self._builder.start()
-        return self._ready
-
-    def wait(self) -> None:
-        """Until the one that is being built, if any, is ready."""
-        builder = self._builder
-        if builder is not None:
-            builder.join()
-
-    @property
-    def _is_valid(self) -> bool:
-        rows = self._db.read(INDEX_IS_VALID, [f"{self._db.address.schema}.by_vector"])
-        return bool(rows and rows[0][0])
-
-    def _build(self) -> None:
-        try:
-            width = self._db.read("SELECT value FROM meta WHERE key = 'width'")
-            self._gave_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
-            if not self._gave_up and not self._is_valid:
-                self._db.alone(BUILD_STATEMENTS, log.info, turn="graph")
-        except KnowgateError as error:
-            self._gave_up = True
-            log.warning("There is no graph over the log, so it is searched exactly, which takes longer: %s", error)
-        self._builder = None
-
-
-MAX_INLINE_WIDTH = 1_500  # with its vector in it a row must fit a page of 8 kB
+MAX_INLINE_WIDTH = 1_500  # a row with its vector must fit a page of 8 kB
+# A released step is never changed: add another one.
 MIGRATIONS = (
     (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -112,239 +60,286 @@ MIGRATIONS = (
 HISTORY_TABLES = TableSchema(
     "history", MIGRATIONS, {"meta": frozenset({"key", "value"}), "entries": ENTRY_COLUMNS}, has_vectors=True
 )
-
-
+MAX_HNSW_WIDTH = 2_000  # limit of pgvector for 32-bit numbers; wider vectors are searched exactly
+INDEX_IS_VALID = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(?)"
+BUILD_STATEMENTS = (
+    "SET maintenance_work_mem = '256MB'",
+    "DROP INDEX CONCURRENTLY IF EXISTS by_vector",  # an earlier build may have been interrupted
+    "CREATE INDEX CONCURRENTLY by_vector ON entries USING hnsw (vector vector_ip_ops)",
+    "ANALYZE entries",  # otherwise the planner takes every scope for a small one and sorts it
+)
+# The default ef_search of 40 misses too many random vectors, which are the hardest case.
+HNSW_SETTINGS = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
 NOT_EXPIRED = "(expires IS NULL OR expires > ?)"
 IN_SCOPE = "tenant = ? AND model = ? AND prompts = ?"
-EXACT_SCOPE_ROWS = 5_000  # of a scope: reading and sorting 3,000 of 384 numbers takes the database 4 ms
+EXACT_SCOPE_ROWS = 5_000  # reading and sorting 3,000 vectors of 384 numbers takes the database 4 ms
 PAGE_ROWS = 1_000  # rows read at a time
-# of random vectors, which are the hardest, the default of 40 misses too many; then on until enough pass the filters
-HNSW_SETTINGS = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
 
 
-class PostgresHistory:
-    """A log at an address such as 'postgresql://USER@HOST/DATABASE?schema=NAME'; the schema is `knowgate` by default.
+class HnswIndex:
+    """The HNSW index of a log, built in a thread when a search first needs it.
 
-    embedder: an embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the log's own.
+    One process builds it, while others read and write. An interrupted build is started again.
+    """
+
+    def __init__(self, database: PostgresDatabase):
+        self._database = database
+        self._is_ready = False
+        self._has_given_up = False
+        self._builder: threading.Thread | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the index can be used; the first call starts to build it."""
+        if self._is_ready or self._has_given_up:
+            return self._is_ready
+        self._is_ready = self._is_valid()
+        if not self._is_ready and self._builder is None:
+            self._builder = threading.Thread(target=self._build, name="knowgate-hnsw", daemon=True)
+            self._builder.start()
+        return self._is_ready
+
+    def wait(self) -> None:
+        """Wait for the builder thread, if there is one."""
+        builder = self._builder
+        if builder is not None:
+            builder.join()
+
+    def _is_valid(self) -> bool:
+        rows = self._database.read(INDEX_IS_VALID, [f"{self._database.address.schema}.by_vector"])
+        return bool(rows and rows[0][0])
+
+    def _build(self) -> None:
+        try:
+            width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
+            self._has_given_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
+            if not self._has_given_up and not self._is_valid():
+                self._database.execute_outside_transaction(BUILD_STATEMENTS, log.info, lock="graph")
+        except KnowgateError as error:
+            self._has_given_up = True
+            log.warning("The log has no vector index, so searches are exact and slower: %s", error)
+        self._builder = None
+
+
+class PostgresHistory(EmbeddedHistory):
+    """A history log in PostgreSQL; see `HistoryStore`.
+
+    Args:
+        address: 'postgresql://USER@HOST/DATABASE?schema=NAME'; the default schema is `knowgate`.
+        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the one that the
+            log was filled with.
+        exact_rows: Search scopes up to this size exactly.
     """
 
     def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_SCOPE_ROWS):
-        self._db = open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS)
-        self._embedder = LogEmbedder(self._db, embedder)
+        self._database = open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS)
+        self._embedder = LogEmbedder(self._database, embedder)
         self._exact_rows = exact_rows
-        self._graph = HnswIndex(self._db)
-        self._large: set[HistoryScope] = set()
+        self._hnsw = HnswIndex(self._database)
+        self._large_scopes: set[HistoryScope] = set()
 
     @property
     def path(self) -> str:
-        """Without the password."""
-        return self._db.path
+        """Address without the password."""
+        return self._database.path
 
     @property
-    def is_made(self) -> bool:
-        """Whether there is such a log; looking makes none."""
-        return self._db.is_made
-
-    @property
-    def embedding(self) -> LogEmbedding:
-        """What it was filled with."""
-        return self._embedder.kept
-
-    def compares_by(self, embedding: LogEmbedding) -> bool:
-        """Whether vectors of that embedding are such as this log compares by."""
-        return embedding.fingerprint == self._embedder.fingerprint
+    def exists(self) -> bool:
+        """Whether the log exists; asking does not create it."""
+        return self._database.has_tables
 
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Log entries; one that was logged before in the same scope by the same source is replaced."""
+        """Add entries; earlier ones of the same question, scope and source are replaced."""
         if not entries:
             return 0
         if vectors is None:
             vectors = self._embedder.embed([entry.question for entry in entries])
-        rows = [_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        self._db.write(lambda db: self._put(db, rows, len(vectors[0])))
+        rows = [_make_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
+        self._database.write(lambda transaction: self._insert(transaction, rows, len(vectors[0])))
         return len(rows)
 
-    def _put(self, db: WriteTransaction, rows: Sequence[Sequence[Any]], width: int) -> None:
-        self._embedder.agree(db)
-        self._widen(db, width)
-        db.executemany(INSERT_ENTRY, rows)
+    def _insert(self, transaction: WriteTransaction, rows: Sequence[Sequence[Any]], width: int) -> None:
+        self._embedder.register(transaction)
+        self._set_width(transaction, width)
+        transaction.executemany(INSERT_ENTRY, rows)
 
-    def _widen(self, db: WriteTransaction, width: int) -> None:
-        """The first one to fill a log says how wide its vectors are: a graph needs to know."""
-        made = db.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
-        if made.rowcount:
-            db.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
+    def _set_width(self, transaction: WriteTransaction, width: int) -> None:
+        """Set the width of the vector column when the first entry is added, since the index needs it."""
+        result = transaction.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
+        if result.rowcount:
+            transaction.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
             if width <= MAX_INLINE_WIDTH:
-                db.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
+                transaction.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries and their vectors, and wipe them from the table and the graph."""
-        with self._db.transaction() as db:
-            count = db.execute("DELETE FROM entries WHERE id = ANY(?)", [list(ids)]).rowcount if ids else 0
+        """Delete entries by id or text, and erase them and their vectors from table and index."""
+        with self._database.transaction() as transaction:
+            count = transaction.execute("DELETE FROM entries WHERE id = ANY(?)", [list(ids)]).rowcount if ids else 0
             if contains:
                 query = "DELETE FROM entries WHERE position(lower(?) IN lower(question)) > 0"
-                count += db.execute(query, [to_storable_text(contains)]).rowcount
+                count += transaction.execute(query, [to_storable_text(contains)]).rowcount
         if count:
-            self._db.sweep(["entries"], log.warning)
+            self._database.vacuum(["entries"], log.warning)
         return int(count)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""
-        with self._db.transaction() as db:
+        """Delete expired entries; with a scope, also those of the same tenant's other models and prompts."""
+        with self._database.transaction() as transaction:
             query = "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?"
-            count = db.execute(query, [now or time.time()]).rowcount
+            count = transaction.execute(query, [now or time.time()]).rowcount
             if keep_scope is not None:
-                kept = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
+                values = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
                 query = "DELETE FROM entries WHERE tenant = ? AND NOT (model = ? AND prompts = ?)"
-                count += db.execute(query, kept).rowcount
+                count += transaction.execute(query, values).rowcount
         return int(count)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Newest first."""
-        where, values = (IN_SCOPE, _values(scope)) if scope is not None else ("true", [])
+        """Yield entries, newest first."""
+        where, values = (IN_SCOPE, _scope_values(scope)) if scope is not None else ("true", [])
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
-        last, left = 2**63 - 1, limit
-        while left is None or left > 0:
-            rows = self._db.read(query, [*values, last, PAGE_ROWS if left is None else min(left, PAGE_ROWS)])
-            yield from (self._entry(row) for row in rows)
+        last, remaining = 2**63 - 1, limit
+        while remaining is None or remaining > 0:
+            size = PAGE_ROWS if remaining is None else min(remaining, PAGE_ROWS)
+            rows = self._database.read(query, [*values, last, size])
+            yield from (self._parse_entry(row) for row in rows)
             if len(rows) < PAGE_ROWS:
                 return
-            last, left = rows[-1][0], None if left is None else left - len(rows)
+            last, remaining = rows[-1][0], None if remaining is None else remaining - len(rows)
 
     def batches(self, size: int = PAGE_ROWS) -> Iterator[tuple[list[LogEntry], Vector]]:
-        """All entries with their vectors, oldest first."""
+        """Yield all entries with their vectors, oldest first."""
         last, query = 0, f"SELECT {SELECTED_COLUMNS}, vector::real[] FROM entries WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._db.read(query, [last, size]):
+        while rows := self._database.read(query, [last, size]):
             last = rows[-1][0]
-            yield [self._entry(row[:-1]) for row in rows], np.asarray([row[-1] for row in rows], np.float32)
+            yield [self._parse_entry(row[:-1]) for row in rows], np.asarray([row[-1] for row in rows], np.float32)
 
-    def ids_of(self, key: str) -> list[int]:
-        """Entries of a question (see `question_key`), in any scope."""
-        return [row[0] for row in self._db.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
+    def find_ids(self, key: str) -> list[int]:
+        """Return the ids of a question in all scopes, by its `question_key`."""
+        return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def scopes(self) -> dict[HistoryScope, int]:
-        """How many entries each scope has."""
-        rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
+        """Return the number of entries of each scope."""
+        query = "SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant"
+        rows = self._database.read(query, [])
         return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
     def count(self, scope: HistoryScope) -> int:
-        return int(self._db.read(f"SELECT count(*) FROM entries WHERE {IN_SCOPE}", _values(scope))[0][0])
+        """Return the number of entries of a scope."""
+        query = f"SELECT count(*) FROM entries WHERE {IN_SCOPE}"
+        return int(self._database.read(query, _scope_values(scope))[0][0])
 
     def search(
-        self, questions: Sequence[str], k: int, scope: HistoryScope, leave_out: Collection[KnowledgeLabel] = ()
+        self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
+        """Find the k most similar logged questions of each question, without itself and expired entries."""
         if k < 1:
-            raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
-        size = self._size(scope)
+            raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+        size = self._estimate_size(scope)
         if not size:
             return [() for _ in questions]
         vectors = self._embedder.embed([to_storable_text(question) for question in questions])
-        exact = size <= self._exact_rows or not self._graph.is_there
+        is_exact = size <= self._exact_rows or not self._hnsw.is_ready
         return [
-            self._nearest(question, format_vector(vector), k, scope, leave_out, exact)
+            self._find_neighbors(question, format_vector(vector), k, scope, exclude, is_exact)
             for question, vector in zip(questions, vectors, strict=True)
         ]
 
-    def _size(self, scope: HistoryScope) -> int:
-        """How many entries a scope has, counted no further than it matters; a large one is not counted again."""
-        if scope not in self._large:
-            some = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
-            size = int(self._db.read(some, [*_values(scope), self._exact_rows + 1])[0][0])
+    def _estimate_size(self, scope: HistoryScope) -> int:
+        """Count the entries of a scope, up to the limit of exact search; a large scope is not counted again."""
+        if scope not in self._large_scopes:
+            query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
+            size = int(self._database.read(query, [*_scope_values(scope), self._exact_rows + 1])[0][0])
             if size <= self._exact_rows:
                 return size
-            self._large.add(scope)
+            self._large_scopes.add(scope)
         return self._exact_rows + 1
 
-    def _nearest(
+    def _find_neighbors(
         self,
         question: str,
         vector: str,
         k: int,
         scope: HistoryScope,
-        leave_out: Collection[KnowledgeLabel],
-        exact: bool,
+        exclude: Collection[KnowledgeLabel],
+        is_exact: bool,
     ) -> tuple[Neighbor, ...]:
         depth = k + EXTRA_CANDIDATES
         while True:
-            found = self._ranked(vector, depth, scope, leave_out, exact)
-            near = select_neighbors(to_storable_text(question), found, leave_out)[:k]
-            if len(near) == k or (exact and len(found) < depth):
-                return near
-            exact = exact or len(found) < depth  # the graph gave all it could
-            depth = depth if len(found) < depth else depth * DEPTH_FACTOR
+            candidates = self._rank_entries(vector, depth, scope, exclude, is_exact)
+            neighbors = select_neighbors(to_storable_text(question), candidates, exclude)[:k]
+            if len(neighbors) == k or (is_exact and len(candidates) < depth):
+                return neighbors
+            is_exact = is_exact or len(candidates) < depth  # the index returned all that it could
+            depth = depth if len(candidates) < depth else depth * DEPTH_FACTOR
 
-    def _ranked(
-        self, vector: str, depth: int, scope: HistoryScope, leave_out: Collection[KnowledgeLabel], exact: bool
+    def _rank_entries(
+        self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
     ) -> list[tuple[LogEntry, float]]:
-        """exact: the sum is no expression that the graph can order by."""
-        distance = "(vector <#> ?::vector) + 0" if exact else "vector <#> ?::vector"
+        """Return the nearest entries with their similarities."""
+        # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
+        distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
         query = (
             f"SELECT {SELECTED_COLUMNS}, {distance} AS distance FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} "
             "AND label <> ALL(?) ORDER BY distance LIMIT ?"
         )
-        left_out = [str(label) for label in leave_out]
-        rows = self._db.read(query, [vector, *_values(scope), time.time(), left_out, depth])
+        labels = [str(label) for label in exclude]
+        rows = self._database.read(query, [vector, *_scope_values(scope), time.time(), labels, depth])
         rows.sort(key=lambda row: (row[-1], row[0]))
-        return [(self._entry(row[:-1]), -float(row[-1])) for row in rows]
+        return [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
 
     def wait(self) -> None:
-        """Until the graph that is being built, if any, is ready."""
-        self._graph.wait()
-
-    def embed(self, questions: Sequence[str]) -> Vector:
-        """The vectors this log compares by."""
-        return self._embedder.embed(questions)
+        """Wait until the index, if it is being built, is ready."""
+        self._hnsw.wait()
 
     def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Every entry whose outcome is known and that has not expired, with its vector."""
+        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
         query = (
             f"SELECT outcome, vector::real[] FROM entries WHERE {IN_SCOPE} AND outcome IS NOT NULL AND {NOT_EXPIRED} "
             "ORDER BY id"
         )
-        rows = self._db.read(query, [*_values(scope), time.time()])
-        if wrong := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._broken(f"{str(wrong[0])[:40]!r} is no outcome")
+        rows = self._database.read(query, [*_scope_values(scope), time.time()])
+        if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
+            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
         vectors = np.asarray([row[1] for row in rows], np.float32) if rows else np.empty((0, 0), np.float32)
         return [RetrievalOutcome(row[0]) for row in rows], vectors
 
     def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, leave_out: Collection[KnowledgeLabel] = ()
+        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """k questions at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
+        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
         query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} AND label <> ALL(?) ORDER BY id"
-        left_out = [str(label) for label in leave_out]
-        ids = [row[0] for row in self._db.read(query, [*_values(scope), time.time(), left_out])]
-        return draw_neighbors(ids, k, seed, self._by_id)
+        labels = [str(label) for label in exclude]
+        ids = [row[0] for row in self._database.read(query, [*_scope_values(scope), time.time(), labels])]
+        return draw_neighbors(ids, k, seed, self._load_entries)
 
-    def _by_id(self, ids: set[int]) -> dict[int, LogEntry]:
-        rows = self._db.read(f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id = ANY(?)", [sorted(ids)])
-        return {row[0]: self._entry(row) for row in rows}
+    def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
+        rows = self._database.read(f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id = ANY(?)", [sorted(ids)])
+        return {row[0]: self._parse_entry(row) for row in rows}
 
-    def _entry(self, row: Sequence[Any]) -> LogEntry:
+    def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
         try:
             return entry_from_row(row)
         except BadInput as error:
-            raise self._broken(str(error)) from None
+            raise self._make_error(str(error)) from None
 
-    def _broken(self, problem: str) -> Exception:
-        return ArtifactError(f"the log {self.path} cannot be used: {problem}. It was left as it is; restore it.")
+    def _make_error(self, problem: str) -> Exception:
+        return ArtifactError(f"the log {self.path} cannot be used: {problem}. It was not changed; restore it.")
 
     def close(self) -> None:
-        """Let go of the connections; the log can still be used."""
-        self._db.close()
+        """Release the connections; the log can still be used."""
+        self._database.close()
 
 
-def _values(scope: HistoryScope) -> list[Any]:
+def _scope_values(scope: HistoryScope) -> list[Any]:
     return [to_storable_text(scope.tenant), to_storable_text(scope.model), to_storable_text(scope.prompts)]
 
 
-def _row(entry: LogEntry, vector: Vector) -> list[Any]:
-    """As for SQLite, but for texts that PostgreSQL does not know and the vector's form."""
+def _make_row(entry: LogEntry, vector: Vector) -> list[Any]:
+    """Convert an entry to values that PostgreSQL can store."""
     *values, _ = entry_to_row(entry, vector)
     plain = [value.value if isinstance(value, Enum) else value for value in values]
     return [*(to_storable_text(value) if isinstance(value, str) else value for value in plain), format_vector(vector)]

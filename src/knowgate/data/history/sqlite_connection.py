@@ -1,7 +1,4 @@
-"""An SQLite file in WAL mode: one connection per thread, writers wait for each other, damage is said in a sentence.
-
-Knows the schema of the log; not what the rows mean.
-"""
+"""SQLite access for the history log: WAL mode, one connection per thread, and readable errors."""
 
 from __future__ import annotations
 
@@ -47,50 +44,51 @@ ENTRY_COLUMNS = frozenset(
         "vector",
     ]
 )
-DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # what sqlite raises for a file that is not whole
+DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # raised by sqlite for damaged files
 LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 
 
 class SqliteDatabase:
-    """The file at `path`; opened, and made if need be, on first use."""
+    """A history log in an SQLite file, which is opened, and created if needed, on first use."""
 
     def __init__(self, path: Path):
         self.path = path
         self._local = threading.local()
 
     def close(self) -> None:
-        """Close this thread's connection."""
-        if hasattr(self._local, "db"):
-            self._local.db.close()
-            del self._local.db
+        """Close the connection of this thread."""
+        if hasattr(self._local, "connection"):
+            self._local.connection.close()
+            del self._local.connection
 
     def connection(self) -> sqlite3.Connection:
-        if not hasattr(self._local, "db"):
-            self._local.db = self._open()
-        db: sqlite3.Connection = self._local.db
-        return db
+        """Return the connection of this thread."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._open()
+        connection: sqlite3.Connection = self._local.connection
+        return connection
 
     def _open(self) -> sqlite3.Connection:
-        db = self._connect()
+        connection = self._connect()
         try:
-            _check_schema(db)
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            db.execute("PRAGMA secure_delete = ON")  # forgotten questions do not linger in free pages
-            db.executescript(SCHEMA)
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('stamp', hex(randomblob(16)))")
-            db.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(LOG_FORMAT)])
-            version = db.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
+            _check_schema(connection)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
+            connection.executescript(SCHEMA)
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('stamp', hex(randomblob(16)))")
+            connection.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(LOG_FORMAT)])
+            version = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
         except (*DAMAGE_ERRORS, BadInput) as error:
-            db.close()
+            connection.close()
             raise explain_log_error(self.path, error) from None
         if version != str(LOG_FORMAT):
-            db.close()
+            connection.close()
             raise ArtifactError(
                 f"the log {self.path} has format {str(version)[:40]}; this knowgate reads {LOG_FORMAT}."
             )
-        return db
+        return connection
 
     def _connect(self) -> sqlite3.Connection:
         try:
@@ -102,6 +100,7 @@ class SqliteDatabase:
             raise explain_log_error(self.path, error) from None
 
     def read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run a query and return all rows."""
         try:
             return self.connection().execute(query, list(values)).fetchall()
         except DAMAGE_ERRORS as error:
@@ -109,40 +108,41 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        db = self.connection()
+        """Run a write transaction, which is rolled back on errors."""
+        connection = self.connection()
         try:
-            db.execute("BEGIN IMMEDIATE")
-            yield db
-            db.execute("COMMIT")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
         except BaseException as error:
             with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
+                connection.execute("ROLLBACK")
             if isinstance(error, DAMAGE_ERRORS):
                 raise explain_log_error(self.path, error) from None
             raise
 
 
-def _check_schema(db: sqlite3.Connection) -> None:
-    """Refuse another program's database before anything is written into it."""
-    tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+def _check_schema(connection: sqlite3.Connection) -> None:
+    """Raise BadInput for the database of another program, before anything is written to it."""
+    tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
-        return  # new
+        return
     if not {"meta", "entries"} <= tables:
         raise BadInput("it is a database of another program")
-    columns = {row[1] for row in db.execute("PRAGMA table_info(entries)")}
+    columns = {row[1] for row in connection.execute("PRAGMA table_info(entries)")}
     if columns != ENTRY_COLUMNS:
         raise BadInput("its table of entries is not one of knowgate's")
 
 
 def explain_log_error(path: Path, error: Exception) -> KnowgateError:
-    """What went wrong with the log: no room, another process, or damage."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits say more exactly what
+    """Convert an error of SQLite to a message: disk full, another writer, or damage."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold an extended code
     cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return KnowgateError(
-            f"cannot write to the log {path}: {cause}. What was logged before is safe; make room and run the same "
+            f"cannot write to the log {path}: {cause}. Earlier entries are saved; free some space and run the same "
             "command again."
         )
     if code == sqlite3.SQLITE_BUSY:
-        return KnowgateError(f"another process is writing to the log {path}; wait for it or stop it.")
-    return ArtifactError(f"the log {path} cannot be used: {cause}. It was left as it is; move it away or restore it.")
+        return KnowgateError(f"another process is writing to the log {path}. Wait for it or stop it.")
+    return ArtifactError(f"the log {path} cannot be used: {cause}. It was not changed; move it away or restore it.")

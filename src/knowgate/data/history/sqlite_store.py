@@ -1,8 +1,7 @@
-"""The log in an SQLite file: WAL mode, safe under several processes; nearest questions by cosine.
+"""The history log in an SQLite file, with nearest-neighbor search in memory.
 
-The table is the truth. The index follows it: rows added by any process are read in before a search, rows deleted by
-any process are dropped. What a large index keeps in a folder beside the file (`FILE-lists`) may be deleted at any time.
-Knows vectors and rows; not what the labels are used for.
+The table is the source of truth. Before each search, the index reads rows that any process added and drops rows that
+any process deleted. The folder `FILE-lists`, where a large index is stored, may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -24,264 +23,265 @@ from knowgate.data.history.entries import (
     SELECTED_COLUMNS,
     HistoryScope,
     KnowledgeLabel,
-    LogEmbedding,
     LogEntry,
     RetrievalOutcome,
     entry_from_row,
     entry_to_row,
 )
-from knowgate.data.history.inverted_file import erase_rows
 from knowgate.data.history.similarity import (
     DEPTH_FACTOR,
     EXTRA_CANDIDATES,
+    EmbeddedHistory,
     LogEmbedder,
     draw_neighbors,
     select_neighbors,
 )
 from knowgate.data.history.sqlite_connection import SqliteDatabase, explain_log_error
-from knowgate.data.history.vector_index import LOCK_FILE, Hit, IndexLocation, VectorIndex
+from knowgate.data.history.vector_index import LOCK_FILE, Hit, IndexLocation, VectorIndex, erase_rows
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Embedder, Neighbor, Vector
 
 CHUNK_ROWS = 10_000  # rows read at a time
+MAX_VARIABLES = 500  # of one SQL statement
 NOT_EXPIRED = "(expires IS NULL OR expires > ?)"
-MAX_VECTOR_VALUE = 1e15  # part of a vector; unit vectors have none above 1
+MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 
 @dataclass
-class _Followed:
-    """An index in memory and how far it has followed the table."""
+class _ScopeIndex:
+    """The index of a scope, and how far it has followed the table."""
 
     index: VectorIndex
-    last: int = 0
+    last_id: int = 0
     deletions: int = 0
 
 
-class SqliteHistory:
-    """A log in `path`. All entries of one file are embedded by one embedding, chosen by who fills it first.
+class SqliteHistory(EmbeddedHistory):
+    """A history log in an SQLite file; see `HistoryStore`.
 
-    embedder: an embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the log's own.
+    Args:
+        path: The file.
+        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the one that the
+            log was filled with.
     """
 
     def __init__(self, path: str | Path, embedder: str | Embedder | None = None):
         self.path = expand_path(path)
-        self._db = SqliteDatabase(self.path)
-        self._embedder = LogEmbedder(self._db, embedder)
+        self._database = SqliteDatabase(self.path)
+        self._embedder = LogEmbedder(self._database, embedder)
         self._lock = threading.Lock()
-        self._followed: dict[HistoryScope, _Followed] = {}
-        self._lists = self.path.with_name(f"{self.path.name}-lists")
+        self._indexes: dict[HistoryScope, _ScopeIndex] = {}
+        self._index_folder = self.path.with_name(f"{self.path.name}-lists")
 
     # --- writing ----------------------------------------------------------------------------------
 
     def add(self, entries: Sequence[LogEntry], vectors: Vector | None = None) -> int:
-        """Log entries; one that was logged before in the same scope by the same source is replaced."""
+        """Add entries; earlier ones of the same question, scope and source are replaced."""
         if not entries:
             return 0
         if vectors is None:
             vectors = self._embedder.embed([entry.question for entry in entries])
         rows = [entry_to_row(entry, vector) for entry, vector in zip(entries, vectors, strict=True)]
-        with self._db.transaction() as db:
-            self._embedder.agree(db)
-            db.executemany(INSERT_ENTRY, rows)
+        with self._database.transaction() as transaction:
+            self._embedder.register(transaction)
+            transaction.executemany(INSERT_ENTRY, rows)
         return len(rows)
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
-        """Delete entries and their vectors, and wipe them from the file."""
-        with self._db.transaction() as db:
-            gone: list[int] = []
-            for place in range(0, len(ids), 500):
-                some = list(ids[place : place + 500])
-                gone += _delete(db, f"id IN ({_marks(some)})", some)
+        """Delete entries by id or text, and erase them and their vectors from the files."""
+        with self._database.transaction() as transaction:
+            deleted: list[int] = []
+            for chunk in _split_ids(ids):
+                deleted += _delete(transaction, f"id IN ({_make_marks(chunk)})", chunk)
             if contains:
-                gone += _delete(db, "instr(lower(question), lower(?)) > 0", [contains])
-        self._db.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead file too
-        self._wipe(gone)
-        return len(gone)
+                deleted += _delete(transaction, "instr(lower(question), lower(?)) > 0", [contains])
+        self._database.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead log, too
+        self._erase_vectors(deleted)
+        return len(deleted)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete what has expired, and, if a scope is given, what belongs to the same tenant's other models."""
-        with self._db.transaction() as db:
-            gone = _delete(db, "expires IS NOT NULL AND expires <= ?", [now or time.time()])
+        """Delete expired entries; with a scope, also those of the same tenant's other models and prompts."""
+        with self._database.transaction() as transaction:
+            deleted = _delete(transaction, "expires IS NOT NULL AND expires <= ?", [now or time.time()])
             if keep_scope is not None:
-                kept = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
-                gone += _delete(db, "tenant = ? AND NOT (model = ? AND prompts = ?)", kept)
-        self._wipe(gone)
-        return len(gone)
+                values = [keep_scope.tenant, keep_scope.model, keep_scope.prompts]
+                deleted += _delete(transaction, "tenant = ? AND NOT (model = ? AND prompts = ?)", values)
+        self._erase_vectors(deleted)
+        return len(deleted)
 
-    def _wipe(self, gone: Sequence[int]) -> None:
-        """Rows that are deleted leave the lists beside the log, too."""
-        if gone and self._lists.is_dir():
-            with file_lock(self._lists / LOCK_FILE):
-                erase_rows(self._lists, gone)
+    def _erase_vectors(self, ids: Sequence[int]) -> None:
+        if ids and self._index_folder.is_dir():
+            with file_lock(self._index_folder / LOCK_FILE):
+                erase_rows(self._index_folder, ids)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
-        """Newest first."""
+        """Yield entries, newest first."""
         where, values = _where(scope)
         query = f"SELECT {SELECTED_COLUMNS} FROM entries{where} ORDER BY id DESC LIMIT ?"
-        for row in self._db.read(query, [*values, -1 if limit is None else limit]):
-            yield self._entry(row)
+        for row in self._database.read(query, [*values, -1 if limit is None else limit]):
+            yield self._parse_entry(row)
 
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
-        """All entries with their vectors, oldest first."""
+        """Yield all entries with their vectors, oldest first."""
         last, query = 0, f"SELECT {SELECTED_COLUMNS}, vector FROM entries WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._db.read(query, [last, size]):
+        while rows := self._database.read(query, [last, size]):
             last = rows[-1][0]
-            yield [self._entry(row[:-1]) for row in rows], self._vectors([row[-1] for row in rows])
-
-    @property
-    def embedding(self) -> LogEmbedding:
-        """What it was filled with."""
-        return self._embedder.kept
-
-    def compares_by(self, embedding: LogEmbedding) -> bool:
-        """Whether vectors of that embedding are such as this log compares by."""
-        return embedding.fingerprint == self._embedder.fingerprint
+            yield [self._parse_entry(row[:-1]) for row in rows], self._parse_vectors([row[-1] for row in rows])
 
     def scopes(self) -> dict[HistoryScope, int]:
-        """How many entries each scope has."""
-        rows = self._db.read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
+        """Return the number of entries of each scope."""
+        query = "SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant"
+        rows = self._database.read(query, [])
         return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
 
-    def ids_of(self, key: str) -> list[int]:
-        """Entries of a question (see `question_key`), in any scope."""
-        return [row[0] for row in self._db.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
+    def find_ids(self, key: str) -> list[int]:
+        """Return the ids of a question in all scopes, by its `question_key`."""
+        return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
 
     def count(self, scope: HistoryScope) -> int:
+        """Return the number of entries of a scope."""
         where, values = _where(scope)
-        return int(self._db.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
+        return int(self._database.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
 
     def search(
-        self, questions: Sequence[str], k: int, scope: HistoryScope, leave_out: Collection[KnowledgeLabel] = ()
+        self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """The k most similar logged questions, most similar first; never the question itself, nothing expired."""
+        """Find the k most similar logged questions of each question, without itself and expired entries."""
         if k < 1:
-            raise BadSetting(f"k is {k}; at least 1 neighbour must be asked for.")
+            raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
         where, values = _where(scope)
-        if not self._db.read(f"SELECT 1 FROM entries{where} LIMIT 1", values):
+        if not self._database.read(f"SELECT 1 FROM entries{where} LIMIT 1", values):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA_CANDIDATES
         while True:
             with self._lock:
-                index = self._follow(scope)
+                index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
-            found = self._by_id({number for row in hits for number, _ in row})
-            near = [
-                select_neighbors(asked, _present(row, found), leave_out)[:k]
-                for asked, row in zip(questions, hits, strict=True)
+            entries = self._load_entries({number for row in hits for number, _ in row})
+            neighbors = [
+                select_neighbors(question, _drop_deleted(row, entries), exclude)[:k]
+                for question, row in zip(questions, hits, strict=True)
             ]
-            if depth >= len(index) or all(len(row) == k for row in near):
-                return near
+            if depth >= len(index) or all(len(row) == k for row in neighbors):
+                return neighbors
             depth *= DEPTH_FACTOR
 
-    def embed(self, questions: Sequence[str]) -> Vector:
-        """The vectors this log compares by."""
-        return self._embedder.embed(questions)
-
     def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Every entry whose outcome is known and that has not expired, with its vector."""
+        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
         where, values = _where(scope)
         query = f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL AND {NOT_EXPIRED} ORDER BY id"
-        rows = self._db.read(query, [*values, time.time()])
-        if wrong := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._broken(f"{str(wrong[0])[:40]!r} is no outcome")
-        return [RetrievalOutcome(row[0]) for row in rows], self._vectors([row[1] for row in rows])
+        rows = self._database.read(query, [*values, time.time()])
+        if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
+            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
+        return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, leave_out: Collection[KnowledgeLabel] = ()
+        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """k questions at random, the same ones for a seed while the log does not change: DH-ICL's cold start."""
+        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
         where, values = _where(scope)
-        query = f"SELECT id FROM entries{where} AND {NOT_EXPIRED} AND label NOT IN ({_marks(leave_out)}) ORDER BY id"
-        ids = [row[0] for row in self._db.read(query, [*values, time.time(), *leave_out])]
-        return draw_neighbors(ids, k, seed, self._by_id)
+        condition = f"{NOT_EXPIRED} AND label NOT IN ({_make_marks(exclude)})"
+        query = f"SELECT id FROM entries{where} AND {condition} ORDER BY id"
+        ids = [row[0] for row in self._database.read(query, [*values, time.time(), *exclude])]
+        return draw_neighbors(ids, k, seed, self._load_entries)
 
-    def _follow(self, scope: HistoryScope) -> VectorIndex:
-        """Bring the index in memory up to the table."""
-        deletions = self._deletions()
-        followed = self._followed.get(scope)
-        if followed is None:
-            index = self._new_index(scope)
-            followed = self._followed.setdefault(scope, _Followed(index, index.listed, deletions))
+    def close(self) -> None:
+        """Close the connection of this thread."""
+        self._database.close()
+
+    # --- index ------------------------------------------------------------------------------------
+
+    def _update_index(self, scope: HistoryScope) -> VectorIndex:
+        """Bring the index of a scope up to date with the table."""
+        deletions = self._count_deletions()
+        state = self._indexes.get(scope)
+        if state is None:
+            index = self._create_index(scope)
+            state = self._indexes.setdefault(scope, _ScopeIndex(index, index.last_indexed_id, deletions))
         where, values = _where(scope)
         query = f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
-        while rows := self._db.read(query, [*values, followed.last]):
-            block = self._vectors([row[1] for row in rows], followed.index.width)
-            followed.index.add([row[0] for row in rows], block)
-            followed.last = rows[-1][0]
+        while rows := self._database.read(query, [*values, state.last_id]):
+            vectors = self._parse_vectors([row[1] for row in rows], state.index.width)
+            state.index.add([row[0] for row in rows], vectors)
+            state.last_id = rows[-1][0]
             if len(rows) < CHUNK_ROWS:
                 break
-        if deletions != followed.deletions:
-            fresh = self._db.read(f"SELECT id FROM entries{where} AND id > ?", [*values, followed.index.listed])
-            followed.index.keep({row[0] for row in fresh})
-            followed.deletions = deletions
-        return followed.index
+        if deletions != state.deletions:
+            query = f"SELECT id FROM entries{where} AND id > ?"
+            state.index.keep({row[0] for row in self._database.read(query, [*values, state.index.last_indexed_id])})
+            state.deletions = deletions
+        return state.index
 
-    def _new_index(self, scope: HistoryScope) -> VectorIndex:
-        """Empty, or with the lists kept beside the log; those of another state of the log, a restored one, count for
-        nothing. Room is made for all rows at once: a million of them are a gigabyte and a half."""
+    def _create_index(self, scope: HistoryScope) -> VectorIndex:
+        """Create an index, from the stored one if it belongs to this state of the log.
+
+        Memory is reserved for all rows at once: a million of them take 1.5 GB.
+        """
         width = len(self._embedder.embed(["width"])[0])
-        newest = self._db.read("SELECT max(id) FROM entries", [])[0][0] or 0
-        stamp = str(self._db.read("SELECT value FROM meta WHERE key = 'stamp'", [])[0][0])
+        newest = self._database.read("SELECT max(id) FROM entries", [])[0][0] or 0
+        stamp = str(self._database.read("SELECT value FROM meta WHERE key = 'stamp'", [])[0][0])
         name = sha256_text(scope.tenant, scope.model, scope.prompts)[:16]
-        index = VectorIndex(width, place=IndexLocation(self._lists, name, stamp))
-        if index.listed > newest:
-            index = VectorIndex(width, place=IndexLocation(self._lists, name, f"{stamp} restored {newest}"))
-        if index.listed < 0:
+        index = VectorIndex(width, location=IndexLocation(self._index_folder, name, stamp))
+        if index.last_indexed_id > newest:  # the log was restored from a backup
+            location = IndexLocation(self._index_folder, name, f"{stamp} restored {newest}")
+            index = VectorIndex(width, location=location)
+        if index.last_indexed_id < 0:
             index.reserve(self.count(scope))
         return index
 
-    def _by_id(self, ids: set[int]) -> dict[int, LogEntry]:
-        found: dict[int, LogEntry] = {}
-        numbers = sorted(ids)
-        for place in range(0, len(numbers), 500):
-            some = numbers[place : place + 500]
-            rows = self._db.read(f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id IN ({_marks(some)})", some)
-            found.update({row[0]: self._entry(row) for row in rows})
-        return found
+    # --- rows -------------------------------------------------------------------------------------
 
-    def _entry(self, row: Sequence[Any]) -> LogEntry:
+    def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
+        entries: dict[int, LogEntry] = {}
+        for chunk in _split_ids(sorted(ids)):
+            query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id IN ({_make_marks(chunk)})"
+            entries.update({row[0]: self._parse_entry(row) for row in self._database.read(query, chunk)})
+        return entries
+
+    def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
         try:
             return entry_from_row(row)
         except BadInput as error:
-            raise self._broken(str(error)) from None
+            raise self._make_error(str(error)) from None
 
-    def _vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
-        """Stored vectors, if all are of one width; width: the one they must have."""
+    def _parse_vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
+        """Parse stored vectors, which must all have the same width."""
         sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}
         if not blobs:
             return np.empty((0, 0), np.float32)
-        wanted = 4 * width if width is not None else max(sizes)
-        if sizes != {wanted} or wanted <= 0 or wanted % 4:
-            raise self._broken("it holds vectors that are not of one width, or not of this embedding's")
+        expected = 4 * width if width is not None else max(sizes)
+        if sizes != {expected} or expected <= 0 or expected % 4:
+            raise self._make_error("its vectors differ in width, or are not of this embedding")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:
-            raise self._broken("it holds vectors that are not numbers, or out of range")
+            raise self._make_error("its vectors hold values that are not numbers or out of range")
         return vectors
 
-    def _deletions(self) -> int:
-        rows = self._db.read("SELECT value FROM meta WHERE key = 'deletions'", [])
+    def _count_deletions(self) -> int:
+        rows = self._database.read("SELECT value FROM meta WHERE key = 'deletions'", [])
         if not rows or not str(rows[0][0]).isdecimal() or len(str(rows[0][0])) > 18:
-            raise self._broken("it does not say how many entries were deleted")
+            raise self._make_error("the number of deleted entries is missing")
         return int(rows[0][0])
 
-    def _broken(self, problem: str) -> Exception:
+    def _make_error(self, problem: str) -> Exception:
         return explain_log_error(self.path, BadInput(problem))
 
-    def close(self) -> None:
-        """Close this thread's connection."""
-        self._db.close()
+
+def _delete(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[int]:
+    """Delete rows and return their ids."""
+    ids = [int(row[0]) for row in connection.execute(f"SELECT id FROM entries WHERE {where}", list(values))]
+    connection.execute(f"DELETE FROM entries WHERE {where}", list(values))
+    return ids
 
 
-def _delete(db: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[int]:
-    """Delete rows; gives their numbers."""
-    gone = [int(row[0]) for row in db.execute(f"SELECT id FROM entries WHERE {where}", list(values))]
-    db.execute(f"DELETE FROM entries WHERE {where}", list(values))
-    return gone
+def _split_ids(ids: Sequence[int]) -> list[list[int]]:
+    """Split ids into lists that fit one SQL statement."""
+    return [list(ids[start : start + MAX_VARIABLES]) for start in range(0, len(ids), MAX_VARIABLES)]
 
 
-def _marks(values: Collection[Any]) -> str:
+def _make_marks(values: Collection[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
@@ -291,6 +291,6 @@ def _where(scope: HistoryScope | None) -> tuple[str, list[Any]]:
     return " WHERE tenant = ? AND model = ? AND prompts = ?", [scope.tenant, scope.model, scope.prompts]
 
 
-def _present(hits: Sequence[Hit], found: dict[int, LogEntry]) -> Iterator[tuple[LogEntry, float]]:
-    """Rows that were deleted meanwhile are gone."""
-    return ((found[number], similarity) for number, similarity in hits if number in found)
+def _drop_deleted(hits: Sequence[Hit], entries: dict[int, LogEntry]) -> Iterator[tuple[LogEntry, float]]:
+    """Yield the entries of hits; rows that were deleted meanwhile have none."""
+    return ((entries[number], similarity) for number, similarity in hits if number in entries)

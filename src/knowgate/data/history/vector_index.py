@@ -1,46 +1,231 @@
-"""Vectors with their row numbers: exact cosine up to a hundred thousand rows, above that the lists near a question.
+"""Nearest vectors by row id: exact up to 100,000 rows, beyond that an approximate index of faiss (extra `faiss`).
 
-Lists are made in the background and kept beside the log; until they are there, search is exact. Rows that came since
-are compared exactly, and put into the lists when they are many. Knows rows and files; not the log.
+The faiss index is built in the background and stored in a folder beside the log. Until it is ready, and without faiss,
+search is exact. Rows added since are searched exactly, and moved into the faiss index when they are many.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import logging
 import threading
+import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.files import file_lock
-from knowgate.core.nearest_neighbors import NearestHits, find_nearest_rows, max_row_norm
-from knowgate.data.history.inverted_file import VectorRows, open_inverted_file, write_inverted_file
+from knowgate.core.files import file_lock, write_json
+from knowgate.core.nearest_neighbors import NearestHits, find_nearest_rows, max_row_norm, score_rows
+from knowgate.core.schema import read_record
+from knowgate.core.validation import check_regular_file, read_json
+from knowgate.errors import BadInput
 from knowgate.types import Vector
 
 log = logging.getLogger(__name__)
-EXACT_SEARCH_ROWS = 100_000  # exact search takes some 15 ms per 100,000 rows of 384 on two cores
-LOCK_FILE = ".lock"  # held by who writes lists, or wipes rows in them
-FRESH_ROWS = 20_000  # beside the lists, before they are put into them
-GROWTH = 1.5
+EXACT_SEARCH_ROWS = 100_000  # exact search takes about 15 ms per 100,000 rows of 384 numbers on two cores
+FRESH_ROWS = 20_000  # rows searched exactly beside the faiss index before they are moved into it
+GROWTH_FACTOR = 1.5
+MIN_PROBED_ROWS = 16_384  # rows compared per query: 25 MB of 384 numbers each, read in a few milliseconds
+EXTRA_RESCORED = 32  # rows scored exactly in addition to those requested
+SAMPLES_PER_CENTROID = 64  # rows that k-means sees
+RETRAIN_FACTOR = 4.0  # train centroids again when there are this many times the rows of the last training
+LOCK_FILE = ".lock"
+RowIds = NDArray[np.int64]
 Hit = tuple[int, float]
 
 
 @dataclass(frozen=True)
 class IndexLocation:
-    """Where lists are kept, and whose they are."""
+    """Where a faiss index is stored.
+
+    Attributes:
+        folder: Folder of the files.
+        name: Prefix of the file names.
+        stamp: Identifies the log; an index with another stamp is ignored.
+    """
 
     folder: Path
     name: str
     stamp: str
 
+    @property
+    def manifest_file(self) -> Path:
+        """The JSON file that describes the current index."""
+        return self.folder / f"{self.name}.json"
+
+    def index_file(self, token: str) -> Path:
+        """The faiss index with this token."""
+        return self.folder / f"{self.name}-{token}.faiss"
+
+
+@dataclass(frozen=True)
+class AnnManifest:
+    """Describes a stored faiss index.
+
+    Attributes:
+        token: Part of the file name, new for every version of the index.
+        stamp: Identifies the log.
+        width: Length of a vector.
+        rows: Number of rows.
+        trained: Number of rows when the centroids were trained.
+        last: Highest row id.
+        size: Size of the file in bytes.
+    """
+
+    token: str
+    stamp: str
+    width: int
+    rows: int
+    trained: int
+    last: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class AnnIndex:
+    """An approximate index: an inverted file of faiss (IVF-Flat) whose rows have ids."""
+
+    manifest: AnnManifest
+    index: Any = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def nearest(self, query: Vector, k: int) -> list[Hit]:
+        """Return (id, cosine) of the nearest rows, nearest first; candidates are scored as in exact search."""
+        faiss = _import_faiss()
+        rows_per_list = max(1, len(self) // self.index.nlist)
+        n_lists = min(self.index.nlist, -(-max(MIN_PROBED_ROWS, 4 * k) // rows_per_list))
+        parameters = faiss.SearchParametersIVF(nprobe=n_lists)
+        n = min(k + EXTRA_RESCORED, len(self))
+        _, ids, vectors = self.index.search_and_reconstruct(query[None], n, params=parameters)
+        order = np.argsort(ids[0], kind="stable")
+        order = order[ids[0][order] >= 0]  # faiss pads with -1
+        row_ids, vectors = ids[0][order], np.ascontiguousarray(vectors[0][order])
+        return _make_hits(row_ids, score_rows(vectors, np.arange(len(order)), query).top(k))
+
+
+def has_faiss() -> bool:
+    """Return whether faiss is installed."""
+    return importlib.util.find_spec("faiss") is not None
+
+
+def _import_faiss() -> Any:
+    """Import faiss, whose type hints lack many overloads."""
+    import faiss
+
+    return faiss
+
+
+def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
+    """Open a stored index; None if there is none for this log, or if it is damaged, since it can be built again."""
+    if not has_faiss():
+        return None
+    faiss = _import_faiss()
+    try:
+        manifest = read_record(AnnManifest, read_json(location.manifest_file), location.name)
+        if (manifest.stamp, manifest.width) != (location.stamp, width) or not manifest.token.isalnum():
+            return None
+        path = location.index_file(manifest.token)
+        check_regular_file(path)
+        if path.stat().st_size != manifest.size:
+            return None
+        index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+    except (BadInput, OSError, ValueError, RuntimeError):
+        return None
+    return AnnIndex(manifest, index) if (index.ntotal, index.d) == (manifest.rows, width) else None
+
+
+def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: AnnIndex | None = None) -> None:
+    """Store an index of the given rows and those of an older index.
+
+    Args:
+        location: Where to store it; readers of the older file can go on reading it.
+        ids: Ids of the new rows.
+        vectors: Vectors of the new rows.
+        old: Older index. Its centroids are used again, unless there are too many rows for them now.
+    """
+    faiss = _import_faiss()
+    old_rows = len(old) if old else 0
+    total = old_rows + len(ids)
+    if old is not None and total < RETRAIN_FACTOR * old.manifest.trained:
+        index, trained = faiss.read_index(str(location.index_file(old.manifest.token))), old.manifest.trained
+        index.add_with_ids(np.ascontiguousarray(vectors), ids)
+    else:
+        if old is not None:
+            old_ids, old_vectors = _extract_rows(old.index)
+            ids, vectors = np.concatenate([old_ids, ids]), np.concatenate([old_vectors, vectors])
+        index, trained = _train_index(vectors), total
+        index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
+    last = max(int(ids.max(initial=0)), old.manifest.last if old else 0)
+    _store(location, index, AnnManifest("", location.stamp, index.d, index.ntotal, trained, last, 0))
+
+
+def _train_index(vectors: Vector) -> Any:
+    faiss = _import_faiss()
+    n_lists = max(1, round(2 * len(vectors) ** 0.5))
+    index = faiss.index_factory(vectors.shape[1], f"IVF{n_lists},Flat", faiss.METRIC_INNER_PRODUCT)
+    step = max(1, len(vectors) // (SAMPLES_PER_CENTROID * n_lists))
+    index.train(np.ascontiguousarray(vectors[::step]))
+    return index
+
+
+def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
+    """Read the ids and vectors of all rows from the lists of an index."""
+    from faiss.contrib.inspect_tools import get_invlist
+
+    lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
+    vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
+    ids = np.concatenate([ids for ids, _ in lists]).astype(np.int64)
+    return ids, np.concatenate(vectors) if vectors else np.empty((0, index.d), np.float32)
+
+
+def _store(location: IndexLocation, index: Any, manifest: AnnManifest) -> None:
+    """Write the index under a new token, then the manifest, then remove older files."""
+    faiss = _import_faiss()
+    token = uuid.uuid4().hex
+    path = location.index_file(token)
+    location.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        faiss.write_index(index, str(path))
+    except RuntimeError as error:  # how faiss reports a full disk or a missing permission
+        raise OSError(str(error)) from None
+    write_json(location.manifest_file, {**vars(manifest), "token": token, "size": path.stat().st_size})
+    for file in location.folder.glob(f"{location.name}-*"):
+        if file != path:
+            with contextlib.suppress(OSError):  # some systems cannot remove a file that is mapped
+                file.unlink()
+
+
+def erase_rows(folder: Path, ids: Sequence[int]) -> None:
+    """Remove rows from all indexes of a folder, so that their vectors leave the files."""
+    for file in folder.glob("*.npy"):  # indexes of earlier versions
+        file.unlink()
+    if not len(ids) or not has_faiss():
+        return
+    faiss = _import_faiss()
+    for manifest_file in folder.glob("*.json"):
+        with contextlib.suppress(BadInput, OSError, ValueError, RuntimeError):
+            manifest = read_record(AnnManifest, read_json(manifest_file), manifest_file.name)
+            location = IndexLocation(folder, manifest_file.stem, manifest.stamp)
+            index = faiss.read_index(str(location.index_file(manifest.token)))
+            if index.remove_ids(np.asarray(ids, dtype=np.int64)):
+                _store(location, index, AnnManifest(**{**vars(manifest), "rows": index.ntotal}))
+
 
 class VectorIndex:
-    """Unit vectors that come and go, under rising numbers. Adding copies into room kept for growth, so it is cheap.
+    """Unit vectors with ascending row ids that can be added and removed.
 
-    place: for lists; without one, search is always exact. exact_rows, fresh_rows: how many are searched so.
+    Args:
+        width: Length of a vector.
+        exact_rows: Build a faiss index when there are more rows than this.
+        location: Where to store the faiss index; None for exact search only.
+        fresh_rows: Move rows into the faiss index when more than this were added.
     """
 
     def __init__(
@@ -48,53 +233,50 @@ class VectorIndex:
         width: int,
         exact_rows: int = EXACT_SEARCH_ROWS,
         *,
-        place: IndexLocation | None = None,
+        location: IndexLocation | None = None,
         fresh_rows: int = FRESH_ROWS,
     ):
-        self._width = width
+        self.width = width
         self._exact_rows = exact_rows
         self._fresh_rows = fresh_rows
-        self._place = place
+        self._location = location if has_faiss() else None
         self._size = 0
-        self._longest = 0.0
+        self._max_norm = 0.0
         self._vectors: Vector = np.empty((0, width), dtype=np.float32)
-        self._ids: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._lists = open_inverted_file(place.folder, place.name, width, place.stamp) if place else None
+        self._ids: RowIds = np.empty(0, dtype=np.int64)
+        self._ann = open_ann_index(self._location, width) if self._location else None
         self._builder: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._size + (len(self._lists) if self._lists else 0)
+        return self._size + (len(self._ann) if self._ann else 0)
 
     @property
-    def width(self) -> int:
-        return self._width
-
-    @property
-    def listed(self) -> int:
-        """The highest number in the lists: rows up to it need not be added. -1 where there are none."""
-        return self._lists.record.last if self._lists else -1
+    def last_indexed_id(self) -> int:
+        """Highest id in the faiss index, up to which rows need not be added; -1 if there is no such index."""
+        return self._ann.manifest.last if self._ann else -1
 
     def reserve(self, rows: int) -> None:
-        """Room for so many more, so that adding them copies nothing."""
+        """Allocate memory for more rows, so that adding them copies nothing."""
         with self._lock:
             if self._size + rows > len(self._ids):
-                self._grow(self._size + rows)
+                self._allocate(self._size + rows)
 
     def add(self, ids: Sequence[int], vectors: Vector) -> None:
+        """Add rows with ascending ids."""
         with self._lock:
             end = self._size + len(ids)
             if end > len(self._ids):
-                self._grow(max(1024, end, int(len(self._ids) * GROWTH)))
+                self._allocate(max(1024, end, int(len(self._ids) * GROWTH_FACTOR)))
             self._ids[self._size : end] = ids
             self._vectors[self._size : end] = vectors
-            self._longest = max(self._longest, max_row_norm(vectors))
+            self._max_norm = max(self._max_norm, max_row_norm(vectors))
             self._size = end
 
     def keep(self, ids: set[int]) -> None:
-        """Drop all other rows that are not in lists; of those, what is gone is known to who looks it up.
+        """Drop all rows outside the faiss index but these.
 
-        New arrays: lists that are being made still read the old ones.
+        Creates new arrays, since a builder thread may still read the old ones.
         """
         with self._lock:
             kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
@@ -102,79 +284,75 @@ class VectorIndex:
             self._size = len(self._ids)
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
-        """(id, cosine) of the k nearest rows for each query, nearest first; equal ones in order of their ids."""
+        """Return (id, cosine) of the k nearest rows of each query, nearest first; equal ones by ascending id."""
         k = min(k, len(self))
         if k == 0:
             return [[] for _ in queries]
-        self._make_lists()
+        self._start_builder()
         with self._lock:
-            lists, ids, vectors = self._lists, self._ids[: self._size], self._vectors[: self._size]
-        fresh = [_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, longest=self._longest)]
-        if lists is None:
-            return fresh
-        return [_best(near + lists.nearest(query, k), k) for near, query in zip(fresh, queries, strict=True)]
+            ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
+        exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
+        if ann is None:
+            return exact
+        return [_merge_hits(hits + ann.nearest(query, k), k) for hits, query in zip(exact, queries, strict=True)]
 
     def wait(self) -> None:
-        """Until the lists that are being made, if any, are ready."""
-        builder = self._builder  # it takes itself away when it is done
+        """Wait for the builder thread, if there is one."""
+        builder = self._builder  # the thread resets the attribute when it is done
         if builder is not None:
             builder.join()
 
-    def _make_lists(self) -> None:
-        """Begin to, if there is need. It takes a minute or so for a million rows, beside exact search."""
-        if self._place is None or self._builder is not None or not self._has_many():
+    def _start_builder(self) -> None:
+        """Build the faiss index in a thread if there are enough rows; a million rows take about a minute."""
+        if self._location is None or self._builder is not None or not self._has_many_rows():
             return
-        self._builder = threading.Thread(target=self._build, args=(self._place,), daemon=True)
+        self._builder = threading.Thread(target=self._build, args=(self._location,), daemon=True)
         self._builder.start()
 
-    def _has_many(self) -> bool:
-        return self._size > (self._exact_rows if self._lists is None else self._fresh_rows)
+    def _has_many_rows(self) -> bool:
+        return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
-    def _build(self, place: IndexLocation) -> None:
+    def _build(self, location: IndexLocation) -> None:
         try:
-            self._open(place)  # another process may have made them
-            if self._has_many():
-                with file_lock(place.folder / LOCK_FILE, wait=False):
-                    self._write(place)
+            self._reopen(location)  # another process may have built it
+            if self._has_many_rows():
+                with file_lock(location.folder / LOCK_FILE, wait=False):
+                    self._write(location)
         except BlockingIOError:
-            pass  # another process is at it: its lists are opened when they are there
+            pass  # another process is building; its index is opened when it is ready
         except OSError as error:
-            log.warning("cannot keep lists of vectors in %s (%s): search stays exact", place.folder, error)
-            self._place = None
+            log.warning("cannot store a faiss index in %s (%s): search stays exact", location.folder, error)
+            self._location = None
         finally:
-            self._open(place)
+            self._reopen(location)
             self._builder = None
 
-    def _write(self, place: IndexLocation) -> None:
-        there = open_inverted_file(place.folder, place.name, self._width, place.stamp)
+    def _write(self, location: IndexLocation) -> None:
+        stored = open_ann_index(location, self.width)
         with self._lock:
             ids, vectors = self._ids[: self._size], self._vectors[: self._size]
-        new = ids > (there.record.last if there else -1)
-        first = int(np.argmax(new)) if new.any() else len(ids)
-        sources = [VectorRows(ids[first:], vectors[first:])]
-        write_inverted_file(
-            place.folder, place.name, place.stamp, [there.rows(), *sources] if there else sources, there
-        )
+        first = int(np.searchsorted(ids, stored.manifest.last, side="right")) if stored else 0
+        write_ann_index(location, ids[first:], vectors[first:], stored)
 
-    def _open(self, place: IndexLocation) -> None:
-        """Read the lists there are, and let go of the rows that are in them."""
-        lists = open_inverted_file(place.folder, place.name, self._width, place.stamp)
-        if lists is None or lists.record.last <= self.listed:
+    def _reopen(self, location: IndexLocation) -> None:
+        """Open the stored index if it is newer, and drop the rows that it contains."""
+        ann = open_ann_index(location, self.width)
+        if ann is None or ann.manifest.last <= self.last_indexed_id:
             return
         with self._lock:
-            fresh = self._ids[: self._size] > lists.record.last
+            fresh = self._ids[: self._size] > ann.manifest.last
             self._ids, self._vectors = self._ids[: self._size][fresh], self._vectors[: self._size][fresh]
-            self._size, self._lists = len(self._ids), lists
+            self._size, self._ann = len(self._ids), ann
 
-    def _grow(self, room: int) -> None:
-        ids, vectors = np.empty(room, dtype=np.int64), np.empty((room, self._width), dtype=np.float32)
+    def _allocate(self, rows: int) -> None:
+        ids, vectors = np.empty(rows, dtype=np.int64), np.empty((rows, self.width), dtype=np.float32)
         ids[: self._size], vectors[: self._size] = self._ids[: self._size], self._vectors[: self._size]
         self._ids, self._vectors = ids, vectors
 
 
-def _hits(ids: NDArray[np.int64], hits: NearestHits) -> list[Hit]:
+def _make_hits(ids: RowIds, hits: NearestHits) -> list[Hit]:
     return [(int(ids[row]), float(score)) for row, score in zip(hits.rows, hits.scores, strict=True)]
 
 
-def _best(hits: list[Hit], k: int) -> list[Hit]:
+def _merge_hits(hits: list[Hit], k: int) -> list[Hit]:
     return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]

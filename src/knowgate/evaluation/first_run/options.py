@@ -200,7 +200,7 @@ def read_progress(folder: Path) -> ProgressRecord | None:
         record = read_json(file)
     except BadInput as error:
         raise ArtifactError(f"{str(error).rstrip('.')}. {advice}") from None
-    options, steps = record.get(OPTIONS_KEY), record.get("steps", {})
+    options, steps = (record.get(OPTIONS_KEY), record.get("steps", {})) if isinstance(record, dict) else (None, None)
     if not isinstance(options, dict) or not isinstance(steps, dict):
         raise ArtifactError(f"{file} is damaged. {advice}")
     if record.get("version") != PROGRESS_VERSION:

@@ -17,7 +17,7 @@ from knowgate.core.text import contains_tokens, tokenize
 from knowgate.data.questions import guess_data_spec, load_questions
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.splits import fingerprint_text_loosely, hash_to_unit
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
 from knowgate.labels.grading import list_gold_answers, load_grader
 from knowgate.labels.local_runner import LocalRunner
@@ -151,9 +151,9 @@ def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
 
 
 def check_index_is_listable(index: str) -> None:
-    """Raise BadInput if questions cannot be written from an index, because it does not list its passages."""
+    """Raise BadSetting if questions cannot be written from an index, because it does not list its passages."""
     if not Path(index).is_dir():
-        raise BadInput(
+        raise BadSetting(
             f"no questions can be written from '{index}': a search endpoint does not list its passages. Give "
             "`questions`."
         )

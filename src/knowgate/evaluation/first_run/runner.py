@@ -206,8 +206,8 @@ def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) 
     """Add the guarantee of a gate that has no folder to store it in."""
     if choice.threshold is None:
         return evaluation
-    guarantee = GateGuarantee(choice.guarantee, holds=True, loss=max_loss)
-    return replace(evaluation, promises={**evaluation.promises, _name_chosen_gate(choice): guarantee})
+    guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
+    return replace(evaluation, guarantees={**evaluation.guarantees, _name_chosen_gate(choice): guarantee})
 
 
 def _name_chosen_gate(choice: GateChoice) -> str:
@@ -216,7 +216,7 @@ def _name_chosen_gate(choice: GateChoice) -> str:
 
 def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     """Count the right answers with the chosen gate, with retrieval for every question, and closed-book."""
-    table = evaluation.trial
+    table = evaluation.table
     always, never = int(table.always_right.sum()), int(table.closed_right.sum())
     baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:

@@ -1,11 +1,8 @@
-"""The report's tables as plain text cells, runs side by side. The terminal and the page show the same ones."""
+"""Tables of the knowledge boundary, with runs side by side. The terminal, the page and table.md show the same ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-from rich.console import Group, RenderableType
-from rich.text import Text
 
 from knowgate.core.display import MISSING_VALUE, NOT_DEFINED, TextTable, format_number, format_percent, format_points
 from knowgate.data.runs.rows import FREQUENCY_THIRDS, SLICE_DIMENSIONS, LabelRow
@@ -18,47 +15,59 @@ from knowgate.evaluation.boundary_measures import (
     SavingPoint,
     summarize_slice,
 )
-from knowgate.evaluation.report import boundary_tables as sheets
-from knowgate.evaluation.report.terminal import render_terminal_table
 from knowgate.stats.formats import format_proportion
 from knowgate.stats.proportions import Proportion
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"
 NO_MASK_ANSWERS = "no MASK answers in this run"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
+MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
+MAX_TEXT_WIDTH = 60
+
+
+def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
+    """Build all tables of the report."""
+    yield build_settings_table(runs)
+    yield build_accuracy_table(runs)
+    yield build_correlation_table(runs)
+    for side in ("closed", *list_sampled_sides(runs)):
+        yield from (build_effect_table(runs, indicator, side) for indicator in INDICATORS)
+    yield from (build_saving_table(runs, indicator) for indicator in INDICATORS)
+    yield build_copy_rate_table(runs)
+    yield from build_run_slice_tables(runs)
+    yield build_agreement_table(runs)
+    for run in runs:
+        yield from (_build_extremes_table(run, name) for name in ("harmed", "helped"))
 
 
 def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
-    names = "folder, model, data, grader, samples per answer, temperature, questions, failed, without gold answers"
-    more = "with passages cut to fit, verdicts changed by the echo guard, unparsable judge verdicts, throughput"
-    labels = f"{names}, {more}".split(", ")
-    columns = [_about(run) for run in runs]
-    return _side_by_side(
-        "Settings and counts", runs, [(label, *cells) for label, *cells in zip(labels, *columns, strict=True)]
-    )
+    """Build the table of settings and row counts."""
+    columns = [_describe_run(run) for run in runs]
+    rows = [(label, *(column[label] for column in columns)) for label in columns[0]]
+    return _build_side_by_side("Settings and counts", runs, rows)
 
 
-def _about(run: RunReport) -> list[str]:
+def _describe_run(run: RunReport) -> dict[str, str]:
     counts = run.boundary.counts
-    reasons = "; ".join(f"{count} × {reason}" for reason, count in counts.reasons)
-    return [
-        str(run.path),
-        run.model,
-        run.data,
-        run.grader,
-        run.samples,
-        run.temperature,
-        f"{counts.rows} ({counts.synthetic} synthetic)" if counts.synthetic else str(counts.rows),
-        f"{counts.failed}: {reasons}" if reasons else "0",
-        f"{counts.without_gold} (no mastery)" if counts.without_gold else "0",
-        str(counts.cut),
-        str(counts.guarded),
-        str(counts.unparsable),
-        _throughput(counts),
-    ]
+    errors = "; ".join(f"{count} × {reason}" for reason, count in counts.reasons)
+    return {
+        "folder": str(run.path),
+        "model": run.model,
+        "data": run.data,
+        "grader": run.grader,
+        "samples per answer": run.samples,
+        "temperature": run.temperature,
+        "questions": f"{counts.rows} ({counts.synthetic} synthetic)" if counts.synthetic else str(counts.rows),
+        "failed": f"{counts.failed}: {errors}" if errors else "0",
+        "without gold answers": f"{counts.without_gold} (no mastery)" if counts.without_gold else "0",
+        "with passages cut to fit": str(counts.cut),
+        "verdicts changed by the echo guard": str(counts.guarded),
+        "unparsable judge verdicts": str(counts.unparsable),
+        "throughput": _format_throughput(counts),
+    }
 
 
-def _throughput(counts: RowCounts) -> str:
+def _format_throughput(counts: RowCounts) -> str:
     if not counts.seconds:
         return "not recorded"
     answered = counts.rows - counts.failed
@@ -66,67 +75,69 @@ def _throughput(counts: RowCounts) -> str:
 
 
 def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
+    """Build the table of accuracies and of the effects of retrieval on the greedy answers."""
     accuracies = [run.boundary.accuracy for run in runs]
-    benefits = [run.boundary.benefit for run in runs]
-    opened = [bool(run.boundary.counts.with_open) for run in runs]
 
-    def counted(name: str) -> list[str]:
-        return [str(getattr(b, name)) if has else MISSING_VALUE for b, has in zip(benefits, opened, strict=True)]
+    def list_benefits(name: str) -> list[str]:
+        return [
+            str(getattr(run.boundary.benefit, name)) if run.boundary.counts.with_open else MISSING_VALUE for run in runs
+        ]
 
     rows = [
         ("closed book", *(format_proportion(get_matched_accuracy(run), "no graded answers") for run in runs)),
-        ("open book", *(format_proportion(item.open, NO_OPEN_ANSWERS) for item in accuracies)),
-        ("MASK", *(format_proportion(item.mask, NO_MASK_ANSWERS) for item in accuracies)),
-        *_on_all(runs),
-        ("retrieval helps (+1)", *counted("helps")),
-        ("changes nothing (0)", *counted("neutral")),
-        ("hurts (-1)", *counted("hurts")),
+        ("open book", *(format_proportion(accuracy.open, NO_OPEN_ANSWERS) for accuracy in accuracies)),
+        ("MASK", *(format_proportion(accuracy.mask, NO_MASK_ANSWERS) for accuracy in accuracies)),
     ]
-    return _side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
+    if any(get_matched_accuracy(run).n != run.boundary.accuracy.closed.n for run in runs):
+        all_questions = (format_proportion(accuracy.closed) for accuracy in accuracies)
+        rows.append(("closed book, also where no passage was found", *all_questions))
+    rows += [
+        ("retrieval helps (+1)", *list_benefits("helps")),
+        ("changes nothing (0)", *list_benefits("neutral")),
+        ("hurts (-1)", *list_benefits("hurts")),
+    ]
+    return _build_side_by_side("Accuracy of the greedy answers, 95 % intervals", runs, rows)
 
 
 def get_matched_accuracy(run: RunReport) -> Proportion:
-    """Closed-book accuracy to set beside the open-book one: on the same questions, where there are any."""
+    """Return closed-book accuracy on the questions with open-book answers, or on all if there are none."""
     accuracy = run.boundary.accuracy
     return accuracy.matched if accuracy.open.n else accuracy.closed
 
 
-def _on_all(runs: Sequence[RunReport]) -> list[tuple[str, ...]]:
-    """A line on all questions, where some found no passages."""
-    if all(get_matched_accuracy(run).n == run.boundary.accuracy.closed.n for run in runs):
-        return []
-    shares = [format_proportion(run.boundary.accuracy.closed) for run in runs]
-    return [("closed book, also where no passage was found", *shares)]
-
-
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
+    """Build the table of the correlation between mastery and certainty."""
     correlations = [run.boundary.correlation for run in runs]
     rows = [
-        ("Pearson's r", *(format_number(c.r, NOT_DEFINED) for c in correlations)),
-        ("questions", *(str(c.n) for c in correlations)),
+        ("Pearson's r", *(format_number(correlation.r, NOT_DEFINED) for correlation in correlations)),
+        ("questions", *(str(correlation.n) for correlation in correlations)),
     ]
-    return _side_by_side("Correlation of mastery and certainty", runs, rows)
+    return _build_side_by_side("Correlation of mastery and certainty", runs, rows)
+
+
+# --- effects of retrieval -------------------------------------------------------------------------
 
 
 def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "closed") -> TextTable:
-    """Who is helped and harmed, over the indicator of one side: the three panels of KBM's Figure 3."""
+    """Build a panel of KBM's Figure 3: effects of retrieval by interval of an indicator."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        if not run.boundary.counts.with_open:
+        if run.boundary.counts.with_open:
+            rows += [(run.name, *_make_interval_cells(item)) for item in get_effect_intervals(run, indicator, side)]
+        else:
             rows.append((run.name, NO_OPEN_ANSWERS))
-            continue
-        rows += [(run.name, *_interval(item)) for item in get_effect_intervals(run, indicator, side)]
     columns = ("run", f"{SIDE_NAMES[side]} {indicator}", "n", "beneficial", "neutral", "harmful")
-    where = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
-    return TextTable(f"Effect of retrieval on {indicator}{where}", columns, _grouped(rows))
+    suffix = "" if side == "closed" else f", over that of the {SIDE_NAMES[side]} answers"
+    return TextTable(f"Effect of retrieval on {indicator}{suffix}", columns, _blank_repeats(rows))
 
 
 def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
+    """Return the effects by interval of an indicator, measured on one side."""
     return (run.boundary.effects if side == "closed" else run.boundary.panels[side])[indicator]
 
 
 def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
-    """Sides beside the closed book that some run has sampled answers of, so that there is something to show."""
+    """Return the sides, other than closed-book, for which any run has sampled answers."""
     return [
         side
         for side in ("open", "mask")
@@ -135,10 +146,11 @@ def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
 
 
 def format_interval(item: EffectInterval) -> str:
+    """Format the limits of an interval."""
     return f"[{item.low:.1f}, {item.high:.1f}{']' if item.high == 1 else ')'}"
 
 
-def _interval(item: EffectInterval) -> tuple[str, ...]:
+def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))
@@ -146,44 +158,51 @@ def _interval(item: EffectInterval) -> tuple[str, ...]:
 
 
 def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
+    """Build the table of what skipping by an indicator saves and costs."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        saving = run.boundary.savings[indicator]
-        if saving is None:
+        curve = run.boundary.savings[indicator]
+        if curve is None:
             rows.append((run.name, f"no question has {indicator} and two graded answers"))
             continue
-        rows += [(run.name, *_point(point, saving)) for point in (saving.points[0], *saving.marks)]
-        rows.append(
-            (
-                run.name,
-                "never retrieve",
-                "100.0 %",
-                format_percent(saving.never),
-                format_points(saving.never - saving.always),
-                "0.0",
-            )
-        )
+        rows += [(run.name, *_make_saving_cells(point, curve)) for point in (curve.points[0], *curve.marks)]
+        loss = format_points(curve.never - curve.always)
+        rows.append((run.name, "never retrieve", "100.0 %", format_percent(curve.never), loss, "0.0"))
     columns = ("run", f"skip if {indicator} ≥", "saved", "accuracy", "against always", "against random")
-    return TextTable(f"Retrieval saved by {indicator}", columns, _grouped(rows))
+    return TextTable(f"Retrieval saved by {indicator}", columns, _blank_repeats(rows))
 
 
-def _point(point: SavingPoint, saving: SavingCurve) -> tuple[str, ...]:
-    threshold = "always retrieve" if point.threshold is None else f"{point.threshold:.1f}"
-    gains = (format_points(point.accuracy - saving.always), format_points(point.accuracy - point.random))
-    return threshold, format_percent(point.saved), format_percent(point.accuracy), *gains
+def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...]:
+    return (
+        "always retrieve" if point.threshold is None else f"{point.threshold:.1f}",
+        format_percent(point.saved),
+        format_percent(point.accuracy),
+        format_points(point.accuracy - curve.always),
+        format_points(point.accuracy - point.random),
+    )
+
+
+# --- copying, slices, graders ---------------------------------------------------------------------
 
 
 def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
+    """Build the table of how often masked answers are copied."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        copied = run.boundary.copying
-        if copied is None:
+        rate = run.boundary.copying
+        if rate is None:
             rows.append((run.name, NO_MASK_ANSWERS))
             continue
-        none = "no answer with certainty 1"
-        cells = (format_proportion(copied.is_mask, none), format_proportion(copied.says_mask, none))
-        under = format_proportion(copied.under_mask, "no sampled MASK answers that all agree")
-        rows.append((run.name, *cells, under, format_proportion(copied.anywhere)))
+        no_answer = "no answer with certainty 1"
+        rows.append(
+            (
+                run.name,
+                format_proportion(rate.is_mask, no_answer),
+                format_proportion(rate.says_mask, no_answer),
+                format_proportion(rate.under_mask, "no sampled MASK answers that all agree"),
+                format_proportion(rate.anywhere),
+            )
+        )
     columns = (
         "run",
         "answer is MASK, open-book certainty 1",
@@ -191,100 +210,95 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
         "answer is MASK, MASK certainty 1",
         "answer is MASK, any certainty",
     )
-    return TextTable("Copy rate", columns, _grouped(rows))
+    return TextTable("Copy rate", columns, _blank_repeats(rows))
 
 
 def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
-    """One table per dimension that splits some run."""
-    return [sheet for dimension in SLICE_DIMENSIONS if (sheet := _dimension(runs, dimension)) is not None]
+    """Build a table for each dimension that divides at least one run."""
+    tables = [_build_slice_table(runs, dimension) for dimension in SLICE_DIMENSIONS]
+    return [table for table in tables if table is not None]
 
 
-def _dimension(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
-    by_value = [{part.value: part for part in run.boundary.slices if part.dimension == dimension} for run in runs]
-    if not any(len(parts) > 1 for parts in by_value):
+def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
+    by_value = [{item.value: item for item in run.boundary.slices if item.dimension == dimension} for run in runs]
+    if not any(len(slices) > 1 for slices in by_value):
         return None
+    values = sorted({value for slices in by_value for value in slices}, key=_slice_order)
     rows = [
-        (value, run.name, *_slice(parts.get(value, summarize_slice(dimension, value, ()))))
-        for value in sorted({value for parts in by_value for value in parts}, key=_slice_order)
-        for run, parts in zip(runs, by_value, strict=True)
+        (value, run.name, *_make_slice_cells(slices.get(value, summarize_slice(dimension, value, ()))))
+        for value in values
+        for run, slices in zip(runs, by_value, strict=True)
     ]
     columns = (dimension, "run", "n", "both ways", "closed", "open", "mean benefit", "mastery", "certainty")
-    return TextTable(f"By {dimension}", columns, _grouped(rows))
+    return TextTable(f"By {dimension}", columns, _blank_repeats(rows))
 
 
 def _slice_order(value: str) -> tuple[bool, int, str]:
+    """Order slices by name, frequency thirds by frequency, and unknown values last."""
     return value == NOT_GIVEN, FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1, value
 
 
-def _slice(part: RunSlice) -> tuple[str, ...]:
-    if not part.n:
+def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
+    if not item.n:
         return "0", "empty"
-    benefit = MISSING_VALUE if part.benefit is None else f"{part.benefit:+.2f}"
-    shares = (format_percent(part.closed.value), format_percent(part.open.value))
-    return str(part.n), str(part.open.n), *shares, benefit, format_number(part.mastery), format_number(part.certainty)
+    return (
+        str(item.n),
+        str(item.open.n),
+        format_percent(item.closed.value),
+        format_percent(item.open.value),
+        MISSING_VALUE if item.benefit is None else f"{item.benefit:+.2f}",
+        format_number(item.mastery),
+        format_number(item.certainty),
+    )
 
 
 def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
+    """Build the table of how far graders agree."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        agreements = run.boundary.agreements
-        rows += [] if agreements else [(run.name, "no answers with gold answers to grade")]
-        for item in agreements:
-            only = (str(item.only_first), str(item.only_second))
-            agree = (format_percent(item.agree), format_number(item.kappa, NOT_DEFINED))
-            rows.append((run.name, item.side, f"{item.first} / {item.second}", str(item.n), *agree, *only))
+        if not run.boundary.agreements:
+            rows.append((run.name, "no answers with gold answers to grade"))
+        for item in run.boundary.agreements:
+            rows.append(
+                (
+                    run.name,
+                    item.side,
+                    f"{item.first} / {item.second}",
+                    str(item.n),
+                    format_percent(item.agree),
+                    format_number(item.kappa, NOT_DEFINED),
+                    str(item.only_first),
+                    str(item.only_second),
+                )
+            )
     columns = ("run", "answers", "graders", "n", "agree", "Cohen's kappa", "right: first only", "right: second only")
-    return TextTable("Agreement of graders", columns, _grouped(rows))
+    return TextTable("Agreement of graders", columns, _blank_repeats(rows))
 
 
-def _grouped(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """What the first column says of several lines stands in the first of them."""
-    before = ["", *(row[0] for row in rows)]
-    return tuple(("" if row[0] == last else row[0], *row[1:]) for row, last in zip(rows, before, strict=False))
-
-
-def _side_by_side(title: str, runs: Sequence[RunReport], rows: Sequence[tuple[str, ...]]) -> TextTable:
-    return TextTable(title, ("", *(run.name for run in runs)), tuple(rows))
-
-
-MAX_EXTREMES = 5  # extreme questions; the page has them all
-MAX_TEXT_WIDTH = 60
-
-
-def render_boundary_tables(runs: Sequence[RunReport]) -> Group:
-    """Everything but the curves and the passages."""
-    parts: list[RenderableType] = []
-    for sheet in build_boundary_tables(runs):
-        parts += [Text(sheet.title, style="bold"), render_terminal_table(sheet), Text()]
-    return Group(*parts)
-
-
-def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
-    yield sheets.build_settings_table(runs)
-    yield sheets.build_accuracy_table(runs)
-    yield sheets.build_correlation_table(runs)
-    for side in ("closed", *sheets.list_sampled_sides(runs)):
-        yield from (sheets.build_effect_table(runs, indicator, side) for indicator in INDICATORS)
-    yield from (sheets.build_saving_table(runs, indicator) for indicator in INDICATORS)
-    yield sheets.build_copy_rate_table(runs)
-    yield from sheets.build_run_slice_tables(runs)
-    yield sheets.build_agreement_table(runs)
-    for run in runs:
-        yield from (_extremes(run, name) for name in ("harmed", "helped"))
-
-
-def _extremes(run: RunReport, name: str) -> TextTable:
-    rows = [_extreme(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]]
+def _build_extremes_table(run: RunReport, name: str) -> TextTable:
+    """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
+    rows = [_make_extreme_cells(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]]
     columns = ("mastery", "benefit", "question", "closed", "open")
     return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows) or (("", "", "none"),))
 
 
-def _extreme(row: LabelRow) -> tuple[str, ...]:
+def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
     rise, benefit = measure_retrieval_change(row)
     texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
-    return f"{rise:+.2f}", f"{benefit:+d}", *map(_short, texts)
+    return f"{rise:+.2f}", f"{benefit:+d}", *map(_shorten, texts)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_WIDTH else line[: MAX_TEXT_WIDTH - 1] + "…"
+
+
+def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """Blank the first cell of each row that repeats the row above."""
+    previous = ["", *(row[0] for row in rows)]
+    return tuple(("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, previous, strict=False))
+
+
+def _build_side_by_side(title: str, runs: Sequence[RunReport], rows: Sequence[tuple[str, ...]]) -> TextTable:
+    """Build a table with a column for each run."""
+    return TextTable(title, ("", *(run.name for run in runs)), tuple(rows))

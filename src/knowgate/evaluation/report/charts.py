@@ -1,6 +1,6 @@
-"""The field of a chart: axes, grid and words around it, as SVG. Colours and letters are the style sheet's.
+"""SVG charts of report pages: lines, bars and dots in a plot area. Colors and fonts come from the style sheet.
 
-A chart is as wide as its place; on a narrow screen the style sheet makes its letters larger, so margins are roomy.
+A chart is as wide as its container. On narrow screens the style sheet enlarges its texts, so margins are generous.
 """
 
 from __future__ import annotations
@@ -14,186 +14,227 @@ from knowgate.core.chart import Axis, ChartPoint
 from knowgate.core.display import sanitize_line
 from knowgate.types.markup import escape_html
 
-TICK_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)  # between numbers along an axis
+TICK_STEPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5)
 MAX_TICKS = 6
-LEFT, RIGHT, TOP, BOTTOM = 78, 34, 18, 62
+LEFT, RIGHT, TOP, BOTTOM = 78, 34, 18, 62  # margins
 CHART_WIDTH, CHART_HEIGHT = 720, 400
+SMALL_WIDTH, SMALL_HEIGHT = 560, 360
+COLOR_COUNT = 7  # classes k0 to k6 of the style sheet
+DASH_COUNT = 3
+MAX_BAR_NAME = 22  # characters
+MAX_ROW_NAME = 28
+MIN_LABELED_SHARE = 0.07  # a thinner part of a stacked bar has no room for its label
+ROW_HEIGHT = 34
+ROW_NAME_WIDTH = 300
+ROW_END = 686
 
 
 @dataclass(frozen=True)
 class PlotArea:
-    """Where values lie. x_share, y_share: numbers along that axis are written in percent."""
+    """Axes and size of a chart.
+
+    Attributes:
+        x_is_share: Whether numbers along the x axis are shown in percent.
+        y_is_share: The same for the y axis.
+    """
 
     x: Axis
     y: Axis
     width: int = CHART_WIDTH
     height: int = CHART_HEIGHT
-    x_share: bool = True
-    y_share: bool = True
+    x_is_share: bool = True
+    y_is_share: bool = True
 
-    def across(self, value: float) -> float:
-        return LEFT + (self.width - LEFT - RIGHT) * self.x.share(value)
+    def get_x(self, value: float) -> float:
+        """Return the x coordinate of a value."""
+        return LEFT + (self.width - LEFT - RIGHT) * self.x.scale(value)
 
-    def down(self, value: float) -> float:
-        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.share(value))
+    def get_y(self, value: float) -> float:
+        """Return the y coordinate of a value."""
+        return TOP + (self.height - TOP - BOTTOM) * (1 - self.y.scale(value))
 
     @property
-    def foot(self) -> float:
+    def bottom(self) -> float:
+        """Y coordinate of the x axis."""
         return self.height - BOTTOM
 
 
-def render_svg(field: PlotArea, parts: Sequence[str], title: str, about: str, kind: str = "plot") -> str:
-    """An SVG element that a screen reader reads as one picture."""
+def render_svg(area: PlotArea, parts: Sequence[str], title: str, description: str, css_class: str = "plot") -> str:
+    """Render an SVG element that a screen reader reads as one image.
+
+    Args:
+        area: Axes and size.
+        parts: SVG elements.
+        title: Title for screen readers.
+        description: What the chart shows, in words.
+        css_class: Class of the element.
+    """
     scale = {
-        "x": [LEFT, field.width - RIGHT, field.x.low, field.x.high],
-        "y": [field.foot, TOP, field.y.low, field.y.high],
-        "shares": [field.x_share, field.y_share],
-        "names": [field.x.title, field.y.title],
+        "x": [LEFT, area.width - RIGHT, area.x.low, area.x.high],
+        "y": [area.bottom, TOP, area.y.low, area.y.high],
+        "shares": [area.x_is_share, area.y_is_share],
+        "names": [area.x.title, area.y.title],
     }
     return (
-        f'<svg class="{kind}" role="img" aria-label="{escape_html(title)}" viewBox="0 0 {field.width} {field.height}" '
-        f'data-scale="{escape_html(json.dumps(scale))}"><desc>{escape_html(about)}</desc>{"".join(parts)}</svg>'
+        f'<svg class="{css_class}" role="img" aria-label="{escape_html(title)}" viewBox="0 0 {area.width} '
+        f'{area.height}" data-scale="{escape_html(json.dumps(scale))}"><desc>{escape_html(description)}</desc>'
+        f"{''.join(parts)}</svg>"
     )
 
 
-def draw_grid(field: PlotArea, *, names: Sequence[str] | None = None) -> Iterator[str]:
-    """Lines and numbers; names: of places along the foot, instead of numbers."""
-    for value in compute_ticks(field.y):
-        y = field.down(value)
-        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{field.width - RIGHT}"/>'
-        yield draw_text(LEFT - 8, y + 4.5, format_tick(value, is_share=field.y_share), "end")
-    if names is None:
-        for value in compute_ticks(field.x):
-            yield draw_text(field.across(value), field.foot + 24, format_tick(value, is_share=field.x_share), "middle")
-    yield f'<path class="axis" d="M{LEFT} {field.foot}H{field.width - RIGHT}"/>'
-    middle = (TOP + field.foot) / 2
-    yield draw_text((LEFT + field.width - RIGHT) / 2, field.height - 10, field.x.title, "middle", "title")
-    yield draw_text(16, middle, field.y.title, "middle", "title side", turned=True)
+def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
+    """Draw grid lines, ticks and axis titles."""
+    for value in compute_ticks(area.y):
+        y = area.get_y(value)
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{area.width - RIGHT}"/>'
+        yield draw_text(LEFT - 8, y + 4.5, format_tick(value, is_share=area.y_is_share), "end")
+    if with_x_ticks:
+        for value in compute_ticks(area.x):
+            yield draw_text(area.get_x(value), area.bottom + 24, format_tick(value, is_share=area.x_is_share), "middle")
+    yield f'<path class="axis" d="M{LEFT} {area.bottom}H{area.width - RIGHT}"/>'
+    yield draw_text((LEFT + area.width - RIGHT) / 2, area.height - 10, area.x.title, "middle", "title")
+    yield draw_text(16, (TOP + area.bottom) / 2, area.y.title, "middle", "title side", is_vertical=True)
 
 
 def compute_ticks(axis: Axis) -> list[float]:
-    """Round numbers along an axis, six at most."""
+    """Return at most `MAX_TICKS` round numbers along an axis."""
     span = axis.high - axis.low
-    step = next((one for one in TICK_STEPS if span / one <= MAX_TICKS - 1 + 1e-9), span / (MAX_TICKS - 1))
-    first = math.ceil(axis.low / step - 1e-9)
-    return [round(number * step, 6) for number in range(first, math.floor(axis.high / step + 1e-9) + 1)]
+    step = next((step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + 1e-9), span / (MAX_TICKS - 1))
+    first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
+    return [round(number * step, 6) for number in range(first, last + 1)]
 
 
-def draw_text(x: float, y: float, text: str, anchor: str, kind: str = "", *, turned: bool = False) -> str:
-    turn = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turned else ""
-    name = f' class="{kind}"' if kind else ""
+def draw_text(x: float, y: float, text: str, anchor: str, css_class: str = "", *, is_vertical: bool = False) -> str:
+    """Draw one line of escaped text."""
+    rotation = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if is_vertical else ""
+    attribute = f' class="{css_class}"' if css_class else ""
     line = escape_html(sanitize_line(text))
-    return f'<text{name} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{line}</text>'
+    return f'<text{attribute} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{rotation}>{line}</text>'
 
 
 def format_tick(value: float, *, is_share: bool = True) -> str:
+    """Format a number along an axis."""
     return f"{100 * value:.3g} %" if is_share else f"{value:g}"
 
 
-COLOR_COUNT = 7  # of the style sheet: k0 to k6
-DASH_COUNT = 3
-
-
-@dataclass(frozen=True)
-class PlotLine:
-    """A line through points. look: a class of the style sheet. mark: a dot on it, with an interval where there is one.
-
-    is_on: drawn from the start; others on demand.
-    """
-
-    name: str
-    points: Sequence[ChartPoint]
-    look: str
-    mark: PlotMark | None = None
-    is_on: bool = True
+# --- lines ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlotMark:
-    """A dot and what it says when pointed at. label: words beside it."""
+    """A dot with an optional interval.
+
+    Attributes:
+        tooltip: Text shown when the dot is pointed at.
+        low: Lower end of the interval.
+        label: Text beside the dot.
+    """
 
     at: ChartPoint
-    says: str
+    tooltip: str
     low: float | None = None
     high: float | None = None
     label: str = ""
 
 
+@dataclass(frozen=True)
+class PlotLine:
+    """A line through points.
+
+    Attributes:
+        css_class: Class of the style sheet that colors it.
+        mark: A dot on the line.
+        is_visible: Whether it is visible before the reader selects it in the legend.
+    """
+
+    name: str
+    points: Sequence[ChartPoint]
+    css_class: str
+    mark: PlotMark | None = None
+    is_visible: bool = True
+
+
 def pick_line_style(number: int) -> str:
-    """The look of one line among many: colours first, then dashes."""
+    """Return the class of one line among many: colors vary first, then dashes."""
     return f"k{number % COLOR_COUNT} d{number // COLOR_COUNT % DASH_COUNT}"
 
 
 def draw_line_plot(
-    field: PlotArea, lines: Sequence[PlotLine], title: str, about: str, marks: Sequence[PlotMark] = ()
+    area: PlotArea, lines: Sequence[PlotLine], title: str, description: str, marks: Sequence[PlotMark] = ()
 ) -> str:
-    """The picture and its legend."""
-    parts = list(draw_grid(field))
+    """Draw lines and dots, with a legend that shows and hides the lines."""
+    parts = list(draw_grid(area))
     for number, line in enumerate(lines):
-        parts += _drawn(field, line, number)
-    parts += [part for mark in marks for part in _dot(field, mark, "ink")]
-    return render_svg(field, parts, title, about) + build_legend(lines)
+        parts += _draw_line(area, line, number)
+    for mark in marks:
+        parts += _draw_mark(area, mark, "ink")
+    return render_svg(area, parts, title, description) + build_legend(lines)
 
 
 def build_legend(lines: Sequence[PlotLine]) -> str:
-    """What is drawn at once, and the others folded away."""
-    entries = {number: _entry(line, number) for number, line in enumerate(lines)}
-    first = "".join(entry for number, entry in entries.items() if lines[number].is_on)
-    rest = "".join(entry for number, entry in entries.items() if not lines[number].is_on)
-    count = sum(not line.is_on for line in lines)
+    """Build the legend; entries of hidden lines are collapsed."""
+    visible, hidden = [
+        "".join(_build_legend_entry(line, number) for number, line in enumerate(lines) if line.is_visible is is_visible)
+        for is_visible in (True, False)
+    ]
+    count = sum(not line.is_visible for line in lines)
     more = (
-        f'<details class="more"><summary>Show others in the picture ({count})</summary><ul class="legend">{rest}</ul>'
-        "</details>"
-        if rest
-        else ""
+        f'<details class="more"><summary>Show others in the picture ({count})</summary>'
+        f'<ul class="legend">{hidden}</ul></details>'
     )
-    return f'<ul class="legend">{first}</ul>{more}'
+    return f'<ul class="legend">{visible}</ul>{more if hidden else ""}'
 
 
-def _entry(line: PlotLine, number: int) -> str:
-    ticked = " checked" if line.is_on else ""
-    box = f'<input type="checkbox" data-line="{number}"{ticked}>'
+def _build_legend_entry(line: PlotLine, number: int) -> str:
+    checked = " checked" if line.is_visible else ""
+    box = f'<input type="checkbox" data-line="{number}"{checked}>'
     name = escape_html(sanitize_line(line.name))
-    return f'<li><label>{box}<i class="swatch {line.look}"></i><bdi>{name}</bdi></label></li>'
+    return f'<li><label>{box}<i class="swatch {line.css_class}"></i><bdi>{name}</bdi></label></li>'
 
 
-def _drawn(field: PlotArea, line: PlotLine, number: int) -> Iterator[str]:
-    points = " ".join(f"{field.across(x):.1f},{field.down(y):.1f}" for x, y in line.points)
-    off = "" if line.is_on else " off"
+def _draw_line(area: PlotArea, line: PlotLine, number: int) -> Iterator[str]:
+    points = " ".join(f"{area.get_x(x):.1f},{area.get_y(y):.1f}" for x, y in line.points)
+    hidden = "" if line.is_visible else " off"
     name = escape_html(sanitize_line(line.name))
-    yield f'<g class="{line.look}{off}" data-line="{number}" data-name="{name}">'
+    yield f'<g class="{line.css_class}{hidden}" data-line="{number}" data-name="{name}">'
     yield f'<polyline class="line" points="{points}"/>'
     if line.mark:
-        yield from _dot(field, line.mark, "")
+        yield from _draw_mark(area, line.mark, "")
     yield "</g>"
 
 
-def _dot(field: PlotArea, mark: PlotMark, kind: str) -> Iterator[str]:
-    x, y = field.across(mark.at.x), field.down(mark.at.y)
+def _draw_mark(area: PlotArea, mark: PlotMark, css_class: str) -> Iterator[str]:
+    x, y = area.get_x(mark.at.x), area.get_y(mark.at.y)
     if mark.low is not None and mark.high is not None:
-        yield f'<path class="whisker {kind}" d="M{x:.1f} {field.down(mark.low):.1f}V{field.down(mark.high):.1f}"/>'
-    yield f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="5" data-tip="{escape_html(mark.says)}"/>'
+        interval = f"M{x:.1f} {area.get_y(mark.low):.1f}V{area.get_y(mark.high):.1f}"
+        yield f'<path class="whisker {css_class}" d="{interval}"/>'
+    tooltip = escape_html(mark.tooltip)
+    yield f'<circle class="dot {css_class}" cx="{x:.1f}" cy="{y:.1f}" r="5" data-tip="{tooltip}"/>'
     if mark.label:
-        right = mark.at.x > field.x.low + (field.x.high - field.x.low) / 2
-        yield draw_text(
-            x if right else x + 10, y + 24 if right else y + 5, mark.label, "end" if right else "start", "label"
-        )
+        is_in_right_half = mark.at.x > area.x.low + (area.x.high - area.x.low) / 2
+        if is_in_right_half:
+            yield draw_text(x, y + 24, mark.label, "end", "label")
+        else:
+            yield draw_text(x + 10, y + 5, mark.label, "start", "label")
 
 
-MAX_BAR_NAME = 22  # characters of a name under a bar
-MAX_ROW_NAME = 28  # of one beside a row
-MIN_LABELED_SHARE = 0.07  # share of a stack in which a number has no room
-ROW_HEIGHT = 34  # height of a row of dots
-ROW_NAME_WIDTH = 300  # room for the names of rows
+# --- bars -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A height with its interval. says: when pointed at; label: written above it, or inside where it is stacked."""
+    """A bar with an optional interval.
+
+    Attributes:
+        value: Height; None for no bar.
+        tooltip: Text shown when the bar is pointed at.
+        low: Lower end of the interval.
+        label: Text above the bar, or inside a stacked one.
+    """
 
     value: float | None
-    look: str
-    says: str = ""
+    css_class: str
+    tooltip: str = ""
     low: float | None = None
     high: float | None = None
     label: str = ""
@@ -201,7 +242,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class BarGroup:
-    """Bars that belong together, and what stands under them."""
+    """Bars that belong together, with a name and a note below them."""
 
     name: str
     bars: Sequence[Bar]
@@ -209,95 +250,102 @@ class BarGroup:
 
 
 def draw_bar_chart(
-    field: PlotArea, groups: Sequence[BarGroup], title: str, about: str, *, is_stacked: bool = False
+    area: PlotArea, groups: Sequence[BarGroup], title: str, description: str, *, is_stacked: bool = False
 ) -> str:
-    parts = list(draw_grid(field, names=[group.name for group in groups]))
-    width = (field.width - LEFT - RIGHT) / max(1, len(groups))
+    """Draw groups of bars, stacked or side by side."""
+    parts = list(draw_grid(area, with_x_ticks=False))
+    width = (area.width - LEFT - RIGHT) / max(1, len(groups))
     for number, group in enumerate(groups):
         start = LEFT + number * width
-        parts += _stack(field, group, start, width) if is_stacked else _beside(field, group, start, width)
-        parts += [draw_text(start + width / 2, field.foot + 20, _short(group.name), "middle")]
-        parts += [draw_text(start + width / 2, field.foot + 36, group.note, "middle")] if group.note else []
-    return render_svg(field, parts, title, about)
+        parts += _draw_stack(area, group, start, width) if is_stacked else _draw_bars(area, group, start, width)
+        parts.append(draw_text(start + width / 2, area.bottom + 20, _shorten(group.name, MAX_BAR_NAME), "middle"))
+        if group.note:
+            parts.append(draw_text(start + width / 2, area.bottom + 36, group.note, "middle"))
+    return render_svg(area, parts, title, description)
 
 
 def build_color_key(names: Sequence[tuple[str, str]]) -> str:
-    """What looks mean: (name, look)."""
-    items = "".join(f'<li><i class="swatch box {look}"></i>{escape_html(name)}</li>' for name, look in names)
+    """Build a legend of (name, class) pairs."""
+    items = "".join(f'<li><i class="swatch box {css_class}"></i>{escape_html(name)}</li>' for name, css_class in names)
     return f'<ul class="legend">{items}</ul>'
 
 
-def _stack(field: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
+def _draw_stack(area: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
     base = 0.0
     for bar in group.bars:
         if bar.value:
-            yield _box(field, bar, start + width * 0.1, width * 0.8, base, base + bar.value)
+            yield _draw_box(area, bar, start + width * 0.1, width * 0.8, base, base + bar.value)
             if bar.label and bar.value > MIN_LABELED_SHARE:
-                yield draw_text(start + width / 2, field.down(base + bar.value / 2) + 5, bar.label, "middle", "inside")
+                middle = area.get_y(base + bar.value / 2)
+                yield draw_text(start + width / 2, middle + 5, bar.label, "middle", "inside")
             base += bar.value
 
 
-def _beside(field: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
-    each = min(width * 0.84 / max(1, len(group.bars)), 90)
-    first = start + (width - each * len(group.bars)) / 2
+def _draw_bars(area: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
+    bar_width = min(width * 0.84 / max(1, len(group.bars)), 90)
+    first = start + (width - bar_width * len(group.bars)) / 2
     for number, bar in enumerate(group.bars):
         if bar.value is None:
             continue
-        x = first + number * each
-        yield _box(field, bar, x + 2, each - 4, 0.0, bar.value)
+        x = first + number * bar_width
+        yield _draw_box(area, bar, x + 2, bar_width - 4, 0.0, bar.value)
         if bar.low is not None and bar.high is not None:
-            ends = f"{field.down(bar.low):.1f}V{field.down(bar.high):.1f}"
-            yield f'<path class="whisker ink" d="M{x + each / 2:.1f} {ends}"/>'
-        top = field.down(bar.high if bar.high is not None else bar.value)
-        yield draw_text(x + each / 2, top - 7, bar.label, "middle", "label")
+            interval = f"{area.get_y(bar.low):.1f}V{area.get_y(bar.high):.1f}"
+            yield f'<path class="whisker ink" d="M{x + bar_width / 2:.1f} {interval}"/>'
+        top = area.get_y(bar.high if bar.high is not None else bar.value)
+        yield draw_text(x + bar_width / 2, top - 7, bar.label, "middle", "label")
 
 
-def _box(field: PlotArea, bar: Bar, x: float, width: float, low: float, high: float) -> str:
-    top, bottom = field.down(high), field.down(low)
-    place = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
-    return f'<rect class="bar {bar.look}" {place} data-tip="{escape_html(bar.says)}"/>'
+def _draw_box(area: PlotArea, bar: Bar, x: float, width: float, low: float, high: float) -> str:
+    top, bottom = area.get_y(high), area.get_y(low)
+    position = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
+    return f'<rect class="bar {bar.css_class}" {position} data-tip="{escape_html(bar.tooltip)}"/>'
+
+
+# --- rows of dots ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DotRow:
-    """A name and a value with its interval."""
+    """A named value with an optional interval, drawn as a dot."""
 
     name: str
     value: float
     low: float | None
     high: float | None
-    says: str
+    tooltip: str
 
 
-def draw_dot_chart(rows: Sequence[DotRow], title: str, about: str, axis: str) -> str:
-    """Differences under each other, with a line at nothing; one picture says where they lie."""
-    ends = [0.0, *(value for row in rows for value in (row.value, row.low, row.high) if value is not None)]
-    room = (max(ends) - min(ends)) * 0.06 or 0.01
-    x = Axis(axis, min(ends) - room, max(ends) + room)
+def draw_dot_chart(rows: Sequence[DotRow], title: str, axis_title: str) -> str:
+    """Draw differences as rows of dots, with a vertical line at 0. Tooltips describe the chart to screen readers."""
+    values = [0.0, *(value for row in rows for value in (row.value, row.low, row.high) if value is not None)]
+    padding = (max(values) - min(values)) * 0.06 or 0.01
+    axis = Axis(axis_title, min(values) - padding, max(values) + padding)
     height = ROW_HEIGHT * len(rows) + 56
-    field = PlotArea(x, Axis("", 0, 1), width=720, height=height)
-    zero = _place(x, 0.0)
-    parts = [f'<path class="axis" d="M{zero:.1f} 8V{height - 44}"/>']
+    parts = [f'<path class="axis" d="M{_get_row_x(axis, 0.0):.1f} 8V{height - 44}"/>']
     for number, row in enumerate(rows):
-        parts += _row(x, row, 8 + ROW_HEIGHT * (number + 0.5))
-    for value in sorted({min(ends), 0.0, max(ends)}):
-        parts.append(draw_text(_place(x, value), height - 26, f"{100 * value:+.1f}" if value else "0", "middle"))
-    parts.append(draw_text((ROW_NAME_WIDTH + 686) / 2, height - 6, axis, "middle", "title"))
-    return render_svg(field, parts, title, about, kind="rows")
+        parts += _draw_dot_row(axis, row, 8 + ROW_HEIGHT * (number + 0.5))
+    for value in sorted({min(values), 0.0, max(values)}):
+        text = f"{100 * value:+.1f}" if value else "0"
+        parts.append(draw_text(_get_row_x(axis, value), height - 26, text, "middle"))
+    parts.append(draw_text((ROW_NAME_WIDTH + ROW_END) / 2, height - 6, axis_title, "middle", "title"))
+    area = PlotArea(axis, Axis("", 0, 1), width=CHART_WIDTH, height=height)
+    return render_svg(area, parts, title, "; ".join(row.tooltip for row in rows), css_class="rows")
 
 
-def _row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
-    yield draw_text(ROW_NAME_WIDTH - 14, y + 5, _short(row.name, MAX_ROW_NAME), "end")
+def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
+    yield draw_text(ROW_NAME_WIDTH - 14, y + 5, _shorten(row.name, MAX_ROW_NAME), "end")
     if row.low is not None and row.high is not None:
-        yield f'<path class="whisker k0" d="M{_place(axis, row.low):.1f} {y:.1f}H{_place(axis, row.high):.1f}"/>'
-    place = f'cx="{_place(axis, row.value):.1f}" cy="{y:.1f}"'
-    yield f'<circle class="dot k0" {place} r="6" data-tip="{escape_html(row.says)}"/>'
+        low, high = _get_row_x(axis, row.low), _get_row_x(axis, row.high)
+        yield f'<path class="whisker k0" d="M{low:.1f} {y:.1f}H{high:.1f}"/>'
+    position = f'cx="{_get_row_x(axis, row.value):.1f}" cy="{y:.1f}"'
+    yield f'<circle class="dot k0" {position} r="6" data-tip="{escape_html(row.tooltip)}"/>'
 
 
-def _place(axis: Axis, value: float) -> float:
-    return ROW_NAME_WIDTH + (686 - ROW_NAME_WIDTH) * axis.share(value)
+def _get_row_x(axis: Axis, value: float) -> float:
+    return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.scale(value)
 
 
-def _short(name: str, most: int = MAX_BAR_NAME) -> str:
+def _shorten(name: str, max_length: int) -> str:
     line = sanitize_line(name)
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"

@@ -1,4 +1,4 @@
-"""Two evaluations on one page: better or worse, one picture, all gates."""
+"""Report of the differences between two evaluations, called A and B: tables, verdict, page."""
 
 from __future__ import annotations
 
@@ -9,197 +9,191 @@ from typing import Literal
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
 from knowgate.core.files import write_text
-from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff, MeasureDiff
-from knowgate.evaluation.report import diff_report as sheets
-from knowgate.evaluation.report import html as markup
+from knowgate.evaluation.evaluation_diff import EvaluationDiff, GateDiff
+from knowgate.evaluation.report import html
 from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
-from knowgate.evaluation.report.html import render_page
+from knowgate.evaluation.report.evaluation_tables import format_estimate
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.types.markup import escape_html
 
+MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}
+MAX_TERMINAL_GATES = 12
 DIFF_LABELS = {"use": "Better", "leave": "Worse", "unknown": "No difference shown"}
 DIFF_DEFINITIONS = {
     "accuracy": "share of right final answers, each gate at its own threshold",
     "searches": "share of questions retrieved for",
     "AUROC": "how well need tells questions answered wrong closed-book from those answered right",
-    "B - A": "in points. Paired: bootstrap over the shared questions of the difference on each; what stands under A "
-    "and B is then of those questions too. Else the two intervals are added in squares, as of independent samples. "
-    "AUROC is never paired",
-    "recommended": "each side's recommendation at its threshold; always retrieving where no gate is worth using",
-    "+ arbiter": "the gate with each side's arbiter behind it, which chooses between the answers after a search",
-    "gates that count": "never, always, recommended and all with an arbiter behind, or those named with --gate: of "
+    "B - A": "in points. Paired: bootstrap of the difference on each shared question; the values of A "
+    "and B are then of those questions too. Otherwise half-widths of the intervals are added in squares, as for "
+    "independent samples. AUROC is never paired",
+    "recommended": "each side's recommendation at its threshold; always retrieving if no gate is worth using",
+    "+ arbiter": "the gate followed by each side's arbiter, which chooses between the answers after a search",
+    "gates that count": "never, always, recommended and all with an arbiter, or those named by `gate`: of "
     "many, some change by chance",
 }
 
 
-def write_diff_page(found: EvaluationDiff, out: Path) -> None:
-    """Write the page, whole or not at all."""
-    about = f"A: {found.first.name}, B: {found.second.name}"
-    write_text(out, render_page("Two evaluations compared", about, list(build_diff_sections(found))))
+@dataclass(frozen=True)
+class DiffVerdict:
+    """Whether B is better or worse than A.
+
+    Attributes:
+        level: 'use' if B is better, 'leave' if it is worse, 'unknown' if no difference is shown.
+        details: By how much.
+    """
+
+    level: Literal["use", "leave", "unknown"]
+    headline: str
+    details: str = ""
 
 
-def build_diff_sections(found: EvaluationDiff) -> Iterator[str]:
-    head = sheets.build_diff_verdict(found)
-    words = (
-        f"<h2>{escape_html(head.said)}</h2><p>{escape_html(head.told)} {escape_html(sheets.describe_pairing(found))} "
-    )
-    words += f"{escape_html(sheets.describe_uncompared_gates(found))}</p>"
-    label = f'<p class="light">{DIFF_LABELS[head.light]}</p>'
-    yield f'<section class="verdict {head.light}" id="verdict">{label}{words}</section>'
-    yield _picture(found)
-    yield markup.render_section(
-        "sides", "What is compared", "", [markup.render_table(sheets.build_sides_table(found), kind="text")]
-    )
-    every = markup.render_wide_table(sheets.build_diff_table(found), DIFF_DEFINITIONS, found.watched)
-    intro = "Heads sort. The gates that count stand out."
-    yield markup.render_folded_section("gates", "All gates", intro, [every], f"{len(found.gates)} on both sides")
-    yield markup.render_folded_section(
-        "how", "How every number is computed", "", [markup.render_definitions("Definitions", DIFF_DEFINITIONS)]
-    )
+def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
+    """Judge by the accuracy of the watched gates. One that certainly fell is enough for 'worse'."""
+    differences = {
+        gate.gate: gate.changes["accuracy"].difference
+        for gate in diff.gates
+        if gate.gate in diff.watched and "accuracy" in gate.changes
+    }
+    fallen = {gate: change for gate, change in differences.items() if change.high is not None and change.high < 0}
+    risen = {gate: change for gate, change in differences.items() if change.low is not None and change.low > 0}
+    if fallen:
+        return DiffVerdict("leave", "B is worse than A.", _list_differences(fallen))
+    if risen:
+        return DiffVerdict("use", "B is better than A.", _list_differences(risen))
+    if not differences:
+        return DiffVerdict("unknown", "B and A cannot be told apart by their answers.", "See how needs rank.")
+    return DiffVerdict("unknown", "No difference between A and B is shown.", _list_differences(differences))
 
 
-def _picture(found: EvaluationDiff) -> str:
-    intro = "Accuracy of B less that of A, with 95 % intervals: the gates that count, then those that changed most."
-    rows = [
-        DotRow(one.gate, change.difference.value or 0.0, change.difference.low, change.difference.high,
-            f"{one.gate}: {format_points_estimate(change.difference)} points")
-        for one in sheets.select_gates(found)
-        if (change := one.changes.get("accuracy")) and sheets.has_difference(change)
-    ]  # fmt: skip
-    if not rows:
-        nothing = [markup.render_remark("No gate has answers with and without passages on both sides.")]
-        return markup.render_section("picture", "What changed", intro, nothing)
-    title = "Accuracy, B less A"
-    drawn = draw_dot_chart(rows, title, "; ".join(row.says for row in rows), "points, B less A")
-    return markup.render_section("picture", "What changed", intro, [markup.render_figure(drawn, title)])
+def _list_differences(differences: dict[str, Estimate]) -> str:
+    texts = (f"'{gate}' {format_points_estimate(difference)}" for gate, difference in differences.items())
+    return f"Points of accuracy, with 95 % intervals: {'; '.join(texts)}."
 
 
-MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}
-MAX_TERMINAL_GATES = 12  # gates on a terminal; the page has all
+def describe_pairing(diff: EvaluationDiff) -> str:
+    """Describe whether differences are paired."""
+    if diff.paired:
+        return f"Differences are paired, over the {diff.paired:,} questions that A and B share."
+    shared = f"share {diff.shared:,} questions" if diff.shared else "share no question (or one keeps no decisions)"
+    return f"A and B {shared}; pairing needs {diff.needed:,}. So differences are those of independent samples."
 
 
-def build_short_diff_table(found: EvaluationDiff) -> TextTable:
-    """For a terminal: the gates that count and those that changed most."""
-    kind = "accuracy" if any("accuracy" in one.changes for one in found.gates) else "auroc"
-    rows = tuple((one.gate, *_plain(one, kind), _moved(one)) for one in select_gates(found))
-    return TextTable("B less A, in points", ("gate", f"{MEASURE_NAMES[kind]}, A", "B", "B - A", "searches"), rows)
+def describe_uncompared_gates(diff: EvaluationDiff) -> str:
+    """Name the gates that only one evaluation has; empty if there are none."""
+    parts = [
+        f"only {side} has {', '.join(gates)}"
+        for side, gates in (("A", diff.only_first), ("B", diff.only_second))
+        if gates
+    ]
+    return f"Not compared: {'; '.join(parts)}." if parts else ""
 
 
-def _moved(one: GateDiff) -> str:
-    value = one.changes["rate"].difference.value if "rate" in one.changes else None
-    return MISSING_VALUE if value is None else format_points(value)
+# --- tables ---------------------------------------------------------------------------------------
 
 
-def _plain(one: GateDiff, kind: str) -> tuple[str, str, str]:
-    if kind not in one.changes:
-        return MISSING_VALUE, MISSING_VALUE, MISSING_VALUE
-    change = one.changes[kind]
-    return (
-        format_percent(change.first.value),
-        format_percent(change.second.value),
-        format_points_estimate(change.difference),
-    )
+def build_short_diff_table(diff: EvaluationDiff) -> TextTable:
+    """Build the table for the terminal: watched gates, then those that changed most."""
+    measure = "accuracy" if any("accuracy" in gate.changes for gate in diff.gates) else "auroc"
+    rows = []
+    for gate in select_gates(diff):
+        change, rate = gate.changes.get(measure), gate.changes.get("rate")
+        cells = (MISSING_VALUE,) * 3
+        if change is not None:
+            values = (format_percent(change.first.value), format_percent(change.second.value))
+            cells = (*values, format_points_estimate(change.difference))
+        moved = rate.difference.value if rate else None
+        rows.append((gate.gate, *cells, MISSING_VALUE if moved is None else format_points(moved)))
+    columns = ("gate", f"{MEASURE_NAMES[measure]}, A", "B", "B - A", "searches")
+    return TextTable("B less A, in points", columns, tuple(rows))
 
 
-def build_diff_table(found: EvaluationDiff) -> TextTable:
-    """A is the first side, B the second; differences are B less A, in points."""
-    kinds = [kind for kind in MEASURE_NAMES if any(kind in one.changes for one in found.gates)]
+def build_diff_table(diff: EvaluationDiff) -> TextTable:
+    """Build the table of all gates and measures."""
+    measures = [measure for measure in MEASURE_NAMES if any(measure in gate.changes for gate in diff.gates)]
     columns = ["gate"]
-    for kind in kinds:
-        columns += [f"{MEASURE_NAMES[kind]}, A", "B", "B - A"]
-    rows = tuple((one.gate, *(cell for kind in kinds for cell in _cells(one, kind))) for one in found.gates)
-    return TextTable("Differences with 95 % intervals, in points", tuple(columns), rows)
+    for measure in measures:
+        columns += [f"{MEASURE_NAMES[measure]}, A", "B", "B - A"]
+    rows = [
+        (gate.gate, *(cell for measure in measures for cell in _make_measure_cells(gate, measure)))
+        for gate in diff.gates
+    ]
+    return TextTable("Differences with 95 % intervals, in points", tuple(columns), tuple(rows))
 
 
-def select_gates(found: EvaluationDiff) -> list[GateDiff]:
-    """The gates that count first, then those whose accuracy changed most."""
-    watched = [one for one in found.gates if one.gate in found.watched]
-    others = sorted((one for one in found.gates if one not in watched), key=_size, reverse=True)
+def select_gates(diff: EvaluationDiff) -> list[GateDiff]:
+    """Select the watched gates and those whose accuracy changed most."""
+    watched = [gate for gate in diff.gates if gate.gate in diff.watched]
+    others = sorted((gate for gate in diff.gates if gate not in watched), key=_measure_change, reverse=True)
     return (watched + others)[: max(MAX_TERMINAL_GATES, len(watched))]
 
 
-def _size(one: GateDiff) -> float:
-    change = one.changes.get("accuracy") or one.changes.get("auroc")
+def _measure_change(gate: GateDiff) -> float:
+    change = gate.changes.get("accuracy") or gate.changes.get("auroc")
     return abs(change.difference.value or 0.0) if change else 0.0
 
 
-def _cells(one: GateDiff, kind: str) -> tuple[str, str, str]:
-    change = one.changes.get(kind)
+def _make_measure_cells(gate: GateDiff, measure: str) -> tuple[str, str, str]:
+    change = gate.changes.get(measure)
     if change is None:
         return MISSING_VALUE, MISSING_VALUE, MISSING_VALUE
-    show = _auroc if kind == "auroc" else format_percent_estimate
+    show = format_estimate if measure == "auroc" else format_percent_estimate
     return show(change.first), show(change.second), format_points_estimate(change.difference)
 
 
-def _auroc(found: Estimate) -> str:
-    return MISSING_VALUE if found.value is None else found.shown()
-
-
-def build_sides_table(found: EvaluationDiff) -> TextTable:
-    behind = [("arbiter", found.first.arbiter or "none", found.second.arbiter or "none")]
+def build_sides_table(diff: EvaluationDiff) -> TextTable:
+    """Build the table of what is compared."""
+    first, second = diff.first, diff.second
     rows = [
-        ("folder", found.first.name, found.second.name),
-        ("model", found.first.model, found.second.model),
-        ("questions", f"{found.first.n:,}", f"{found.second.n:,}"),
-        ("recommended", found.first.recommended, found.second.recommended),
-        *(behind if found.first.arbiter or found.second.arbiter else []),
-        ("gates only there", ", ".join(found.only_first) or "none", ", ".join(found.only_second) or "none"),
+        ("folder", first.name, second.name),
+        ("model", first.model, second.model),
+        ("questions", f"{first.n:,}", f"{second.n:,}"),
+        ("recommended", first.recommendation, second.recommendation),
     ]
+    if first.arbiter or second.arbiter:
+        rows.append(("arbiter", first.arbiter or "none", second.arbiter or "none"))
+    rows.append(("gates only there", ", ".join(diff.only_first) or "none", ", ".join(diff.only_second) or "none"))
     return TextTable("What is compared", ("", "A", "B"), tuple(rows))
 
 
-def describe_pairing(found: EvaluationDiff) -> str:
-    """What the intervals rest on."""
-    if found.paired:
-        return f"Differences are paired, over the {found.paired:,} questions that A and B share."
-    shared = f"share {found.shared:,} questions" if found.shared else "share no question (or one keeps no decisions)"
-    takes = f"to pair them takes {found.needed:,}"
-    return f"A and B {shared}; {takes}. So differences are those of independent samples."
+# --- page -----------------------------------------------------------------------------------------
 
 
-def describe_uncompared_gates(found: EvaluationDiff) -> str:
-    """Gates that one side alone has, so that nothing can be said of them; '' where there are none."""
-    named = [
-        f"only {side} has {', '.join(gates)}"
-        for side, gates in (("A", found.only_first), ("B", found.only_second))
-        if gates
-    ]
-    return f"Not compared: {'; '.join(named)}." if named else ""
+def write_diff_page(diff: EvaluationDiff, out: Path) -> None:
+    """Write the page atomically."""
+    subtitle = f"A: {diff.first.name}, B: {diff.second.name}"
+    write_text(out, html.render_page("Two evaluations compared", subtitle, list(build_diff_sections(diff))))
 
 
-@dataclass(frozen=True)
-class DiffVerdict:
-    """light: as on every report. said: better, worse or neither. told: by how much."""
-
-    light: Literal["use", "leave", "unknown"]
-    said: str
-    told: str = ""
-
-
-def build_diff_verdict(found: EvaluationDiff) -> DiffVerdict:
-    """By the accuracy of the gates that count: one that fell for certain is enough for 'worse'."""
-    changes = {
-        one.gate: one.changes["accuracy"].difference
-        for one in found.gates
-        if one.gate in found.watched and "accuracy" in one.changes
-    }
-    down = {gate: one for gate, one in changes.items() if one.high is not None and one.high < 0}
-    up = {gate: one for gate, one in changes.items() if one.low is not None and one.low > 0}
-    if down:
-        return DiffVerdict("leave", "B is worse than A.", _told(down))
-    if up:
-        return DiffVerdict("use", "B is better than A.", _told(up))
-    if not changes:
-        return DiffVerdict("unknown", "B and A cannot be told apart by their answers.", "See how needs rank.")
-    return DiffVerdict("unknown", "No difference between A and B is shown.", _told(changes))
+def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
+    """Build the sections of the page."""
+    verdict = build_diff_verdict(diff)
+    sentences = " ".join([verdict.details, describe_pairing(diff), describe_uncompared_gates(diff)])
+    label = f'<p class="light">{DIFF_LABELS[verdict.level]}</p>'
+    text = f"<h2>{escape_html(verdict.headline)}</h2><p>{escape_html(sentences)}</p>"
+    yield f'<section class="verdict {verdict.level}" id="verdict">{label}{text}</section>'
+    yield _build_chart_section(diff)
+    sides = html.render_table(build_sides_table(diff), css_class="text")
+    yield html.render_section("sides", "What is compared", "", [sides])
+    table = html.render_wide_table(build_diff_table(diff), DIFF_DEFINITIONS, diff.watched)
+    intro = "Click a head to sort. The gates that count are highlighted."
+    yield html.render_folded_section("gates", "All gates", intro, [table], f"{len(diff.gates)} on both sides")
+    definitions = html.render_definitions("Definitions", DIFF_DEFINITIONS)
+    yield html.render_folded_section("how", "How every number is computed", "", [definitions])
 
 
-def _told(changes: dict[str, Estimate]) -> str:
-    told = (f"'{gate}' {format_points_estimate(one)}" for gate, one in changes.items())
-    return f"Points of accuracy, with 95 % intervals: {'; '.join(told)}."
-
-
-def has_difference(change: MeasureDiff) -> bool:
-    """Whether a difference can be drawn."""
-    return change.difference.value is not None
+def _build_chart_section(diff: EvaluationDiff) -> str:
+    intro = "Accuracy of B less that of A, with 95 % intervals: the gates that count, then those that changed most."
+    rows = []
+    for gate in select_gates(diff):
+        change = gate.changes.get("accuracy")
+        if change is not None and change.difference.value is not None:
+            difference = change.difference
+            tooltip = f"{gate.gate}: {format_points_estimate(difference)} points"
+            rows.append(DotRow(gate.gate, change.difference.value, difference.low, difference.high, tooltip))
+    title = "Accuracy, B less A"
+    if rows:
+        content = html.render_figure(draw_dot_chart(rows, title, "points, B less A"), title)
+    else:
+        content = html.render_remark("No gate has answers with and without passages on both sides.")
+    return html.render_section("picture", "What changed", intro, [content])

@@ -1,4 +1,4 @@
-"""The pictures of an evaluation. Numbers come from it as they are; nothing is measured here."""
+"""Charts of an evaluation, and the policy they highlight."""
 
 from __future__ import annotations
 
@@ -9,31 +9,41 @@ import numpy as np
 
 from knowgate.core.chart import Axis, ChartPoint, fit_axis
 from knowgate.core.display import format_percent, format_points
-from knowgate.evaluation.frontier import Frontier
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.recommendation import Recommendation
+from knowgate.evaluation.report import charts
 from knowgate.evaluation.report.charts import (
+    SMALL_HEIGHT,
+    SMALL_WIDTH,
     Bar,
     BarGroup,
     DotRow,
     PlotArea,
     PlotLine,
     PlotMark,
-    build_color_key,
-    draw_bar_chart,
-    draw_dot_chart,
-    draw_line_plot,
-    pick_line_style,
 )
 from knowgate.gates import GATES
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray, FloatArray
 
+FINE_STEPS, COARSE_STEPS = 60, 30  # points of a visible line, and of a hidden one
+BIN_COUNT = 10
+DIAGONAL = (ChartPoint(0, 0), ChartPoint(1, 1))
+
+
+# --- highlighted policy ---------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class HighlightedPolicy:
-    """A gate at a threshold: which questions it skips, and which of its final answers are right."""
+    """The gate and threshold that the page shows in detail.
+
+    Attributes:
+        skips: Whether each question is skipped.
+        right: Whether the final answer to each question is correct.
+        is_recommended: False for the best gate of an evaluation that recommends none.
+    """
 
     gate: GateResult
     threshold: float
@@ -43,212 +53,209 @@ class HighlightedPolicy:
 
     @property
     def name(self) -> str:
+        """Gate and threshold in words."""
         return f"'{self.gate.gate}' at {self.threshold:.3g}"
 
 
-def select_policy(evaluation: Evaluation, advice: Recommendation) -> HighlightedPolicy | None:
-    """None where no gate was evaluated that ranks questions, or no question has both answers."""
-    if evaluation.trial.open_right is None:
+def select_policy(evaluation: Evaluation, recommendation: Recommendation) -> HighlightedPolicy | None:
+    """Select the recommended policy, or else the best gate at its own threshold.
+
+    Returns:
+        None without open-book answers or without a gate that ranks questions.
+    """
+    if not evaluation.has_open_answers:
         return None
-    if advice.gate is not None and not advice.does_without and advice.threshold is not None:
-        gate = evaluation.gate(advice.gate)
-        return HighlightedPolicy(gate, advice.threshold, advice.skips, advice.right, advice.is_worth_it)
-    best = find_best_gate(evaluation)
-    if best is None:
+    name, threshold = recommendation.gate, recommendation.threshold
+    if name is not None and threshold is not None and not recommendation.is_without_retrieval:
+        return HighlightedPolicy(
+            evaluation.gate(name), threshold, recommendation.skips, recommendation.right, recommendation.is_positive
+        )
+    ranked = rank_gates(evaluation)
+    if not ranked:
         return None
-    return HighlightedPolicy(best, best.threshold, best.needs <= best.threshold, best.right, is_recommended=False)
+    best = ranked[0]
+    return HighlightedPolicy(best, best.threshold, ~best.retrieve, best.right, is_recommended=False)
 
 
 def rank_gates(evaluation: Evaluation) -> list[GateResult]:
-    """Gates that rank questions, the best first: by the area under their curve, or by AUROC where there is none."""
-    gates = [gate for gate in evaluation.gates if "auroc" in gate.measures]
-    return sorted(gates, key=_quality, reverse=True)
+    """Sort the gates by the area under their frontier, or by AUROC without open-book answers; best first."""
 
+    def get_quality(gate: GateResult) -> float:
+        return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
 
-def _quality(gate: GateResult) -> float:
-    return gate.frontier.area if gate.frontier is not None else gate.measures["auroc"].value or 0.0
-
-
-def find_best_gate(evaluation: Evaluation) -> GateResult | None:
-    return next(iter(rank_gates(evaluation)), None)
-
-
-def is_unfitted(gate: GateResult) -> bool:
-    """A gate that needs no fitting: what a fitted one must beat."""
-    return gate.gate.partition(":")[0] in GATES
+    return sorted(evaluation.ranking_gates, key=get_quality, reverse=True)
 
 
 @dataclass(frozen=True)
 class PolicySlice:
-    """Part of the questions under a policy. changes: of the answers against always retrieving, per question."""
+    """A policy on one slice of the questions.
+
+    Attributes:
+        skipped: Share of searches skipped.
+        always: Accuracy of always retrieving.
+        changes: For each question, correctness minus that of always retrieving.
+    """
 
     name: str
     n: int
     skipped: float
     always: float
-    changes: np.ndarray[tuple[int], np.dtype[np.float64]] = field(repr=False)
+    changes: FloatArray = field(repr=False)
 
 
-def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, fewest: int) -> list[PolicySlice]:
-    """Parts with at least so many questions, of dimensions that split them."""
-    opened = evaluation.trial.always_right
-    found = []
-    for dimension in dict.fromkeys(one.dimension for one in evaluation.slices):
-        parts = evaluation.trial.get_slice_values(dimension)
-        values = [one.value for one in evaluation.slices if one.dimension == dimension]
-        for value in values:
-            inside = parts == value
-            if inside.sum() >= fewest:
-                changes = policy.right[inside].astype(float) - opened[inside]
-                skipped, always = float(policy.skips[inside].mean()), float(opened[inside].mean())
-                found.append(PolicySlice(f"{dimension}: {value}", int(inside.sum()), skipped, always, changes))
-    return found
+def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, min_questions: int) -> list[PolicySlice]:
+    """Measure a policy on every slice with enough questions."""
+    always_right = evaluation.table.always_right
+    slices = []
+    for part in evaluation.slices:
+        in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
+        n = int(in_slice.sum())
+        if n >= min_questions:
+            changes = policy.right[in_slice].astype(float) - always_right[in_slice]
+            skipped, always = float(policy.skips[in_slice].mean()), float(always_right[in_slice].mean())
+            slices.append(PolicySlice(f"{part.dimension}: {part.value}", n, skipped, always, changes))
+    return slices
 
 
-FINE_STEPS, COARSE_STEPS = 60, 30  # points of a line that is drawn at once, and of one on demand
-BIN_COUNT = 10
-SMALL_WIDTH, SMALL_HEIGHT = 560, 360  # of a small picture
+# --- trade-off ------------------------------------------------------------------------------------
 
 
 def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Accuracy against the share of questions retrieved for, with five lines at most; others on demand."""
-    lines = list(_trade_off_lines(evaluation, policy))
-    heights = [point.y for line in lines for point in line.points]
-    field = PlotArea(Axis("searches, as a share of the questions"), fit_axis("accuracy", heights))
-    ends = [_end(evaluation, name, rate) for name, rate in (("never", 0.0), ("always", 1.0))]
-    about = (
+    """Draw accuracy against retrieval rate. Gates other than the most important are hidden at first."""
+    lines = list(_make_trade_off_lines(evaluation, policy))
+    accuracies = [point.y for line in lines for point in line.points]
+    area = PlotArea(Axis("searches, as a share of the questions"), fit_axis("accuracy", accuracies))
+    ends = [_make_end_mark(evaluation, name, rate) for name, rate in (("never", 0.0), ("always", 1.0))]
+    description = (
         f"Without any search {format_percent(ends[0].at.y)} of the answers are right, with all of them "
         f"{format_percent(ends[1].at.y)}. Lines above the straight one choose better than chance."
     )
-    return draw_line_plot(field, lines, "Accuracy against searches", about, ends)
+    return charts.draw_line_plot(area, lines, "Accuracy against searches", description, ends)
 
 
-def _trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
+def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
     ranked = rank_gates(evaluation)
-    chosen = policy.gate if policy else None
-    plain = next((gate for gate in ranked if is_unfitted(gate) and gate is not chosen), None)
+    highlighted = policy.gate if policy else None
+    # A fitted gate must beat the best one that needs no fitting.
+    unfitted = next((gate for gate in ranked if _is_unfitted(gate) and gate is not highlighted), None)
     if policy:
-        yield _gate_line(policy.gate, "k0 strong", FINE_STEPS, mark=_policy_mark(policy))
-    if plain:
-        yield _gate_line(plain, "k1", FINE_STEPS, suffix=" (best that needs no fitting)")
-    ends = [evaluation.gate(name).measures["accuracy"].value or 0.0 for name in ("never", "always")]
-    yield PlotLine("at random", [ChartPoint(0, ends[0]), ChartPoint(1, ends[1])], "kgrey d2")
-    yield _gate_line(evaluation.gate("oracle"), "kink d1", FINE_STEPS, suffix=" (the ceiling)")
-    others = [gate for gate in ranked if gate not in (chosen, plain)]
-    yield from (
-        _gate_line(gate, pick_line_style(number + 2), COARSE_STEPS, is_on=False) for number, gate in enumerate(others)
-    )
+        yield _make_gate_line(policy.gate, "k0 strong", mark=_make_policy_mark(policy))
+    if unfitted:
+        yield _make_gate_line(unfitted, "k1", suffix=" (best that needs no fitting)")
+    never, always = (evaluation.gate(name).measures["accuracy"].value or 0.0 for name in ("never", "always"))
+    yield PlotLine("at random", [ChartPoint(0, never), ChartPoint(1, always)], "kgrey d2")
+    yield _make_gate_line(evaluation.gate("oracle"), "kink d1", suffix=" (the ceiling)")
+    others = [gate for gate in ranked if gate not in (highlighted, unfitted)]
+    for number, gate in enumerate(others):
+        yield _make_gate_line(gate, charts.pick_line_style(number + 2), is_visible=False)
 
 
-def _gate_line(
-    gate: GateResult, style: str, steps: int, *, mark: PlotMark | None = None, suffix: str = "", is_on: bool = True
+def _is_unfitted(gate: GateResult) -> bool:
+    return gate.gate.partition(":")[0] in GATES
+
+
+def _make_gate_line(
+    gate: GateResult, css_class: str, *, mark: PlotMark | None = None, suffix: str = "", is_visible: bool = True
 ) -> PlotLine:
-    curve = gate.frontier
-    drawn = [] if curve is None else _steps(curve, steps)
-    return PlotLine(f"{gate.gate}{suffix}", drawn, style, mark, is_on)
+    steps = FINE_STEPS if is_visible else COARSE_STEPS
+    rates = [step / steps for step in range(steps + 1)]
+    points = [] if gate.frontier is None else [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]
+    return PlotLine(f"{gate.gate}{suffix}", points, css_class, mark, is_visible)
 
 
-def _steps(curve: Frontier, steps: int) -> list[ChartPoint]:
-    return [ChartPoint(step / steps, curve.at(step / steps)) for step in range(steps + 1)]
-
-
-def _policy_mark(policy: HighlightedPolicy) -> PlotMark:
+def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
     accuracy, rate = estimate_mean(policy.right.astype(float)), 1 - float(policy.skips.mean())
-    says = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
-    return PlotMark(ChartPoint(rate, accuracy.value or 0.0), says, accuracy.low, accuracy.high)
+    tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
+    return PlotMark(ChartPoint(rate, accuracy.value or 0.0), tooltip, accuracy.low, accuracy.high)
 
 
-def _end(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
+def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
     accuracy = evaluation.gate(name).measures["accuracy"].value or 0.0
     return PlotMark(ChartPoint(rate, accuracy), f"{name} retrieve: {format_percent(accuracy)}", label=name)
 
 
-def draw_slice_chart(parts: Sequence[PolicySlice], resamples: int) -> str:
-    """What skipping changes in each part of the questions."""
+def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
+    """Draw the change of accuracy against always retrieving, for each slice."""
     rows = []
-    for part in parts:
-        found = estimate_mean(part.changes, resamples)
-        says = f"{part.name}: {format_points(found.value or 0.0)} points, {format_percent(part.skipped)} skipped, n = {part.n}"
-        rows.append(DotRow(part.name, found.value or 0.0, found.low, found.high, says))
-    about = "; ".join(row.says for row in rows)
-    return draw_dot_chart(
-        rows, "Accuracy against always retrieving, by part", about, "points against always retrieving"
-    )
+    for part in slices:
+        change = estimate_mean(part.changes, resamples)
+        value = change.value or 0.0
+        tooltip = f"{part.name}: {format_points(value)} points, {format_percent(part.skipped)} skipped, n = {part.n}"
+        rows.append(DotRow(part.name, value, change.low, change.high, tooltip))
+    title = "Accuracy against always retrieving, by part"
+    return charts.draw_dot_chart(rows, title, "points against always retrieving")
 
 
 # --- ranking and calibration ----------------------------------------------------------------------
 
 
 def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
-    """How many unknown questions are caught at the price of known ones."""
-    wrong = ~evaluation.trial.closed_right
+    """Draw ROC curves: unknown questions retrieved for, against known ones."""
+    unknown = ~evaluation.table.closed_right
     lines = [
         PlotLine(
-            f"{gate.gate} ({gate.measures['auroc'].shown(2)})",
-            compute_roc_points(wrong, gate.needs),
-            pick_line_style(number),
+            f"{gate.gate} ({gate.measures['auroc'].format(2)})",
+            compute_roc_points(unknown, gate.needs),
+            charts.pick_line_style(number),
         )
         for number, gate in enumerate(gates)
     ]
-    lines.append(PlotLine("chance", [ChartPoint(0, 0), ChartPoint(1, 1)], "kgrey d2"))
-    field = PlotArea(
-        Axis("known questions retrieved for"),
-        Axis("unknown questions retrieved for"),
-        width=SMALL_WIDTH,
-        height=SMALL_HEIGHT,
+    description = "; ".join(line.name for line in lines)
+    area = PlotArea(
+        Axis("known questions retrieved for"), Axis("unknown questions retrieved for"), SMALL_WIDTH, SMALL_HEIGHT
     )
-    return draw_line_plot(field, lines, "ROC curves", "; ".join(line.name for line in lines[:-1]))
+    return charts.draw_line_plot(area, [*lines, PlotLine("chance", DIAGONAL, "kgrey d2")], "ROC curves", description)
 
 
-def compute_roc_points(wrong: BoolArray, needs: FloatArray) -> list[ChartPoint]:
-    """(share of known, share of unknown questions) above each threshold, thinned."""
+def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint]:
+    """Return (share of known, share of unknown questions) above each of some thresholds."""
     thresholds = np.unique(np.quantile(needs, np.linspace(0, 1, FINE_STEPS), method="inverted_cdf"))[::-1]
-    known, unknown = np.sort(needs[~wrong]), np.sort(needs[wrong])
-    if not len(known) or not len(unknown):
+    known_needs, unknown_needs = np.sort(needs[~unknown]), np.sort(needs[unknown])
+    if not len(known_needs) or not len(unknown_needs):
         return []
-    above = [ChartPoint(_above(known, one), _above(unknown, one)) for one in thresholds]
-    return [*above, ChartPoint(1.0, 1.0)]
+    points = [
+        ChartPoint(_share_above(known_needs, threshold), _share_above(unknown_needs, threshold))
+        for threshold in thresholds
+    ]
+    return [*points, ChartPoint(1.0, 1.0)]
 
 
-def _above(ordered: FloatArray, threshold: float) -> float:
-    return float(1 - np.searchsorted(ordered, threshold, side="right") / len(ordered))
+def _share_above(sorted_values: FloatArray, threshold: float) -> float:
+    return float(1 - np.searchsorted(sorted_values, threshold, side="right") / len(sorted_values))
 
 
 def draw_reliability_chart(evaluation: Evaluation, gate: GateResult) -> str:
-    """How often the closed-book answer is wrong among questions of about the same need."""
+    """Draw how often the closed-book answer is wrong among questions of similar need."""
     bins = np.minimum((gate.needs * BIN_COUNT).astype(int), BIN_COUNT - 1)
-    wrong = ~evaluation.trial.closed_right
-    filled = [number for number in range(BIN_COUNT) if np.any(bins == number)]
-    dots = [ChartPoint(float(gate.needs[bins == b].mean()), float(wrong[bins == b].mean())) for b in filled]
-    marks = [
-        PlotMark(dot, f"need {dot.x:.2f}: wrong {format_percent(dot.y)}, n = {int(np.sum(bins == b))}")
-        for dot, b in zip(dots, filled, strict=True)
-    ]
-    lines = [PlotLine("calibrated", [ChartPoint(0, 0), ChartPoint(1, 1)], "kgrey d2"), PlotLine(gate.gate, dots, "k0")]
-    field = PlotArea(
-        Axis("need"), Axis("closed-book answers wrong"), x_share=False, width=SMALL_WIDTH, height=SMALL_HEIGHT
-    )
-    about = "; ".join(mark.says for mark in marks)
-    return draw_line_plot(field, lines, f"Calibration of {gate.gate}", about, marks)
+    wrong = ~evaluation.table.closed_right
+    marks = []
+    for number in range(BIN_COUNT):
+        in_bin = bins == number
+        if in_bin.any():
+            dot = ChartPoint(float(gate.needs[in_bin].mean()), float(wrong[in_bin].mean()))
+            tooltip = f"need {dot.x:.2f}: wrong {format_percent(dot.y)}, n = {int(in_bin.sum())}"
+            marks.append(PlotMark(dot, tooltip))
+    lines = [PlotLine("calibrated", DIAGONAL, "kgrey d2"), PlotLine(gate.gate, [mark.at for mark in marks], "k0")]
+    area = PlotArea(Axis("need"), Axis("closed-book answers wrong"), SMALL_WIDTH, SMALL_HEIGHT, x_is_share=False)
+    description = "; ".join(mark.tooltip for mark in marks)
+    return charts.draw_line_plot(area, lines, f"Calibration of {gate.gate}", description, marks)
 
 
 def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
-    """How need is spread over questions that the LLM knows and does not know."""
+    """Draw the distribution of need over questions that the LLM knows and does not know."""
     edges = np.linspace(0, 1, BIN_COUNT + 1)
-    known = evaluation.trial.closed_right
+    known = evaluation.table.closed_right
+    styles = (("closed-book answer right", "k0"), ("wrong", "k1"))
     shares = [np.histogram(gate.needs[part], edges)[0] / max(1, len(known)) for part in (known, ~known)]
-    looks = (("closed-book answer right", "k0"), ("wrong", "k1"))
-    groups = [
-        BarGroup(f"{edges[b]:.1f}", [_bar(float(share[b]), *one) for share, one in zip(shares, looks, strict=True)])
-        for b in range(BIN_COUNT)
-    ]
-    top = max(float(share.max()) for share in shares)
-    field = PlotArea(
-        Axis("need, from"), fit_axis("share of questions", [0.0, top]), width=SMALL_WIDTH, height=SMALL_HEIGHT
-    )
-    about = "; ".join(bar.says for group in groups for bar in group.bars)
-    return draw_bar_chart(field, groups, f"Needs of {gate.gate}", about) + build_color_key(looks)
-
-
-def _bar(share: float, name: str, style: str) -> Bar:
-    return Bar(share, style, f"{name}: {format_percent(share)}")
+    groups = []
+    for number in range(BIN_COUNT):
+        bars = [
+            Bar(float(share[number]), css_class, f"{name}: {format_percent(float(share[number]))}")
+            for share, (name, css_class) in zip(shares, styles, strict=True)
+        ]
+        groups.append(BarGroup(f"{edges[number]:.1f}", bars))
+    highest = max(float(share.max()) for share in shares)
+    area = PlotArea(Axis("need, from"), fit_axis("share of questions", [0.0, highest]), SMALL_WIDTH, SMALL_HEIGHT)
+    description = "; ".join(bar.tooltip for group in groups for bar in group.bars)
+    chart = charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}", description)
+    return chart + charts.build_color_key(styles)

@@ -1,4 +1,4 @@
-"""The tables of an evaluation as plain cells: the terminal, the page and the Markdown file show the same ones."""
+"""Tables of an evaluation. The terminal, the page and table.md show the same ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, comput
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
+from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 
 COLUMN_DEFINITIONS = {
     "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
@@ -59,7 +59,7 @@ COLUMN_DEFINITIONS = {
     "gained": "share of questions the cascade has right and always retrieving wrong",
     **{f"cascade at {rate:.0%}": f"accuracy of the cascade when {rate:.0%} of the questions, those of highest need, "
        "are retrieved for" for rate in CASCADE_RATES},
-    "price of a search": "in right answers: --price-retrieval over --price-wrong",
+    "price of a search": "price of a search over price of a wrong answer",
     "skip": "share of questions answered from memory",
     "one retrieval": "share of questions answered with passages, or by the arbiter's choice where there is one",
     "several": "share of questions answered after several rounds of retrieval",
@@ -79,92 +79,78 @@ COLUMN_DEFINITIONS = {
 
 
 def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    has_open = evaluation.trial.open_right is not None
-    if has_open:
-        yield build_main_table(evaluation)
+    """Build all tables of an evaluation."""
+    if not evaluation.has_open_answers:
+        yield build_ranking_table(evaluation)
+        return
+    yield build_answer_table(evaluation.gates)
     yield build_ranking_table(evaluation)
-    if has_open:
-        yield build_frontier_table(evaluation)
-        yield build_judgment_table(evaluation)
-        yield build_cost_table(evaluation)
-        yield build_comparison_table(evaluation)
-        if evaluation.cascade:
-            yield build_cascade_table(evaluation.cascade)
-        if evaluation.actions:
-            yield build_action_table(evaluation.actions)
-        if evaluation.second:
-            yield build_second_look_table(evaluation.second)
-        yield from build_gate_slice_tables(evaluation)
+    yield build_frontier_table(evaluation)
+    yield build_judgment_table(evaluation)
+    yield build_cost_table(evaluation)
+    yield build_comparison_table(evaluation)
+    if evaluation.cascade:
+        yield build_cascade_table(evaluation.cascade)
+    if evaluation.actions:
+        yield build_action_table(evaluation.actions)
+    if evaluation.second_looks:
+        yield build_second_look_table(evaluation.second_looks)
+    yield from build_gate_slice_tables(evaluation)
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
-    """All numbers of all gates in one table."""
-    parts = [build_ranking_table(evaluation), build_cost_table(evaluation)]
-    if evaluation.trial.open_right is not None:
-        parts = [
-            build_main_table(evaluation),
-            *parts,
-            build_frontier_table(evaluation),
-            build_judgment_table(evaluation),
-        ]
-    columns = [column for part in parts for column in part.columns[1:]]
-    cells = [{row[0]: row[1:] for row in part.rows} for part in parts]
+    """Join the tables of measures into one, with a row for each gate."""
+    tables = [build_ranking_table(evaluation), build_cost_table(evaluation)]
+    if evaluation.has_open_answers:
+        tables.insert(0, build_answer_table(evaluation.gates))
+        tables += [build_frontier_table(evaluation), build_judgment_table(evaluation)]
+    columns = [column for table in tables for column in table.columns[1:]]
+    cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = []
     for gate in evaluation.gates:
-        found = [
-            cell.get(gate.gate, (MISSING_VALUE,) * (len(part.columns) - 1))
-            for cell, part in zip(cells, parts, strict=True)
+        cells = [
+            cell
+            for table, by_gate in zip(tables, cells_by_gate, strict=True)
+            for cell in by_gate.get(gate.gate, (MISSING_VALUE,) * (len(table.columns) - 1))
         ]
-        cells_of_gate = [value for part in found for value in part]
-        rows.append((gate.gate, f"{gate.threshold:.3g}", *cells_of_gate, gate.note or MISSING_VALUE))
+        rows.append((gate.gate, f"{gate.threshold:.3g}", *cells, gate.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 
 
-def build_main_table(evaluation: Evaluation) -> TextTable:
-    return build_answer_table(evaluation.gates)
-
-
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
+    """Build the table of how well need predicts what the LLM does not know."""
     columns = ("gate", "AUROC", "judged right", "AUPRC", "ECE", "Brier", "AURC", "AUROC benefit")
+    measures = ("auroc", "judged", "auprc", "ece", "brier", "aurc", "auroc_benefit")
     rows = [
-        (gate.gate, *(format_estimate(gate.measures.get(name)) for name in ("auroc", "judged", "auprc", "ece", "brier", "aurc")),
-         format_estimate(gate.measures.get("auroc_benefit")))
-        for gate in evaluation.gates
-        if "auroc" in gate.measures
-    ]  # fmt: skip
-    rows.append(("majority", MISSING_VALUE, f"{compute_majority_share(evaluation.trial):.3f}", *[MISSING_VALUE] * 5))
+        (gate.gate, *(format_estimate(gate.measures.get(name)) for name in measures))
+        for gate in evaluation.ranking_gates
+    ]
+    majority = f"{compute_majority_share(evaluation.table):.3f}"
+    rows.append(("majority", MISSING_VALUE, majority, *[MISSING_VALUE] * 5))
     return TextTable("Does need tell what the LLM does not know?", columns, tuple(rows))
 
 
 def build_frontier_table(evaluation: Evaluation) -> TextTable:
-    columns = (
-        "gate",
-        *(f"at {rate:.0%}" for rate in RETRIEVAL_RATES),
-        "area",
-        "area of random",
-        "tuned: accuracy",
-        "at rate",
-        "n",
-    )
-    return TextTable(
-        "Accuracy at a given retrieval rate", columns, tuple(_frontier_row(gate) for gate in evaluation.gates)
-    )
+    """Build the table of accuracies at given retrieval rates and of tuned thresholds."""
+    rates = [f"at {rate:.0%}" for rate in RETRIEVAL_RATES]
+    columns = ("gate", *rates, "area", "area of random", "tuned: accuracy", "at rate", "n")
+    rows = tuple(_make_frontier_row(gate) for gate in evaluation.gates)
+    return TextTable("Accuracy at a given retrieval rate", columns, rows)
 
 
-def _frontier_row(gate: GateResult) -> tuple[str, ...]:
-    rates = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
-    curve, tuned = gate.frontier, gate.tuned
-    areas = (f"{curve.area:.3f}", f"{curve.random_area:.3f}") if curve else (MISSING_VALUE, MISSING_VALUE)
-    told = (format_percent(tuned.accuracy), format_percent(tuned.rate), str(tuned.n)) if tuned else (MISSING_VALUE,) * 3
-    return (gate.gate, *rates, *areas, *told)
+def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
+    accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
+    frontier, tuned = gate.frontier, gate.tuned
+    areas = (f"{frontier.area:.3f}", f"{frontier.random_area:.3f}") if frontier else (MISSING_VALUE,) * 2
+    tuning = (format_percent(tuned.accuracy), format_percent(tuned.rate), str(tuned.n)) if tuned else None
+    return (gate.gate, *accuracies, *areas, *(tuning or (MISSING_VALUE,) * 3))
 
 
 def build_judgment_table(evaluation: Evaluation) -> TextTable:
+    """Build the table of closed-book accuracy among questions judged known and unknown."""
+    measures = ("closed_if_known", "closed_if_unknown")
     rows = [
-        (
-            gate.gate,
-            *(format_percent_estimate(gate.measures[name]) for name in ("closed_if_known", "closed_if_unknown")),
-        )
+        (gate.gate, *(format_percent_estimate(gate.measures[name]) for name in measures))
         for gate in evaluation.gates
         if "closed_if_known" in gate.measures
     ]
@@ -173,6 +159,7 @@ def build_judgment_table(evaluation: Evaluation) -> TextTable:
 
 
 def build_cost_table(evaluation: Evaluation) -> TextTable:
+    """Build the table of mean costs per question."""
     rows = [
         (
             gate.gate,
@@ -183,49 +170,44 @@ def build_cost_table(evaluation: Evaluation) -> TextTable:
         )
         for gate in evaluation.gates
     ]
-    return TextTable(
-        "Cost per question", ("gate", "LM calls", "retrievals", "generated tokens", "seconds"), tuple(rows)
-    )
+    columns = ("gate", "LM calls", "retrievals", "generated tokens", "seconds")
+    return TextTable("Cost per question", columns, tuple(rows))
 
 
 def build_comparison_table(evaluation: Evaluation) -> TextTable:
+    """Build the table of paired tests between gates."""
     columns = ("gate", "against", "difference in points", "only it right", "only the other", "p", "p (Holm)")
     rows = [
         (
-            one.gate,
-            one.against,
-            format_points_estimate(Estimate(one.difference, one.low, one.high)),
-            str(one.only_gate),
-            str(one.only_against),
-            _p(one.p_mcnemar),
-            _p(one.p_holm),
+            pair.gate,
+            pair.against,
+            format_points_estimate(Estimate(pair.difference, pair.low, pair.high)),
+            str(pair.only_gate),
+            str(pair.only_against),
+            format_p_value(pair.p_mcnemar),
+            format_p_value(pair.p_holm),
         )
-        for one in evaluation.comparisons
+        for pair in evaluation.comparisons
     ]
     return TextTable("Gates compared on the same questions", columns, tuple(rows))
 
 
 def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """One table per dimension: accuracy @ retrieval rate, and the gain over matched random."""
-    for dimension in dict.fromkeys(one.dimension for one in evaluation.slices):
-        parts = [one for one in evaluation.slices if one.dimension == dimension]
-        columns = ("gate", *(f"{one.value} (n = {one.n})" for one in parts))
-        names = [gate.gate for gate in evaluation.gates]
-        yield TextTable(
-            f"By {dimension}", columns, tuple((name, *(_slice_cell(part, name) for part in parts)) for name in names)
-        )
+    """Build a table for each dimension: accuracy @ retrieval rate, and the gain over random retrieval."""
+    for dimension in dict.fromkeys(part.dimension for part in evaluation.slices):
+        slices = [part for part in evaluation.slices if part.dimension == dimension]
+        columns = ("gate", *(f"{part.value} (n = {part.n})" for part in slices))
+        rows = [(gate.gate, *(_make_slice_cell(part, gate.gate) for part in slices)) for gate in evaluation.gates]
+        yield TextTable(f"By {dimension}", columns, tuple(rows))
 
 
-def _slice_cell(part: SliceTable, name: str) -> str:
-    for gate, accuracy, rate, random in part.rows:
-        if gate == name:
+def _make_slice_cell(part: SliceTable, gate: str) -> str:
+    for name, accuracy, rate, random in part.rows:
+        if name == gate:
             return f"{format_percent(accuracy)} @ {format_percent(rate)} ({format_points(accuracy - random)})"
     return "empty"
 
 
-def format_estimate(value: Estimate | None) -> str:
-    return MISSING_VALUE if value is None or value.value is None else value.shown()
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+def format_estimate(estimate: Estimate | None) -> str:
+    """Format an estimate with its interval, or as a missing value."""
+    return MISSING_VALUE if estimate is None or estimate.value is None else estimate.format()

@@ -1,4 +1,4 @@
-"""What an evaluation comes to, in words: for a manager on the page, for everybody on the terminal."""
+"""The verdict of an evaluation in words, with the numbers that a decision maker needs."""
 
 from __future__ import annotations
 
@@ -19,121 +19,38 @@ from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 
-
-def format_threshold(threshold: float | None) -> str:
-    return MISSING_VALUE if threshold is None else f"{threshold:.3g}"
-
-
-def format_interval_text(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return ""
-    return f" (95 % interval {format_points(found.low)} to {format_points(found.high)})"
-
-
-def format_point_count(share: float) -> str:
-    return f"{100 * share:g} points" if share != 0.01 else "1 point"
-
-
-def describe_gain(advice: Recommendation) -> str:
-    """What the gate gains over chance."""
-    gain = f"{format_points(advice.gain.value or 0.0)} points{format_interval_text(advice.gain)}"
-    return f"against as many skips at random it gains {gain}"
-
-
-LOW_KNOWN_SHARE = 0.15  # share of questions the LLM knows, below which there is little to skip
-LOW_AUROC = 0.65  # AUROC below which a gate hardly tells anything
-
-
-def write_negative_headline(advice: Recommendation, evaluation: Evaluation) -> str:
-    if evaluation.trial.open_right is None:
-        return "What skipping would cost cannot be seen: no question was answered with passages."
-    if advice.light == "unknown":
-        shown = f"Fewer than {MIN_QUESTIONS} different questions cannot" if advice.n > 1 else "One question cannot"
-        return f"{shown} show whether a gate pays here."
-    return "No gate is worth using here: retrieve for every question."
-
-
-def explain_negative_verdict(advice: Recommendation, evaluation: Evaluation) -> list[str]:
-    trial = evaluation.trial
-    if trial.open_right is None:
-        ranked = _best(evaluation)
-        return ["Label with passages to see it: knowgate label --index DIR.", *([ranked] if ranked else [])]
-    if advice.light == "unknown":
-        return [f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little."]
-    return [_why(advice, evaluation), *_tried(advice)]
-
-
-def _why(advice: Recommendation, evaluation: Evaluation) -> str:
-    trial = evaluation.trial
-    knows = float(trial.closed_right.mean())
-    if knows < LOW_KNOWN_SHARE:
-        return (
-            f"The LLM answers only {format_percent(knows)} of these questions right without passages, so there is little to "
-            "skip."
-        )
-    aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.gates if "auroc" in gate.measures]
-    if not aurocs:
-        return "No gate was evaluated that tells questions apart."
-    if max(aurocs) < LOW_AUROC:
-        return (
-            f"The LLM knows {format_percent(knows)} of these questions, but no gate tells which: the best AUROC is "
-            f"{max(aurocs):.2f}."
-        )
-    if (advice.tried.value or 0.0) >= MIN_SKIPPED and not advice.beats_chance:
-        return (
-            f"The LLM knows {format_percent(knows)} of these questions, but that gates choose better than chance which "
-            "searches to skip is not shown."
-        )
-    return (
-        f"The LLM knows {format_percent(knows)} of these questions, but {advice.n} do not show that a threshold chosen on "
-        f"some of them keeps the loss within {format_point_count(advice.max_loss)} on the others and skips enough: a curve "
-        "that looks better may be luck, and more questions would tell."
-    )
-
-
-def _tried(advice: Recommendation) -> list[str]:
-    if advice.gate is None:
-        return []
-    chance = f"; {describe_gain(advice)}" if advice.gain.value is not None else ""
-    return [
-        f"The best found, '{advice.gate}' at {format_threshold(advice.threshold)}, skips {format_percent(advice.tried.value)} "
-        f"on held-out questions, at {format_points(advice.difference.value or 0.0)} points against always "
-        f"retrieving{format_interval_text(advice.difference)}{chance}."
-    ]
-
-
-def _best(evaluation: Evaluation) -> str:
-    ranked = [
-        gate for gate in evaluation.gates if "auroc" in gate.measures and gate.measures["auroc"].value is not None
-    ]
-    if not ranked:
-        return ""
-    best = max(ranked, key=lambda gate: gate.measures["auroc"].value or 0.0)
-    return (
-        f"What the LLM knows can be ranked: '{best.gate}' tells known from unknown questions best, with an AUROC of "
-        f"{best.measures['auroc'].shown(2)}."
-    )
-
-
 LEVEL_LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
+LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
+LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
+MAX_SUGGESTED_QUESTIONS = 50_000
 
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """A figure that stands out, and what it is."""
+    """A number that stands out, and what it is."""
 
     value: str
-    about: str
+    description: str
 
 
 @dataclass(frozen=True)
 class EvaluationVerdict:
-    """headline: what to do; sentences: why, and how sure. note: how it was chosen."""
+    """A recommendation in words.
 
-    advice: Recommendation
+    Attributes:
+        headline: What to do.
+        sentences: Why, and how certain that is.
+        key_figures: The most important numbers.
+        always: Cost of always retrieving.
+        gated: Cost with the recommended gate.
+        never: Cost of never retrieving.
+        note: How the recommendation was chosen.
+    """
+
+    recommendation: Recommendation
     headline: str
     sentences: list[str]
-    tiles: list[KeyFigure]
+    key_figures: list[KeyFigure]
     always: QuestionCost
     gated: QuestionCost
     never: QuestionCost
@@ -141,157 +58,280 @@ class EvaluationVerdict:
 
     @property
     def label(self) -> str:
-        return LEVEL_LABELS[self.advice.light]
+        """The level of the recommendation in two or three words."""
+        return LEVEL_LABELS[self.recommendation.level]
 
     @property
     def text(self) -> str:
+        """Headline and sentences."""
         return " ".join([self.headline, *self.sentences])
 
 
-def build_verdict(evaluation: Evaluation, assumed: CostAssumptions, max_loss: float) -> EvaluationVerdict:
-    advice = recommend(evaluation, max_loss)
-    always, never = estimate_always_cost(evaluation.trial), estimate_never_cost(evaluation.trial)
-    gated = _spent(evaluation, advice) if advice.gate else always
-    behind = _arbiter(evaluation, advice)
-    if not advice.is_worth_it:
-        reasons = [*explain_negative_verdict(advice, evaluation), *behind]
-        reasons += [_costs(always, assumed)] if evaluation.trial.open_right is not None else []
-        return EvaluationVerdict(advice, write_negative_headline(advice, evaluation), reasons, [], always, gated, never)
-    told = [_skips(advice), *([advice.guarantee] if advice.guarantee else []), _measured(advice)]
-    told += [*behind, *([far] if (far := _far(advice, evaluation)) else [])]
-    return EvaluationVerdict(
-        advice, _headline(advice), [*told, _saves(always, gated, assumed)], _tiles(advice, always, gated, assumed),
-        always, gated, never, "" if advice.guarantee else _aimed(advice, evaluation),
-    )  # fmt: skip
+def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float) -> EvaluationVerdict:
+    """Recommend a gate and describe the recommendation.
 
-
-def _far(advice: Recommendation, evaluation: Evaluation) -> str:
-    """A warning where many questions are unlike those the gate was fitted on."""
-    if advice.does_without:
-        return ""
-    gate = evaluation.gate(str(advice.gate))
-    return format_far_warning(gate.gate, gate.far, advice.n)
-
-
-def _arbiter(evaluation: Evaluation, advice: Recommendation) -> list[str]:
-    """What an arbiter behind the gate would add, where one was asked."""
-    lines = {line.gate: line for line in evaluation.cascade.lines} if evaluation.cascade else {}
-    line = lines.get(str(advice.gate) if advice.is_worth_it else "always") or lines.get("always")
-    if evaluation.cascade is None or line is None:
-        return []
-    where = "after every search" if line.gate == "always" else f"behind '{line.gate}' at its own threshold"
-    change = f"{format_points(line.against_always.value or 0.0)} points against always retrieving"
-    return [f"The arbiter '{evaluation.cascade.arbiter}' {where}: {change}{format_interval_text(line.against_always)}."]
-
-
-def _spent(evaluation: Evaluation, advice: Recommendation) -> QuestionCost:
-    gate = None if advice.does_without else evaluation.gate(str(advice.gate))
-    return estimate_gated_cost(evaluation.trial, advice.skips, gate)
-
-
-# --- yes ------------------------------------------------------------------------------------------
-
-
-def _headline(advice: Recommendation) -> str:
-    if advice.does_without:
-        sure = "Do without retrieval here." if advice.light == "use" else "Retrieval hardly pays here: try without."
-        return f"{sure} No gate is needed for that."
-    verb = "Use" if advice.light == "use" else "Try"
-    return f"{verb} '{advice.gate}' at {format_threshold(advice.threshold)}."
-
-
-def _skips(advice: Recommendation) -> str:
-    if advice.does_without:
-        return "It saves every search."
-    return f"It skips {format_percent(advice.skipped.value)} of the searches."
-
-
-def _aimed(advice: Recommendation, evaluation: Evaluation) -> str:
-    if not advice.agreed:
-        return f"Nothing had to be chosen for that, so all questions speak for it. {_stored(evaluation)}."
-    chosen = f"Gate and threshold were chosen here to lose no more than {format_point_count(advice.max_loss)}"
-    agreed = f"; {advice.agreed} of {FOLDS} repeats without a fifth of the questions chose the same gate."
-    return f"{chosen}{agreed} {_stored(evaluation, ': knowgate calibrate gives one')}."
-
-
-def _stored(evaluation: Evaluation, advice: str = "") -> str:
-    """Guarantees of the gates here, none of which is that of what is recommended."""
-    if not evaluation.promises:
-        on_record = any(gate.gate in evaluation.trial.recorded_needs for gate in evaluation.gates)
-        where = " (needs on record keep none, folders of gates do)" if on_record else ""
-        return f"No guarantee is stored{where}{advice}"
-    told = [f"with '{gate}': {promised.words}" for gate, promised in evaluation.promises.items()]
-    return f"No guarantee is stored for that; one is {' One is '.join(told)}".rstrip(".")
-
-
-def _measured(advice: Recommendation) -> str:
-    where = (
-        "on these questions"
-        if advice.guarantee or not advice.agreed
-        else f"on held-out questions ({format_percent(advice.tried.value)} skipped)"
-    )
-    said = f"Measured {where}: {format_points(advice.difference.value or 0.0)} points of accuracy against always retrieving"
-    said += format_interval_text(advice.difference)
-    if advice.light == "use":
-        return f"{said}."
-    return f"{said}, {_doubt(advice)}."
-
-
-def _doubt(advice: Recommendation) -> str:
-    """What keeps it from being shown."""
-    found = advice.difference
-    if found.low is None or found.low < -advice.max_loss:
-        return f"so a loss above {format_point_count(advice.max_loss)} is not ruled out{_more(advice)}"
-    return f"but that it chooses better than chance is not certain: {describe_gain(advice)}"
-
-
-def _more(advice: Recommendation) -> str:
-    """How many questions would rule it out, if the difference stayed what it is."""
-    found = advice.difference
-    room = (found.value or 0.0) + advice.max_loss
-    if found.low is None or found.value is None or room <= 0:
-        return ""
-    needed = math.ceil(advice.n * ((found.value - found.low) / room) ** 2 / 100) * 100
-    return f": about {needed:,} questions would show it" if needed < 50_000 else ""
-
-
-def _saves(always: QuestionCost, gated: QuestionCost, assumed: CostAssumptions) -> str:
-    searches = SAVINGS_QUESTIONS * (always.searches - gated.searches)
-    money = SAVINGS_QUESTIONS * (always.money(assumed) - gated.money(assumed))
-    result = f"saves {searches:,.0f} searches and {format_money(money, assumed)}"
-    if money < 0:
-        result = f"saves {searches:,.0f} searches but costs {format_money(-money, assumed)} more, for its drafts"
-    return f"On {SAVINGS_QUESTIONS:,} questions that {result}, at {_prices(assumed)}."
-
-
-def _costs(always: QuestionCost, assumed: CostAssumptions) -> str:
-    """What is at stake where nothing is recommended."""
-    money = format_money(SAVINGS_QUESTIONS * always.money(assumed), assumed)
-    return (
-        f"Looking up {SAVINGS_QUESTIONS:,} such questions costs {money}, at {_prices(assumed)}; no gate can save more."
-    )
-
-
-def _prices(assumed: CostAssumptions) -> str:
-    whose = "prices assumed here" if assumed == CostAssumptions() else "your prices"
-    return f"{whose} ({assumed.price_search:g} a search, {1e6 * assumed.price_token:g} a million tokens)"
-
-
-def format_money(amount: float, assumed: CostAssumptions) -> str:
-    """Assumed prices are in dollars; given ones in whatever they were given in."""
-    digits = f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:,.2f}"
-    return f"${digits}" if assumed == CostAssumptions() else digits
-
-
-def _tiles(
-    advice: Recommendation, always: QuestionCost, gated: QuestionCost, assumed: CostAssumptions
-) -> list[KeyFigure]:
-    money = SAVINGS_QUESTIONS * (always.money(assumed) - gated.money(assumed))
-    return [
-        KeyFigure(format_percent(advice.skipped.value), "of the searches skipped"),
-        KeyFigure(
-            format_points(advice.difference.value or 0.0),
-            f"points of accuracy{format_interval_text(advice.difference)}",
-        ),
-        KeyFigure(format_money(money, assumed), f"saved on {SAVINGS_QUESTIONS:,} questions"),
+    Args:
+        evaluation: Evaluated gates.
+        assumptions: Prices and times for savings.
+        max_loss: Share of the answers that skipping searches may cost.
+    """
+    recommendation = recommend(evaluation, max_loss)
+    always, never = estimate_always_cost(evaluation.table), estimate_never_cost(evaluation.table)
+    gated = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always
+    arbiter = _describe_arbiter(evaluation, recommendation)
+    if not recommendation.is_positive:
+        sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter]
+        if evaluation.has_open_answers:
+            sentences.append(_describe_always_cost(always, assumptions))
+        headline = _write_negative_headline(recommendation, evaluation)
+        return EvaluationVerdict(recommendation, headline, sentences, [], always, gated, never)
+    sentences = [
+        _describe_skips(recommendation),
+        recommendation.guarantee,
+        _describe_difference(recommendation),
+        *arbiter,
+        _warn_about_distance(recommendation, evaluation),
+        _describe_savings(always, gated, assumptions),
     ]
+    return EvaluationVerdict(
+        recommendation,
+        _write_headline(recommendation),
+        [sentence for sentence in sentences if sentence],
+        _list_key_figures(recommendation, always, gated, assumptions),
+        always,
+        gated,
+        never,
+        note="" if recommendation.guarantee else _describe_choice(recommendation, evaluation),
+    )
+
+
+def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
+    gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
+    return estimate_gated_cost(evaluation.table, recommendation.skips, gate)
+
+
+def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> list[str]:
+    """Describe what the arbiter adds after the recommended gate, or after every search."""
+    cascade = evaluation.cascade
+    results = {result.gate: result for result in cascade.lines} if cascade else {}
+    gate = str(recommendation.gate) if recommendation.is_positive else "always"
+    result = results.get(gate) or results.get("always")
+    if cascade is None or result is None:
+        return []
+    position = "after every search" if result.gate == "always" else f"behind '{result.gate}' at its own threshold"
+    change = f"{format_points(result.against_always.value or 0.0)} points against always retrieving"
+    return [f"The arbiter '{cascade.arbiter}' {position}: {change}{format_interval(result.against_always)}."]
+
+
+def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    """Warn if many questions are unlike those the recommended gate was fitted on."""
+    if recommendation.is_without_retrieval:
+        return ""
+    gate = evaluation.gate(str(recommendation.gate))
+    return format_far_warning(gate.gate, gate.far_share, recommendation.n)
+
+
+# --- a positive verdict ---------------------------------------------------------------------------
+
+
+def _write_headline(recommendation: Recommendation) -> str:
+    is_certain = recommendation.level == "use"
+    if recommendation.is_without_retrieval:
+        advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
+        return f"{advice} No gate is needed for that."
+    return f"{'Use' if is_certain else 'Try'} '{recommendation.gate}' at {format_threshold(recommendation.threshold)}."
+
+
+def _describe_skips(recommendation: Recommendation) -> str:
+    if recommendation.is_without_retrieval:
+        return "It saves every search."
+    return f"It skips {format_percent(recommendation.skipped.value)} of the searches."
+
+
+def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    """Describe how gate and threshold were chosen, and which guarantees are stored."""
+    if not recommendation.agreeing_folds:
+        return f"Nothing had to be chosen for that, so all questions measure it. {_list_guarantees(evaluation)}."
+    guarantees = _list_guarantees(evaluation, ": knowgate calibrate gives one")
+    return (
+        f"Gate and threshold were chosen here to lose no more than {format_point_count(recommendation.max_loss)}; "
+        f"{recommendation.agreeing_folds} of {FOLDS} repeats without a fifth of the questions chose the same gate. "
+        f"{guarantees}."
+    )
+
+
+def _list_guarantees(evaluation: Evaluation, advice: str = "") -> str:
+    """List the stored guarantees of the evaluated gates; none of them applies to the recommendation."""
+    if not evaluation.guarantees:
+        has_stored_needs = any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates)
+        reason = " (needs on record keep none, folders of gates do)" if has_stored_needs else ""
+        return f"No guarantee is stored{reason}{advice}"
+    texts = [f"with '{gate}': {guarantee.text}" for gate, guarantee in evaluation.guarantees.items()]
+    return f"No guarantee is stored for that; one is {' One is '.join(texts)}".rstrip(".")
+
+
+def _describe_difference(recommendation: Recommendation) -> str:
+    if recommendation.guarantee or not recommendation.agreeing_folds:
+        questions = "on these questions"
+    else:
+        questions = f"on held-out questions ({format_percent(recommendation.held_out_skipped.value)} skipped)"
+    difference = recommendation.difference
+    text = (
+        f"Measured {questions}: {format_points(difference.value or 0.0)} points of accuracy against always retrieving"
+        f"{format_interval(difference)}"
+    )
+    return f"{text}." if recommendation.level == "use" else f"{text}, {_describe_doubt(recommendation)}."
+
+
+def _describe_doubt(recommendation: Recommendation) -> str:
+    """Say what is not certain about a gate that is worth a try."""
+    low = recommendation.difference.low
+    if low is None or low < -recommendation.max_loss:
+        loss = format_point_count(recommendation.max_loss)
+        return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
+    return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}"
+
+
+def _suggest_more_questions(recommendation: Recommendation) -> str:
+    """Say how many questions would rule out the loss if the difference stayed the same."""
+    difference = recommendation.difference
+    distance = (difference.value or 0.0) + recommendation.max_loss
+    if difference.low is None or difference.value is None or distance <= 0:
+        return ""
+    needed = math.ceil(recommendation.n * ((difference.value - difference.low) / distance) ** 2 / 100) * 100
+    return f": about {needed:,} questions would show it" if needed < MAX_SUGGESTED_QUESTIONS else ""
+
+
+def _list_key_figures(
+    recommendation: Recommendation, always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions
+) -> list[KeyFigure]:
+    money = SAVINGS_QUESTIONS * (always.money(assumptions) - gated.money(assumptions))
+    difference = recommendation.difference
+    return [
+        KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
+        KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
+        KeyFigure(format_money(money, assumptions), f"saved on {SAVINGS_QUESTIONS:,} questions"),
+    ]
+
+
+# --- a negative verdict ---------------------------------------------------------------------------
+
+
+def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    if not evaluation.has_open_answers:
+        return "What skipping would cost cannot be seen: no question was answered with passages."
+    if recommendation.level == "unknown":
+        subject = f"Fewer than {MIN_QUESTIONS} different questions" if recommendation.n > 1 else "One question"
+        return f"{subject} cannot show whether a gate pays here."
+    return "No gate is worth using here: retrieve for every question."
+
+
+def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
+    """Explain why no gate is recommended."""
+    if not evaluation.has_open_answers:
+        return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
+    if recommendation.level == "unknown":
+        return [f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little."]
+    return [_find_reason(recommendation, evaluation), *_describe_best_choice(recommendation)]
+
+
+def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    known_share = float(evaluation.table.closed_right.mean())
+    known = format_percent(known_share)
+    aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
+    if known_share < LOW_KNOWN_SHARE:
+        return f"The LLM answers only {known} of these questions right without passages, so there is little to skip."
+    if not aurocs:
+        return "No gate was evaluated that tells questions apart."
+    if max(aurocs) < LOW_AUROC:
+        return (
+            f"The LLM knows {known} of these questions, but no gate tells which: the best AUROC is {max(aurocs):.2f}."
+        )
+    if (recommendation.held_out_skipped.value or 0.0) >= MIN_SKIPPED and not recommendation.beats_chance:
+        return (
+            f"The LLM knows {known} of these questions, but that gates choose better than chance which "
+            "searches to skip is not shown."
+        )
+    return (
+        f"The LLM knows {known} of these questions, but {recommendation.n} do not show that a threshold chosen on "
+        f"some of them keeps the loss within {format_point_count(recommendation.max_loss)} on the others and skips "
+        "enough: a curve that looks better may be luck, and more questions would tell."
+    )
+
+
+def _describe_best_choice(recommendation: Recommendation) -> list[str]:
+    """Describe the best gate and threshold that were found, if any."""
+    if recommendation.gate is None:
+        return []
+    gain = f"; {describe_gain(recommendation)}" if recommendation.gain.value is not None else ""
+    return [
+        f"The best found, '{recommendation.gate}' at {format_threshold(recommendation.threshold)}, skips "
+        f"{format_percent(recommendation.held_out_skipped.value)} on held-out questions, at "
+        f"{format_points(recommendation.difference.value or 0.0)} points against always "
+        f"retrieving{format_interval(recommendation.difference)}{gain}."
+    ]
+
+
+def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
+    """Describe the gate that ranks questions best, if any."""
+    gates = [gate for gate in evaluation.ranking_gates if gate.measures["auroc"].value is not None]
+    if not gates:
+        return []
+    best = max(gates, key=lambda gate: gate.measures["auroc"].value or 0.0)
+    return [
+        f"What the LLM knows can be ranked: '{best.gate}' tells known from unknown questions best, with an AUROC of "
+        f"{best.measures['auroc'].format(2)}."
+    ]
+
+
+# --- costs and formats ----------------------------------------------------------------------------
+
+
+def _describe_savings(always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions) -> str:
+    searches = SAVINGS_QUESTIONS * (always.searches - gated.searches)
+    money = SAVINGS_QUESTIONS * (always.money(assumptions) - gated.money(assumptions))
+    result = f"saves {searches:,.0f} searches and {format_money(money, assumptions)}"
+    if money < 0:
+        extra = format_money(-money, assumptions)
+        result = f"saves {searches:,.0f} searches but costs {extra} more, for its drafts"
+    return f"On {SAVINGS_QUESTIONS:,} questions that {result}, at {_describe_prices(assumptions)}."
+
+
+def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
+    money = format_money(SAVINGS_QUESTIONS * always.money(assumptions), assumptions)
+    prices = _describe_prices(assumptions)
+    return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
+
+
+def _describe_prices(assumptions: CostAssumptions) -> str:
+    source = "prices assumed here" if assumptions.are_defaults else "your prices"
+    return f"{source} ({assumptions.price_search:g} a search, {1e6 * assumptions.price_token:g} a million tokens)"
+
+
+def format_money(amount: float, assumptions: CostAssumptions) -> str:
+    """Format an amount of money: in dollars at the default prices, without a currency at others."""
+    digits = f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:,.2f}"
+    return f"${digits}" if assumptions.are_defaults else digits
+
+
+def format_threshold(threshold: float | None) -> str:
+    """Format a threshold with three digits."""
+    return MISSING_VALUE if threshold is None else f"{threshold:.3g}"
+
+
+def format_interval(estimate: Estimate) -> str:
+    """Format the interval of a difference in points, in parentheses; empty if there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f" (95 % interval {format_points(estimate.low)} to {format_points(estimate.high)})"
+
+
+def format_point_count(share: float) -> str:
+    """Format a share as a number of percentage points."""
+    return f"{100 * share:g} points" if share != 0.01 else "1 point"
+
+
+def describe_gain(recommendation: Recommendation) -> str:
+    """Describe the gain over skipping at random."""
+    gain = f"{format_points(recommendation.gain.value or 0.0)} points{format_interval(recommendation.gain)}"
+    return f"against as many skips at random it gains {gain}"

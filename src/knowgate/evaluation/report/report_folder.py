@@ -1,66 +1,96 @@
-"""`write_report`: an evaluation, or label runs, as files for people and programs."""
+"""Reports as files: an evaluation, or the knowledge boundary of label runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from knowgate.core.display import TextTable, render_markdown_tables
+from pydantic import Field
+
+from knowgate.core.display import render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
+from knowgate.core.options import Options, Share, with_options
 from knowgate.core.validation import expand_path
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
+from knowgate.evaluation import cost
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
-from knowgate.evaluation.cost import CostAssumptions
 from knowgate.evaluation.evaluation_summary import DECISIONS_FILE, SUMMARY_FILE, decisions_to_dict
 from knowgate.evaluation.gate_comparison import Evaluation, evaluation_to_dict
 from knowgate.evaluation.recommendation import MAX_LOSS, recommend, recommendation_to_dict
+from knowgate.evaluation.replay import Price
 from knowgate.evaluation.report.boundary_page import write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
 
 PAGE_FILE, TABLES_FILE = "report.html", "table.md"
-RUNS_FOLDER = "runs"  # where an evaluation keeps the questions it has answered
+RUNS_FOLDER = "runs"  # where an evaluation stores the questions it answered
 
 
-def write_report(
-    about: Evaluation | RunsLike,
-    out: str | Path,
-    *,
-    html: bool = True,
-    assumed: CostAssumptions | None = None,
-    max_loss: float = MAX_LOSS,
-) -> Path:
-    """Gates compared (an evaluation), or the knowledge boundary of label runs, as report.html, summary.json, table.md.
+class ReportOptions(Options):
+    """Options of `write_report`."""
 
-    out: the folder they are written to. html: False leaves the page out. Of an evaluation: assumed, the prices that
-    savings are told at; max_loss, the share of the answers that fewer searches may cost. Gives back the folder.
+    html: bool = Field(default=True, description="Write the page.")
+    max_loss: Share = Field(
+        default=MAX_LOSS, description="For the recommendation: share of the answers that skipping searches may cost."
+    )
+    price_search: Price = Field(default=cost.DEFAULT_SEARCH_PRICE, description="For savings: price of one search.")
+    price_token: Price = Field(
+        default=cost.DEFAULT_TOKEN_PRICE, description="For savings: price of one token that the LLM reads or writes."
+    )
+    search_seconds: Price = Field(
+        default=cost.DEFAULT_SEARCH_SECONDS, description="For latency: how many seconds a search takes."
+    )
+
+    @property
+    def assumptions(self) -> cost.CostAssumptions:
+        """Prices and times as cost assumptions."""
+        return cost.CostAssumptions(self.price_search, self.price_token, self.search_seconds)
+
+
+@with_options(ReportOptions)
+def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: ReportOptions) -> Path:
+    """Write report.html, summary.json and table.md.
+
+    Args:
+        content: An evaluation, or label runs whose knowledge boundary is reported.
+        out: Folder to write to.
+        options: Options as one object, instead of keywords.
+
+    Returns:
+        The folder.
+
+    Raises:
+        BadSetting: The folder holds other files.
+
+    Example:
+        >>> write_report(evaluate("auto", "runs/test"), "report")  # doctest: +SKIP
     """
     folder = expand_path(out)
     check_report_folder(folder)
-    if isinstance(about, Evaluation):
-        _write(folder, build_summary(about, max_loss), list(build_evaluation_tables(about)))
-        write_json(folder / DECISIONS_FILE, decisions_to_dict(about, recommend(about, max_loss)))
-        if html:
-            write_evaluation_page(about, folder / PAGE_FILE, assumed=assumed, max_loss=max_loss)
+    if not isinstance(content, Evaluation):
+        runs = read_run_reports(resolve_run_paths(content))
+        write_json(folder / SUMMARY_FILE, {"runs": [run_report_to_dict(run) for run in runs]})
+        write_text(folder / TABLES_FILE, render_markdown_tables(list(build_boundary_tables(runs))))
+        if options.html:
+            write_boundary_page(runs, folder / PAGE_FILE)
         return folder
-    runs = read_run_reports(resolve_run_paths(about))
-    _write(folder, {"runs": [run_report_to_dict(run) for run in runs]}, list(build_boundary_tables(runs)))
-    if html:
-        write_boundary_page(runs, folder / PAGE_FILE)
+    recommendation = recommend(content, options.max_loss)
+    write_json(folder / SUMMARY_FILE, build_summary(content, options.max_loss))
+    write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(content))))
+    write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommendation))
+    if options.html:
+        write_evaluation_page(content, folder / PAGE_FILE, options.assumptions, options.max_loss)
     return folder
 
 
 def build_summary(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> dict[str, Any]:
-    """Every number of the report, the recommendation first."""
-    return {"recommendation": recommendation_to_dict(recommend(evaluation, max_loss)), **evaluation_to_dict(evaluation)}
+    """Build the content of summary.json: the recommendation and all numbers of an evaluation."""
+    recommendation = recommendation_to_dict(recommend(evaluation, max_loss))
+    return {"recommendation": recommendation, **evaluation_to_dict(evaluation)}
 
 
 def check_report_folder(folder: Path) -> None:
-    """Refuse a folder of other things, before there is a report to write."""
-    check_output_folder(folder, [PAGE_FILE, SUMMARY_FILE, TABLES_FILE, DECISIONS_FILE, RUNS_FOLDER], "a report's")
-
-
-def _write(folder: Path, summary: dict[str, Any], sheets: list[TextTable]) -> None:
-    write_json(folder / SUMMARY_FILE, summary)
-    write_text(folder / TABLES_FILE, render_markdown_tables(sheets))
+    """Raise BadSetting if a folder holds files that do not belong to a report."""
+    files = [PAGE_FILE, SUMMARY_FILE, TABLES_FILE, DECISIONS_FILE, RUNS_FOLDER]
+    check_output_folder(folder, files, "a report's")

@@ -1,7 +1,7 @@
-"""Rules that need no training: an answer with passages that says it cannot tell gives way to the answer from memory.
+"""The `rules` arbiter: if the answer with passages abstains, the closed-book answer is used.
 
-Knows how LLMs abstain, in English and Chinese; not whether an answer is right. An answer abstains by how it begins, so
-that long answers can be streamed once their beginning is known.
+Abstentions are recognized by phrases in English and Chinese at the start of an answer, so that a long answer can be
+streamed as soon as its start is known.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from knowgate.core.validation import expand_path, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import AnswerPair, Arbiter, Belief
 
-# Characters within which an answer abstains. Of the recorded answers of Llama-3.1-8B (2,970 train rows of
-# gate_llama3_8b) those that say so later mostly go on to answer; within 80, 151 abstain, 13 of them are right.
+# Number of characters in which an abstention is looked for. Among the recorded answers of Llama-3.1-8B (2,970 training
+# rows of gate_llama3_8b), those with a phrase later on mostly go on to answer; within 80 characters 151 abstain, of
+# which 13 are right.
 ABSTENTION_WINDOW = 80
-ABSTENTION_ANSWERS = ("none", "unknown", "n/a", "null", "not applicable", "无", "未知")  # nothing else is said
+ABSTENTION_ANSWERS = ("none", "unknown", "n/a", "null", "not applicable", "无", "未知")  # complete answers
 ENGLISH_PHRASES = (
     "not available", "not mentioned", "not specified", "not provided", "not stated", "not given", "not known",
     "not clear", "unclear", "not explicitly stated", "not explicitly mentioned", "not in the text",
@@ -37,16 +38,18 @@ CHINESE_PHRASES = (
     "没有答案", "无法判断", "无法找到", "不能确定", "信息不足",
 )  # fmt: skip
 ABSTENTION_REASON = "the answer with passages says it cannot tell"
-NEUTRAL_BELIEF = 0.5  # how probably an answer is right of which the rules know nothing
+NEUTRAL_BELIEF = 0.5
 
 
 @dataclass(frozen=True)
 class RulesArbiter(Arbiter):
-    """Takes the answer from memory where the answer with passages abstains and the one from memory does not.
+    """Uses the closed-book answer if only the answer with passages abstains.
 
-    Costs nothing: no model is asked. By default it goes by drafts that the gate has read anyhow.
-    words: text file with one phrase a line, in the place of the packaged ones (English and Chinese).
-    make_drafts: also answer from memory where the gate reads no whole draft.
+    It calls no model. By default it applies where the gate has read a complete draft.
+
+    Attributes:
+        words: Text file with one abstention phrase per line, instead of the packaged English and Chinese ones.
+        make_drafts: Whether to generate the closed-book answer if the gate has no complete draft.
     """
 
     words: str = ""
@@ -54,53 +57,58 @@ class RulesArbiter(Arbiter):
 
     @property
     def name(self) -> str:
+        """Name of the arbiter."""
         return "rules"
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Fingerprint of the phrases."""
         return sha256_text("rules", str(ABSTENTION_WINDOW), *ABSTENTION_ANSWERS, *self.phrases)[:16]
 
     @property
     def makes_drafts(self) -> bool:
+        """Whether a closed-book answer is generated for the arbiter."""
         return self.make_drafts
 
     @functools.cached_property
     def phrases(self) -> tuple[str, ...]:
-        """What an answer that abstains says, each as words between spaces."""
-        said = _read(self.words) if self.words else (*ENGLISH_PHRASES, *CHINESE_PHRASES)
-        return tuple(join_tokens(phrase) for phrase in said)
+        """The abstention phrases, normalized and surrounded by spaces."""
+        phrases = _read_phrases(self.words) if self.words else (*ENGLISH_PHRASES, *CHINESE_PHRASES)
+        return tuple(join_tokens(phrase) for phrase in phrases)
 
     def abstains(self, answer: str) -> bool:
-        """An answer that says it cannot tell, or nothing at all."""
+        """Return whether an answer is empty or says that it cannot tell."""
         text = normalize(answer)
         if not text or text in NORMALIZED_ABSTENTIONS:
             return True
-        beginning = join_tokens(answer[:ABSTENTION_WINDOW])
-        return any(phrase in beginning for phrase in self.phrases)
+        start = join_tokens(answer[:ABSTENTION_WINDOW])
+        return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        return [self._belief(both) for both in answers]
-
-    def _belief(self, both: AnswerPair) -> Belief:
-        if self.abstains(both.open.text) and not self.abstains(both.closed.text):
-            return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
-        return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF)
+        """Prefer the closed-book answer if only the open-book answer abstains."""
+        return [
+            Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
+            if self.abstains(pair.open.text) and not self.abstains(pair.closed.text)
+            else Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF)
+            for pair in answers
+        ]
 
     def accepts_beginning(self, beginning: str) -> bool:
+        """Return whether an answer that starts like this is given whatever follows."""
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 
 
 NORMALIZED_ABSTENTIONS = frozenset(map(normalize, ABSTENTION_ANSWERS))
-RULES_ARBITER = RulesArbiter()  # on by default
+RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 
-def _read(file: str) -> list[str]:
-    path = expand_path(file)
+def _read_phrases(file: str) -> list[str]:
+    """Read one phrase per line."""
     try:
-        phrases = [line.strip() for line in read_text(path).splitlines()]
+        lines = [line.strip() for line in read_text(expand_path(file)).splitlines()]
     except (OSError, BadInput) as error:
-        raise BadSetting(f"the phrases of the rules cannot be read from '{file}': {error}.") from None
-    kept = [phrase for phrase in phrases if normalize(phrase)]
-    if not kept:
-        raise BadSetting(f"'{file}' holds no phrase: write one a line, as 'not mentioned'.")
-    return kept
+        raise BadSetting(f"cannot read the abstention phrases in '{file}': {error}.") from None
+    phrases = [line for line in lines if normalize(line)]
+    if not phrases:
+        raise BadSetting(f"'{file}' contains no phrase: write one per line, such as 'not mentioned'.")
+    return phrases

@@ -1,6 +1,6 @@
-"""Which of two answers is given: the one the arbiter believes more; where they agree, nobody is asked.
+"""Choice between the closed-book and the open-book answer: the one that the arbiter believes more.
 
-Knows arbiters by their role; not what they go by.
+If the two answers agree, the arbiter is not called.
 """
 
 from __future__ import annotations
@@ -14,58 +14,64 @@ from knowgate.gates.scoring import wrap_plugin_errors
 from knowgate.types import AnswerPair, Arbiter, ArbiterChoice, Belief
 
 
-def answers_agree(both: AnswerPair) -> bool:
-    """The same answer, as far as answers are told apart."""
-    first, second = (canonical_answer(side.text, both.question) for side in (both.closed, both.open))
-    return first == second
+def answers_agree(pair: AnswerPair) -> bool:
+    """Return whether the two answers are the same after normalization."""
+    return canonical_answer(pair.closed.text, pair.question) == canonical_answer(pair.open.text, pair.question)
 
 
 def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief | None]:
-    """What the arbiter believes of each, checked; None where the answers agree and it was not asked."""
-    asked = [both for both in answers if not answers_agree(both)]
-    beliefs = iter(_checked(arbiter, asked) if asked else [])
-    return [None if answers_agree(both) else next(beliefs) for both in answers]
+    """Ask an arbiter about each pair of answers; None for pairs that agree.
+
+    Raises:
+        ModelError: The arbiter returned too few beliefs, or numbers outside [0, 1].
+    """
+    different = [pair for pair in answers if not answers_agree(pair)]
+    beliefs = iter(_estimate(arbiter, different) if different else [])
+    return [None if answers_agree(pair) else next(beliefs) for pair in answers]
 
 
-def _checked(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
+def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
+    """Call the arbiter, which may be a plugin, and check what it returns."""
     with wrap_plugin_errors(arbiter, "arbiter"):
         beliefs = arbiter.estimate(answers)
     if len(beliefs) != len(answers):
         raise ModelError(
-            f"arbiter '{arbiter.name}' gave {len(beliefs)} beliefs for {len(answers)} pairs of answers; one each."
+            f"arbiter '{arbiter.name}' returned {len(beliefs)} beliefs for {len(answers)} pairs of answers."
         )
-    for both, belief in zip(answers, beliefs, strict=True):
+    for pair, belief in zip(answers, beliefs, strict=True):
         for value in (belief.closed, belief.open):
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise ModelError(
-                    f"arbiter '{arbiter.name}' gave {value} for '{both.question.text[:60]}': not a number in [0, 1]."
+                    f"arbiter '{arbiter.name}' returned {value} for '{pair.question.text[:60]}': not in [0, 1]."
                 )
     return beliefs
 
 
 def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[ArbiterChoice]:
-    """Which answer is given to each question, and why."""
+    """Choose the answer to give for each question, with the reason."""
     beliefs = compute_beliefs(arbiter, answers)
-    return [_choice(arbiter.name, both, belief) for both, belief in zip(answers, beliefs, strict=True)]
+    return [_choose(arbiter.name, pair, belief) for pair, belief in zip(answers, beliefs, strict=True)]
 
 
-def _choice(name: str, both: AnswerPair, belief: Belief | None) -> ArbiterChoice:
-    texts = (both.closed.text, both.open.text)
+def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
+    """Choose the answer that the arbiter believes more."""
+    texts = (pair.closed.text, pair.open.text)
     if belief is None:
-        return ArbiterChoice(False, name, "the answers with and without passages agree", *texts)
-    taken = belief.prefers_closed
-    return ArbiterChoice(taken, name, _reason(name, belief), *texts, belief.closed, belief.open)
+        return ArbiterChoice(False, arbiter, "the answers with and without passages agree", *texts)
+    reason = _explain(arbiter, belief)
+    return ArbiterChoice(belief.prefers_closed, arbiter, reason, *texts, belief.closed, belief.open)
 
 
-def _reason(name: str, belief: Belief) -> str:
-    given = "from memory" if belief.prefers_closed else "with passages"
+def _explain(arbiter: str, belief: Belief) -> str:
+    """Explain a choice in one sentence."""
+    side = "from memory" if belief.prefers_closed else "with passages"
     if belief.closed == belief.open and not belief.reason:
-        return f"the arbiter {name} gives the answer {given}: it believes neither more"
-    return f"the arbiter {name} gives the answer {given}: {belief.reason or format_probabilities(belief.closed, belief.open)}"
+        return f"the arbiter {arbiter} gives the answer {side}: it believes neither more"
+    reason = belief.reason or format_probabilities(belief.closed, belief.open)
+    return f"the arbiter {arbiter} gives the answer {side}: {reason}"
 
 
 def format_probabilities(closed: float, opened: float, note: str = "") -> str:
-    """Both probabilities in words."""
-    return f"right with probability {closed:.2f} from memory, {opened:.2f} with passages" + (
-        f"; {note}" if note else ""
-    )
+    """Format the probabilities that the closed-book and the open-book answer are right."""
+    text = f"right with probability {closed:.2f} from memory, {opened:.2f} with passages"
+    return f"{text}; {note}" if note else text

@@ -1,3 +1,1 @@
-"""Thresholds: by guarantee, by budget or by accuracy, each with the evidence for it. Runs no LLM."""
-
-from __future__ import annotations
+"""Thresholds of gates: chosen by guarantee, retrieval rate or accuracy on label runs. Runs no LLM."""

@@ -1,4 +1,4 @@
-"""What is proven about a gate's threshold, and whether it holds where the gate is used."""
+"""Whether the guarantee of a gate holds in the setup where it is used."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.labels.options import count_shown_passages
 from knowgate.types import Gate
 
-FINGERPRINT_LENGTH = 16  # characters of a fingerprint that stands in a sentence
+FINGERPRINT_LENGTH = 16  # characters of a fingerprint in messages
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """Where a gate is used. threshold: the user's, None for the gate's own; retriever: fingerprint, None for none.
+    """The setup in which a gate is used. Fields that are None are unknown, unless stated otherwise.
 
-    max_tokens: of an answer. open_prompts: fingerprint of how passages are put to the LLM. None: not known.
-    reranker: fingerprint of what chooses the passages, from so many candidates; None where nothing does.
-    at_times: it is left out where the retriever is sure. looks_twice: passages may be dropped by a second look.
+    Attributes:
+        threshold: The user's threshold; None for that of the gate.
+        retriever: Fingerprint of the retriever; None without one.
+        k: Number of passages.
+        max_tokens: Maximum length of an answer.
+        open_prompts: Fingerprint of the prompts for questions with passages.
+        reranker: Fingerprint of the reranker; None without one.
+        candidates: Number of passages that the reranker chooses from.
+        at_times: Whether reranking is skipped if the retriever is confident.
+        looks_twice: Whether a passage filter may drop passages.
+        arbiter: Fingerprint of the arbiter; None without one.
     """
 
     threshold: float | None = None
@@ -33,112 +41,118 @@ class Deployment:
     candidates: int | None = None
     at_times: bool = False
     looks_twice: bool = False
-    arbiter: str | None = None  # fingerprint of what chooses after retrieval; None for nothing
+    arbiter: str | None = None
 
 
 def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
-    """The guarantee in words, with whatever keeps it from holding here; '' for a gate without one."""
-    evidence = _proof(gate)
+    """Describe the guarantee of a gate and why it does not hold here; '' for a gate without one."""
+    evidence = _get_guarantee(gate)
     if evidence is None:
         return ""
-    said = summarize_threshold(gate.threshold, "guarantee", evidence)
-    against = find_violated_conditions(gate, deployment)
-    return f"{said} This does not hold here: {'; '.join(against)}." if against else said
+    summary = summarize_threshold(gate.threshold, "guarantee", evidence)
+    violations = find_violated_conditions(gate, deployment)
+    return f"{summary} This does not hold here: {'; '.join(violations)}." if violations else summary
 
 
 def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
-    """What keeps the guarantee from holding here; nothing where it holds, or where there is none."""
-    evidence = _proof(gate)
+    """List the conditions of a gate's guarantee that a deployment violates; empty without a guarantee."""
+    evidence = _get_guarantee(gate)
     if evidence is None or not isinstance(gate, FittedGate):
         return []
-    return list(_against(gate, deployment, evidence))
+    violations = list(_check_threshold(gate, deployment, evidence))
+    never_skips = gate.threshold == ALWAYS_RETRIEVE and not evidence.get("arbiter")
+    if deployment.retriever is not None and not never_skips:
+        violations += _check_passages(deployment, evidence)
+        violations += _check_arbiter(deployment, evidence.get("arbiter"))
+        violations += _check_reranker(deployment, evidence.get("reranker"))
+        violations += ["it was shown without a second look at the passages"] if deployment.looks_twice else []
+    return violations
 
 
 def get_proven_loss(gate: Gate, deployment: Deployment) -> float | None:
-    """The share of the answers that is lost at most, as far as that is proven and holds here; None where it is not."""
-    evidence = _proof(gate)
+    """Return the maximum loss that is proven for this deployment, None if none is."""
+    evidence = _get_guarantee(gate)
     return None if evidence is None or find_violated_conditions(gate, deployment) else float(evidence["epsilon"])
 
 
 def has_guarantee_without_arbiter(gate: Gate) -> bool:
-    """Whether something is proven about the gate with nobody choosing after retrieval."""
-    evidence = _proof(gate)
+    """Return whether a gate has a guarantee for use without an arbiter."""
+    evidence = _get_guarantee(gate)
     return evidence is not None and evidence.get("arbiter") is None
 
 
-def _proof(gate: Gate) -> Mapping[str, Any] | None:
-    """The evidence for a gate's guarantee; proven is what the calibrated need does, not a gate's own verdict."""
+def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
+    """Return the evidence for a gate's guarantee, which is about the calibrated need, not the raw score."""
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
     evidence: Mapping[str, Any] | None = gate.artifact.manifest.get("guarantee")
     return evidence
 
 
-def _against(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield reasons in the gate and its threshold why the guarantee does not hold."""
     if gate.note:
         yield "the gate decides for another LLM or wording than its own"
-    if deployment.threshold is not None and deployment.threshold > gate.threshold:
-        yield f"the threshold used is {deployment.threshold:g}"  # a stricter one loses less
-    if evidence.get("form") == "net" and not _was_tested(deployment.threshold):
-        yield f"the threshold used, {deployment.threshold}, was not tested"  # net of gains a stricter one may lose more
-    if deployment.retriever is None or (gate.threshold == ALWAYS_RETRIEVE and not evidence.get("arbiter")):
+    threshold = deployment.threshold
+    if threshold is None:
         return
-    made = evidence["retriever"]
-    if made["fingerprint"] != deployment.retriever:
+    if threshold > gate.threshold:  # a stricter one loses less
+        yield f"the threshold used is {threshold:g}"
+    if evidence.get("form") == "net" and round(threshold, 3) != threshold:
+        # With gains counted a stricter threshold may lose more, so that only those of the tested grid are proven.
+        yield f"the threshold used, {threshold}, was not tested"
+
+
+def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield reasons in retriever, passages and prompts why the guarantee does not hold."""
+    retriever = evidence["retriever"]
+    if retriever["fingerprint"] != deployment.retriever:
         yield (
-            f"it was shown for passages from {made['name']} ({_brief(made['fingerprint'])}), not for those of this "
-            f"index ({_brief(deployment.retriever)})"
+            f"it was shown for passages from {retriever['name']} ({_shorten(retriever['fingerprint'])}), not for those "
+            f"of this index ({_shorten(deployment.retriever)})"
         )
-    shown = count_shown_passages(evidence["k"], made["fingerprint"])
-    if shown not in (None, deployment.k):
-        yield f"it was shown for {shown} passages, not for {deployment.k}"
-    if _differ(longest := evidence.get("max_tokens"), deployment.max_tokens):
-        yield f"it was shown for answers of up to {longest} tokens, not {deployment.max_tokens}"
-    if _differ(wording := evidence.get("open_prompts"), deployment.open_prompts):
-        two = f"{_brief(wording)}, not {_brief(deployment.open_prompts)}"
-        yield f"it was shown for another wording of questions with passages ({two})"
-    yield from _against_weighing(deployment, evidence.get("arbiter"))
-    yield from _against_ranking(deployment, evidence.get("reranker"))
-    if deployment.looks_twice:
-        yield "it was shown without a second look at the passages"
+    k = count_shown_passages(evidence["k"], retriever["fingerprint"])
+    if k not in (None, deployment.k):
+        yield f"it was shown for {k} passages, not for {deployment.k}"
+    max_tokens, open_prompts = evidence.get("max_tokens"), evidence.get("open_prompts")
+    if _differ(max_tokens, deployment.max_tokens):
+        yield f"it was shown for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
+    if _differ(open_prompts, deployment.open_prompts):
+        both = f"{_shorten(open_prompts)}, not {_shorten(deployment.open_prompts)}"
+        yield f"it was shown for another wording of questions with passages ({both})"
 
 
-def _against_weighing(deployment: Deployment, weighed: Mapping[str, Any] | None) -> Iterator[str]:
-    if weighed is None:
+def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the reason why the guarantee does not hold with this arbiter."""
+    if arbiter is None:
         if deployment.arbiter is not None:
             yield "it was shown without an arbiter"
-    elif weighed["fingerprint"] != deployment.arbiter:
-        yield f"it was shown with the arbiter '{weighed['name']}' ({_brief(weighed['fingerprint'])})"
+    elif arbiter["fingerprint"] != deployment.arbiter:
+        yield f"it was shown with the arbiter '{arbiter['name']}' ({_shorten(arbiter['fingerprint'])})"
 
 
-def _against_ranking(deployment: Deployment, made: Mapping[str, Any] | None) -> Iterator[str]:
-    """Other passages than it was shown for: chosen by another reranker, by none, from more, or not always."""
-    if made is None:
+def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the reason why the guarantee does not hold with this reranker."""
+    if reranker is None:
         if deployment.reranker is not None:
             yield "it was shown without reranking"
-        return
-    if deployment.reranker != made["fingerprint"]:
-        used = f"by this one ({_brief(deployment.reranker)})" if deployment.reranker else "as they are found"
-        own = f"{made['name']} ({_brief(made['fingerprint'])})"
-        yield f"it was shown for passages chosen by the reranker {own}, not {used}"
-    elif _differ(made.get("candidates"), deployment.candidates):
-        yield f"it was shown for passages chosen from {made['candidates']} candidates, not {deployment.candidates}"
+    elif deployment.reranker != reranker["fingerprint"]:
+        used = f"not by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "and here by none"
+        proven = f"{reranker['name']} ({_shorten(reranker['fingerprint'])})"
+        yield f"it was shown for passages chosen by the reranker {proven}, {used}"
+    elif _differ(reranker.get("candidates"), deployment.candidates):
+        yield f"it was shown for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
     elif deployment.at_times:
         yield "it was shown for passages that were always reranked"
 
 
-def _was_tested(threshold: float | None) -> bool:
-    """Whether it is of the grid that the walk went along: then, stricter than the gate's own, it is proven, too."""
-    return threshold is None or round(threshold, 3) == threshold
-
-
-def _brief(fingerprint: str | None) -> str:
-    """As much of it as tells two apart in a sentence."""
+def _shorten(fingerprint: str | None) -> str:
+    """Shorten a fingerprint for messages."""
     if not fingerprint:
         return "no fingerprint"
     return fingerprint if len(fingerprint) <= FINGERPRINT_LENGTH else f"{fingerprint[:FINGERPRINT_LENGTH]}…"
 
 
 def _differ(proven: object, used: object) -> bool:
-    """Guarantees of older versions do not say everything, and neither does every user."""
+    """Return whether two known values differ; older guarantees do not record everything."""
     return proven is not None and used is not None and proven != used

@@ -1,4 +1,4 @@
-"""A threshold and what speaks for it, written into a fitted gate: `gate.json`, the card, the questions it rests on."""
+"""The evidence for a threshold: stored in `gate.json`, described in the card and in one sentence, shown as a table."""
 
 from __future__ import annotations
 
@@ -15,125 +15,58 @@ from knowgate.stats.proportions import wilson_interval
 
 TargetKind = Literal["guarantee", "budget", "accuracy"]
 TARGET_KINDS: tuple[TargetKind, ...] = ("guarantee", "budget", "accuracy")
-CALIBRATION_KEYS_FILE = "calibrated.txt"  # keys of the questions the threshold was chosen on, as those of seen.txt
+CALIBRATION_KEYS_FILE = "calibrated.txt"  # keys of the questions that the threshold was chosen on
 CARD_SECTION = re.compile(r"\n## Threshold\n.*?(?=\n## |\Z)", flags=re.DOTALL)
 
 
 def save_threshold(
     artifact: Artifact, threshold: float, kind: TargetKind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
 ) -> None:
-    """Replace the gate's threshold, and with it the evidence for an earlier one."""
-    kept = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
-    manifest = {**kept, "threshold": threshold, kind: dict(evidence)}
+    """Write a threshold and its evidence into a fitted gate, replacing earlier ones.
+
+    Args:
+        artifact: The fitted gate.
+        threshold: The new threshold.
+        kind: What the threshold was chosen by.
+        evidence: The evidence; see `EvidenceRecord`.
+        keys: Keys of the questions that it was chosen on.
+        out: Target folder; may be that of the gate.
+    """
+    unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
+    manifest = {**unchanged, "threshold": threshold, kind: dict(evidence)}
     file = artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    section = render_card_section(threshold, kind, evidence)
-    texts = {CARD_FILE: replace_card_section(card, section), CALIBRATION_KEYS_FILE: "\n".join(sorted(set(keys))) + "\n"}
+    texts = {
+        CARD_FILE: replace_card_section(card, render_card_section(threshold, kind, evidence)),
+        CALIBRATION_KEYS_FILE: "\n".join(sorted(set(keys))) + "\n",
+    }
     revise_artifact(artifact, manifest, texts, out)
 
 
 def replace_card_section(card: str, section: str) -> str:
-    """The card with this section on the threshold, in the place of an earlier one."""
+    """Replace the section about the threshold at the end of a card."""
     return CARD_SECTION.sub("", card.rstrip()).rstrip() + f"\n\n{section}\n"
 
 
 def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Markdown: the sentence, where it holds, and what was counted."""
-    where = (
-        f"Chosen on {evidence['created']} for {evidence['model']['name']}, prompts {evidence['prompts']}, passages "
-        f"from {evidence['retriever']['name']} ({evidence['retriever']['fingerprint'] or 'no fingerprint'})"
-        f"{_chosen_by(evidence)}{_amounts(evidence)}{_arbiter(evidence)}, graded by {evidence['grader']}; label runs: "
-        f"{', '.join(evidence['runs'])}."
-    )
-    parts = [f"## Threshold\n\n{summarize_threshold(threshold, kind, evidence)}", where, _table(evidence)]
-    return "\n\n".join(parts)
+    """Render the section about the threshold: a summary, the setup it is valid for, and the counts."""
+    retriever, reranker, arbiter = evidence["retriever"], evidence.get("reranker"), evidence.get("arbiter")
+    setup = [
+        f"Chosen on {evidence['created']} for {evidence['model']['name']}",
+        f"prompts {evidence['prompts']}",
+        f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})",
+        f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else "",
+        f"{evidence['k']} at a time" if evidence.get("k") else "",
+        f"answers of up to {evidence['max_tokens']} tokens" if evidence.get("max_tokens") else "",
+        f"with the arbiter {arbiter['name']} ({arbiter['fingerprint']})" if arbiter else "",
+        f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}.",
+    ]
+    summary = summarize_threshold(threshold, kind, evidence)
+    return "\n\n".join([f"## Threshold\n\n{summary}", ", ".join(filter(None, setup)), _render_counts(evidence)])
 
 
-def _chosen_by(evidence: Mapping[str, Any]) -> str:
-    reranker = evidence.get("reranker")
-    return f", chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else ""
-
-
-def _amounts(evidence: Mapping[str, Any]) -> str:
-    """How many passages, and how long an answer; what an older gate does not know is left out."""
-    shown = f", {evidence['k']} at a time" if evidence.get("k") else ""
-    return shown + (f", answers of up to {evidence['max_tokens']} tokens" if evidence.get("max_tokens") else "")
-
-
-def _arbiter(evidence: Mapping[str, Any]) -> str:
-    """Who chooses after retrieval."""
-    weighed = evidence.get("arbiter")
-    return f", with the arbiter {weighed['name']} ({weighed['fingerprint']})" if weighed else ""
-
-
-def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """What the threshold is good for, in words; and that nobody ever asked the questions, where an LLM wrote them."""
-    synthetic = describe_synthetic(evidence.get("synthetic") or 0, _counted(evidence))
-    return " ".join([_good_for(threshold, kind, evidence), *([synthetic] if synthetic else [])])
-
-
-def _counted(evidence: Mapping[str, Any]) -> int:
-    """Questions that had a part in it: chosen on, and held out."""
-    return sum(int(part["n"]) for part in (evidence.get("chosen_on"), evidence.get("held_out")) if part)
-
-
-def _good_for(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    if kind == "guarantee":
-        return _not_proven(evidence) if threshold == ALWAYS_RETRIEVE else _proven(threshold, evidence)
-    shown = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
-    if kind == "budget":
-        return f"For a retrieval rate of {_percent(evidence['wanted'])}: {shown}.{_missed(evidence)}"
-    return f"For the best accuracy: {shown}."
-
-
-def _loss(evidence: Mapping[str, Any]) -> str:
-    """How much is lost at most, and how sure that is."""
-    net = ", net of answers gained," if evidence.get("form") == "net" else ""
-    return f"at most {_percent(evidence['epsilon'])}{net} with {_percent(1 - evidence['delta'])} confidence"
-
-
-def _proven(threshold: float, evidence: Mapping[str, Any]) -> str:
-    net, weighed = evidence.get("form") == "net", evidence.get("arbiter")
-    kind = "lost" if net else "harmed" if weighed else "harmed skips"
-    counted = f"{evidence['harmed']} {kind}" + (f" and {evidence['gained']} gained" if net else "")
-    with_whom = f" with the arbiter {weighed['name']}" if weighed else ""
-    return (
-        f"Threshold {threshold:g}{with_whom} loses at most {_percent(evidence['epsilon'])} of the answers"
-        f"{', net of those gained,' if net else ''} against always retrieving, with {_percent(1 - evidence['delta'])} "
-        f"confidence ({counted} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
-    )
-
-
-def _not_proven(evidence: Mapping[str, Any]) -> str:
-    if weighed := evidence.get("arbiter"):
-        if not evidence.get("proven", True):
-            return (
-                f"With the arbiter {weighed['name']} not even always retrieving is proven to lose {_loss(evidence)} "
-                f"({evidence['harmed']} harmed among {evidence['n']} questions). Allow more, use another arbiter or "
-                "--arbiter none, or count answers gained: --net."
-            )
-        return (
-            f"Always retrieving with the arbiter {weighed['name']} loses {_loss(evidence)}; no skipping is proven to."
-        )
-    return f"No threshold is proven to lose {_loss(evidence)}: always retrieve."
-
-
-def _missed(evidence: Mapping[str, Any]) -> str:
-    """Equal needs cannot be told apart: all of them are retrieved for or none, so less of a budget may be used."""
-    counts = evidence.get("chosen_on") or {}
-    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:
-        return ""
-    return (
-        f" It retrieves for {_percent(counts['rate'])} of the questions it was chosen on: needs are tied there, and "
-        "the next lower threshold would go beyond the budget."
-    )
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.4g} %"
-
-
-def _table(evidence: Mapping[str, Any]) -> str:
+def _render_counts(evidence: Mapping[str, Any]) -> str:
+    """Render the counts as a Markdown table."""
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
         if counts := evidence.get(name):
@@ -145,34 +78,107 @@ def _table(evidence: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
+    """Say in a sentence what a threshold is good for, and whether an LLM wrote the questions."""
+    n = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
+    caveat = describe_synthetic(evidence.get("synthetic") or 0, n)
+    summary = _summarize_choice(threshold, kind, evidence)
+    return f"{summary} {caveat}" if caveat else summary
+
+
+def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
+    """Say in a sentence what a threshold is good for."""
+    if kind == "guarantee":
+        return _summarize_failure(evidence) if threshold == ALWAYS_RETRIEVE else _summarize_proof(threshold, evidence)
+    rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
+    if kind == "budget":
+        rate = _format_percent(evidence["wanted"])
+        return f"For a retrieval rate of {rate}: {rule}.{_explain_unused_budget(evidence)}"
+    return f"For the best accuracy: {rule}."
+
+
+def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
+    """Say what is proven about a threshold."""
+    is_net, arbiter = evidence.get("form") == "net", evidence.get("arbiter")
+    harmed = "lost" if is_net else "harmed" if arbiter else "harmed skips"
+    counts = f"{evidence['harmed']} {harmed}" + (f" and {evidence['gained']} gained" if is_net else "")
+    with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
+    loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
+    return (
+        f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers"
+        f"{', net of those gained,' if is_net else ''} against always retrieving, with {confidence} confidence "
+        f"({counts} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."
+    )
+
+
+def _summarize_failure(evidence: Mapping[str, Any]) -> str:
+    """Say what is proven if no threshold that skips is."""
+    net = ", net of answers gained," if evidence.get("form") == "net" else ""
+    confidence = _format_percent(1 - evidence["delta"])
+    loss = f"at most {_format_percent(evidence['epsilon'])}{net} with {confidence} confidence"
+    arbiter = evidence.get("arbiter")
+    if not arbiter:
+        return f"No threshold is proven to lose {loss}: always retrieve."
+    if evidence.get("proven", True):
+        return f"Always retrieving with the arbiter {arbiter['name']} loses {loss}; no skipping is proven to."
+    return (
+        f"With the arbiter {arbiter['name']} not even always retrieving is proven to lose {loss} ({evidence['harmed']} "
+        f"harmed among {evidence['n']} questions). Allow a higher `max_loss`, use another arbiter or none, or count "
+        "gained answers with net=True."
+    )
+
+
+def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
+    """Explain why fewer questions are retrieved for than the budget allows: equal needs cannot be separated."""
+    counts = evidence.get("chosen_on") or {}
+    if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:
+        return ""
+    return (
+        f" It retrieves for {_format_percent(counts['rate'])} of the questions it was chosen on: needs are tied there, "
+        "and the next lower threshold would exceed the budget."
+    )
+
+
+def _format_percent(share: float) -> str:
+    """Format a share as a percentage."""
+    return f"{100 * share:.4g} %"
+
+
+# --- table ----------------------------------------------------------------------------------------
+
+
 def build_calibration_table(threshold: float, chosen: ThresholdResult, held: ThresholdResult | None) -> TextTable:
-    """Shares with their 95 % intervals (Wilson)."""
-    columns = [chosen, *([held] if held else [])]
-    shown = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
-    rows = [("threshold", *(shown for _ in columns))]
-    cells = {**CALIBRATION_CELLS, **(HARMED_CELLS if chosen.right_chosen is None else ARBITER_CELLS)}
-    rows += [(title, *(cell(one) for one in columns)) for title, cell in cells.items()]
-    return TextTable("Threshold", ("", "chosen on", "held out")[: len(columns) + 1], tuple(rows))
+    """Build a table of the questions that the threshold was chosen on and of those held out.
+
+    Shares have 95 % Wilson intervals.
+    """
+    results = [chosen, *([held] if held else [])]
+    rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
+    cells = {**COMMON_CELLS, **(HARM_CELLS if chosen.right_chosen is None else ARBITER_CELLS)}
+    rows = [("threshold", *(rule for _ in results))]
+    rows += [(title, *(format_cell(result) for result in results)) for title, format_cell in cells.items()]
+    return TextTable("Threshold", ("", "chosen on", "held out")[: len(results) + 1], tuple(rows))
 
 
-def _share(hits: int, n: int) -> str:
+def _format_share(hits: int, n: int) -> str:
+    """Format a share with its Wilson interval."""
     low, high = wilson_interval(hits, n)
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
 
 
-CALIBRATION_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "questions": lambda one: str(one.n),
-    "retrieval rate": lambda one: _share(one.retrieved, one.n),
-    "accuracy": lambda one: _share(one.right, one.n),
-    "accuracy, always": lambda one: _share(one.right_always, one.n),
-    "accuracy, never": lambda one: _share(one.right_never, one.n),
-    "lost against always": lambda one: f"{one.loss:+.1%}",
+COMMON_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
+    "questions": lambda result: str(result.n),
+    "retrieval rate": lambda result: _format_share(result.retrieved, result.n),
+    "accuracy": lambda result: _format_share(result.right, result.n),
+    "accuracy, always": lambda result: _format_share(result.right_always, result.n),
+    "accuracy, never": lambda result: _format_share(result.right_never, result.n),
+    "lost against always": lambda result: f"{result.loss:+.1%}",
 }
-HARMED_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "harmed skips": lambda one: f"{one.harmed}: {_share(one.harmed, one.n)}",
+HARM_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
+    "harmed skips": lambda result: f"{result.harmed}: {_format_share(result.harmed, result.n)}",
 }
 ARBITER_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "accuracy, always and then the arbiter": lambda one: _share(one.right_chosen or 0, one.n),
-    "harmed": HARMED_CELLS["harmed skips"],
-    "gained": lambda one: f"{one.gained}: {_share(one.gained, one.n)}",
+    "accuracy, always and then the arbiter": lambda result: _format_share(result.right_chosen or 0, result.n),
+    "harmed": HARM_CELLS["harmed skips"],
+    "gained": lambda result: f"{result.gained}: {_format_share(result.gained, result.n)}",
 }

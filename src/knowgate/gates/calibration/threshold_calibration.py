@@ -1,4 +1,4 @@
-"""`calibrate`: a gate and label runs in, a threshold with its evidence out. What `knowgate calibrate` calls."""
+"""`calibrate`: choose the threshold of a gate on label runs, with evidence. Runs no LLM."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
-from knowgate.core.validation import check_seed
+from knowgate.core.options import Options, Seed, UserPath, with_options
 from knowgate.data.runs.folder import RunFolder, RunsLike, resolve_run_paths
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import fingerprint_question, mark_held_out
@@ -21,54 +22,110 @@ from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
+from knowgate.gates.calibration import threshold_choice
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
-from knowgate.gates.calibration.threshold_choice import (
-    GateOutcomes,
-    ThresholdResult,
-    choose_for_accuracy,
-    choose_for_rate,
-    evaluate_threshold,
-)
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
 from knowgate.gates.offline_scoring import get_gate_folder, get_gate_name, get_verdict, mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
 
-SINGLE_SETUP_REASON = "a threshold holds for one"
-BOUND_SETTINGS = (
-    "model_fingerprint",
-    "prompts_fingerprint",
-    "retriever_fingerprint",
-    "reranker_fingerprint",
-    "max_tokens",
+SINGLE_SETUP_REASON = "a threshold is valid for one"
+REQUIRED_EQUAL = dict.fromkeys(
+    ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens"),
+    SINGLE_SETUP_REASON,
 )
-REQUIRED_EQUAL = dict.fromkeys(BOUND_SETTINGS, SINGLE_SETUP_REASON)
-MIN_QUESTIONS = 40  # questions to choose a threshold on; below, a rate or an accuracy means nothing
+MIN_QUESTIONS = 40  # to choose a threshold on; with fewer, a rate or an accuracy means nothing
+DEFAULT_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class CalibrationTarget:
-    """What the threshold is for. guarantee: at most `value` lost, wrong with probability `delta`, by harm or net (see
-    `guarantee`); budget: `value` is the retrieval rate; accuracy: as many right answers as can be had."""
+    """What a threshold is chosen for.
+
+    Attributes:
+        kind: 'guarantee', 'budget' or 'accuracy'.
+        value: Maximum loss of a guarantee, or retrieval rate of a budget.
+        delta: Probability that a guarantee is wrong.
+        form: Whether a guarantee ignores gained answers ('harm') or counts them ('net').
+    """
 
     kind: TargetKind
     value: float = 0.0
-    delta: float = 0.05
+    delta: float = 1 - DEFAULT_CONFIDENCE
     form: LossForm = "harm"
 
     @property
-    def fewest(self) -> int:
-        """Questions needed to choose on."""
-        return compute_required_rows(self.value, self.delta, self.form) if self.kind == "guarantee" else MIN_QUESTIONS
+    def min_questions(self) -> int:
+        """Number of questions needed to choose on."""
+        is_guarantee = self.kind == "guarantee"
+        return compute_required_rows(self.value, self.delta, self.form) if is_guarantee else MIN_QUESTIONS
+
+
+class CalibrationOptions(Options):
+    """Options of `calibrate`. Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` is needed."""
+
+    max_loss: float | None = Field(
+        default=None, description="Guarantee: accuracy lost against always retrieving, at most; for example 0.02."
+    )
+    confidence: float | None = Field(
+        default=None, description=f"Confidence of the guarantee, with `max_loss`; {DEFAULT_CONFIDENCE} by default."
+    )
+    retrieval_rate: float | None = Field(
+        default=None, description="Budget: share of questions to retrieve for, at most; for example 0.5."
+    )
+    best_accuracy: bool = Field(
+        default=False, description="Most right answers; of several thresholds the one that skips most."
+    )
+    net: bool = Field(
+        default=False, description="With `max_loss`, count gained answers too. Default: only harm, which is stricter."
+    )
+    held_out: float = Field(default=0.5, ge=0, lt=1, description="Share of the questions to test the threshold on.")
+    out: UserPath | None = Field(
+        default=None,
+        description="Leave the gate as it is and write a copy with the threshold.",
+        json_schema_extra={"metavar": "DIR"},
+    )
+    seed: Seed = Field(default=0, description="Seed of the split.")
+
+    @property
+    def target(self) -> CalibrationTarget:
+        """What the threshold is for.
+
+        Raises:
+            BadSetting: Not exactly one target is set, or an option of another target is.
+        """
+        n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
+        if n_targets != 1:
+            raise BadSetting(
+                "choose what the threshold is for: exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` "
+                f"({n_targets} were set)."
+            )
+        if self.max_loss is not None:
+            confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
+            return CalibrationTarget(
+                "guarantee", self.max_loss, round(1 - confidence, 12), "net" if self.net else "harm"
+            )
+        if self.confidence is not None or self.net:
+            option = "net" if self.net else "confidence"
+            raise BadSetting(f"`{option}` needs `max_loss`: the other targets have no guarantee.")
+        return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
 
 
 @dataclass(frozen=True, repr=False)
 class Calibration:
-    """The threshold, what it does on the questions it was chosen on and on those held out, and the whole record.
+    """A threshold that was chosen for a gate, with its evidence.
 
-    left_out: rows not used, by reason. keys: of the questions chosen on. source: the gate, or the spec or folder it is
-    loaded from; where the threshold was written, the folder that has it.
+    Attributes:
+        kind: What the threshold was chosen by: 'guarantee', 'budget' or 'accuracy'.
+        threshold: The threshold.
+        chosen: Counts on the questions that it was chosen on.
+        held: Counts on the held-out questions; None if there are none.
+        evidence: The record that is stored in `gate.json`.
+        left_out: Number of unused rows by reason.
+        keys: Keys of the questions that it was chosen on.
+        source: The gate, or its spec or folder. If the threshold was saved, the folder that has it.
     """
 
     kind: TargetKind
@@ -82,25 +139,81 @@ class Calibration:
 
     @functools.cached_property
     def gate(self) -> Gate:
-        """The gate as it now is. A plain gate keeps no threshold of its own: use `threshold` beside it."""
+        """The gate with its new threshold. A gate that is not fitted does not store one: pass `threshold` with it."""
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
     @property
     def sentence(self) -> str:
-        """What the threshold is good for, in words."""
+        """What the threshold is good for, in a sentence."""
         return summarize_threshold(self.threshold, self.kind, self.evidence)
 
     @property
-    def sheet(self) -> TextTable:
-        """What it does on the questions it was chosen on, and on those held out."""
+    def table(self) -> TextTable:
+        """Results on the questions that the threshold was chosen on, and on those held out."""
         return build_calibration_table(self.threshold, self.chosen, self.held)
 
     def __repr__(self) -> str:
-        return f"<Calibration of {get_gate_name(self.source)}: {self.sentence}>\n{self.sheet.text()}"
+        return f"<Calibration of {get_gate_name(self.source)}: {self.sentence}>\n{self.table.text()}"
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
-        return f"<p>{escape_html(get_gate_name(self.source))}: {escape_html(self.sentence)}</p>{self.sheet.html()}"
+        """Render the result for notebooks."""
+        return f"<p>{escape_html(get_gate_name(self.source))}: {escape_html(self.sentence)}</p>{self.table.html()}"
+
+
+@with_options(CalibrationOptions)
+def calibrate(
+    gate: str | Path | Gate,
+    runs: RunsLike,
+    *,
+    arbiter: str | Path | Arbiter | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    options: CalibrationOptions,
+) -> Calibration:
+    """Choose the threshold of a gate by guarantee, by budget or by accuracy.
+
+    Questions that the gate or the arbiter was fitted on are left out. The threshold of a fitted gate is written into
+    its folder, or into a copy at `out`. A gate object that you pass keeps its threshold: continue with
+    `Calibration.gate`.
+
+    Args:
+        gate: Folder of a fitted gate, a gate object, or a spec such as 'logprob:mean'.
+        runs: Label runs of the gate's LLM with open-book answers.
+        arbiter: Arbiter that chooses after retrieval: a folder, 'rules' or an object. The threshold is then for gate
+            and arbiter together, and so is the guarantee; the loss is still against always giving the open-book answer.
+        on_progress: Called with the number of questions that the arbiter has judged, and the total.
+
+    Raises:
+        BadSetting: The options contradict each other, or the label runs do not fit together.
+        BadInput: There are too few questions.
+
+    Example:
+        >>> calibrate("my-gate", "runs/calibration", max_loss=0.02)  # doctest: +SKIP
+    """
+    target = options.target
+    gate = str(gate) if isinstance(gate, Path) else gate
+    arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
+    if isinstance(gate, str):
+        check_gate_spec(gate)
+    folder = get_gate_folder(gate)
+    if options.out is not None and folder is None:
+        raise BadSetting(f"`out` needs a fitted gate, and '{get_gate_name(gate)}' is not one: leave it out.")
+    if get_verdict(gate) == "own":
+        raise BadSetting(
+            f"a threshold is chosen for the calibrated need, not for the raw score: use '{folder}' without "
+            "',verdict=own'."
+        )
+    calibration = find_threshold(
+        gate,
+        resolve_run_paths(runs),
+        target,
+        held_out=options.held_out,
+        seed=options.seed,
+        arbiter=arbiter,
+        on_progress=on_progress,
+    )
+    if folder is None:
+        return calibration
+    return replace(calibration, source=str(save_calibration(calibration, folder, options.out)))
 
 
 def find_threshold(
@@ -108,186 +221,182 @@ def find_threshold(
     runs: Sequence[Path],
     target: CalibrationTarget,
     *,
-    share: float = 0.5,
+    held_out: float = 0.5,
     seed: int = 0,
     arbiter: str | Arbiter | None = None,
-    on_weighed: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on one part of the runs' questions and try it on the other, `share` of them.
-
-    arbiter: who chooses after retrieval; the threshold is then that of the cascade. on_weighed: is told how many of so
-    many questions it has weighed.
-    """
-    check_seed(seed)
-    if not 0 <= share < 1:
-        raise BadSetting(f"the share held out is {share}; it must be at least 0 and below 1.")
+    """Choose a threshold on a part of the questions and test it on the others; see `calibrate`."""
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
-    trial, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
-    keys = [fingerprint_question(question) for question in trial.questions]
-    back = mark_held_out(keys, share, seed)
-    check_enough_questions(int((~back).sum()), len(keys), target, left_out)
-    choices = None if arbiter is None else arbitrate(trial, arbiter, watch=on_weighed)
-    outcomes = compute_outcomes(trial, gate, choices)
-    check_any_harm(outcomes, target)
-    threshold, facts = choose_threshold(outcomes.at(~back), target)
-    chosen = evaluate_threshold(outcomes.at(~back), threshold)
-    held = evaluate_threshold(outcomes.at(back), threshold) if back.any() else None
-    used = [key for key, kept in zip(keys, back, strict=True) if not kept]
+    table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
+    keys = [fingerprint_question(question) for question in table.questions]
+    is_held = mark_held_out(keys, held_out, seed)
+    _check_enough_questions(int((~is_held).sum()), len(keys), target, left_out)
+    choices = None if arbiter is None else arbitrate(table, arbiter, on_progress=on_progress)
+    outcomes = compute_outcomes(table, gate, choices)
+    _check_any_harm(outcomes, target)
+    chosen_outcomes = outcomes.select(~is_held)
+    threshold, facts = _choose_threshold(chosen_outcomes, target)
+    chosen = evaluate_threshold(chosen_outcomes, threshold)
+    held = evaluate_threshold(outcomes.select(is_held), threshold) if is_held.any() else None
+    chosen_keys = [key for key, held_back in zip(keys, is_held, strict=True) if not held_back]
     evidence = {
         **facts,
-        "chosen_on": chosen.record(),
-        "held_out": held.record() if held else None,
-        **describe_setup(trial, outcomes.at(~back), used),
+        "chosen_on": chosen.to_record(),
+        "held_out": held.to_record() if held else None,
+        **_describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
         "seed": seed,
     }
-    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, used, gate)
+    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, chosen_keys, gate)
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
-    """Write the threshold into the fitted gate, or into a copy of it."""
+    """Write a threshold into the folder of a fitted gate, or into a copy at `out`; return that folder."""
     artifact = read_artifact(gate)
     folder = out or artifact.path
     save_threshold(artifact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
     return folder
 
 
-def choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple[float, dict[str, Any]]:
-    """The threshold and what speaks for it."""
+def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple[float, dict[str, Any]]:
+    """Choose a threshold; return it with the facts to record."""
     if target.kind == "guarantee":
-        guarantee = learn_then_test(outcomes, target.value, target.delta, form=target.form)
-        return guarantee.threshold, {key: value for key, value in asdict(guarantee).items() if key != "threshold"}
+        guarantee = asdict(learn_then_test(outcomes, target.value, target.delta, form=target.form))
+        return guarantee.pop("threshold"), guarantee
     if target.kind == "budget":
-        return choose_for_rate(outcomes.needs, target.value), {"wanted": target.value, "n": len(outcomes)}
-    return choose_for_accuracy(outcomes), {"n": len(outcomes)}
+        threshold = threshold_choice.choose_for_rate(outcomes.needs, target.value)
+        return threshold, {"wanted": target.value, "n": len(outcomes)}
+    return threshold_choice.choose_for_accuracy(outcomes), {"n": len(outcomes)}
 
 
-# --- the questions --------------------------------------------------------------------------------
+def compute_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None = None) -> GateOutcomes:
+    """Score a gate and combine its needs with the grades of the answers."""
+    given_right = None if choices is None else choices.right
+    return GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, given_right)
+
+
+# --- rows -----------------------------------------------------------------------------------------
 
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
-    """Rows of one model, wording and retriever, answered both ways."""
-    trial = load_label_table(runs, required_equal=REQUIRED_EQUAL)
-    if trial.open_right is None:
+    """Load label runs of one model, prompt and retriever that have open-book answers."""
+    table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
+    if table.open_right is None:
         raise BadInput(
-            f"no row of {', '.join(map(str, runs))} has an open-book answer, so what skipping loses cannot be seen. "
-            "Label with passages: knowgate label --index DIR ..."
+            f"no row of {', '.join(map(str, runs))} has an open-book answer, so the loss of skipping is unknown. Label "
+            "with passages: set `index`."
         )
-    check_same_passages(runs)
-    return trial
+    _check_same_passages(runs)
+    return table
 
 
-def check_same_passages(runs: Sequence[Path]) -> None:
-    """As many passages, put to the LLM in the same words; older runs keep neither as it was used."""
-    made = [RunFolder(run).settings() for run in runs]
-    shown = [count_shown_passages(one.get("k"), one.get("retriever_fingerprint")) for one in made]
-    wordings = {one["open_prompts"] for one in made if one.get("open_prompts")}
-    if len(set(shown)) > 1 or len(wordings) > 1:
-        listed = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, shown, strict=True))
-        what = f"different numbers of passages ({listed})" if len(set(shown)) > 1 else "passages in different words"
-        raise BadSetting(f"the label runs show the LLM {what}; {SINGLE_SETUP_REASON}.")
+def _check_same_passages(runs: Sequence[Path]) -> None:
+    """Raise BadSetting if runs differ in the number of passages or in the prompts for them."""
+    settings = [RunFolder(run).settings() for run in runs]
+    counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
+    prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
+    if len(set(counts)) > 1:
+        listed = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
+        raise BadSetting(f"the label runs use different numbers of passages ({listed}); {SINGLE_SETUP_REASON}.")
+    if len(prompts) > 1:
+        raise BadSetting(f"the label runs use different prompts for passages; {SINGLE_SETUP_REASON}.")
 
 
 def select_usable_rows(
-    trial: LabelTable, artifact: Artifact | None, arbiter: str | None = None
+    table: LabelTable, artifact: Artifact | None, arbiter_folder: str | None = None
 ) -> tuple[LabelTable, dict[str, int]]:
-    """Each question once, and none that the gate or the arbiter (its folder) was fitted on; with what was left out."""
+    """Keep each question once, without those that the gate or the arbiter was fitted on.
+
+    Returns:
+        The remaining rows, and the number of rows left out by reason.
+    """
     if artifact:
-        check_gate_matches_runs(artifact, trial)
-    keys = [fingerprint_question(question) for question in trial.questions]
-    first = {key: number for number, key in reversed(list(enumerate(keys)))}
-    folders = [folder for folder in (artifact.path if artifact else None, arbiter) if folder is not None]
-    fitted = np.zeros(len(keys), dtype=bool)
+        _check_gate_matches_runs(artifact, table)
+    keys = [fingerprint_question(question) for question in table.questions]
+    first_rows = {key: number for number, key in reversed(list(enumerate(keys)))}
+    folders = [folder for folder in (artifact.path if artifact else None, arbiter_folder) if folder is not None]
+    is_seen = np.zeros(len(keys), dtype=bool)
     for folder in folders:
-        fitted |= np.array(mark_seen_rows(trial, folder), dtype=bool)
-    again = np.array([first[key] != number for number, key in enumerate(keys)]) & ~fitted
-    left_out = {**trial.left_out, "fitted on": int(fitted.sum()), "asked twice": int(again.sum())}
-    kept = trial.subset(np.flatnonzero(~fitted & ~again))
-    return kept, {reason: count for reason, count in left_out.items() if count}
-
-
-def compute_outcomes(trial: LabelTable, gate: str | Gate, choices: ArbiterChoices | None = None) -> GateOutcomes:
-    """Needs and answers; with what an arbiter gives after retrieval."""
-    given = None if choices is None else choices.right
-    return GateOutcomes(score_gate(trial, gate).needs, trial.closed_right, trial.always_right, given)
+        is_seen |= np.array(mark_seen_rows(table, folder), dtype=bool)
+    is_repeated = np.array([first_rows[key] != number for number, key in enumerate(keys)]) & ~is_seen
+    left_out = {**table.left_out, "fitted on": int(is_seen.sum()), "asked twice": int(is_repeated.sum())}
+    usable = table.subset(np.flatnonzero(~is_seen & ~is_repeated))
+    return usable, {reason: count for reason, count in left_out.items() if count}
 
 
 # --- checks and record ----------------------------------------------------------------------------
 
 
-def check_enough_questions(n: int, total: int, target: CalibrationTarget, left_out: dict[str, int]) -> None:
-    if n >= target.fewest:
+def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, left_out: Mapping[str, int]) -> None:
+    """Raise BadInput if there are too few questions to choose a threshold on."""
+    if n >= target.min_questions:
         return
-    lost = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
+    reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
+    advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
     raise BadInput(
-        f"{goal} needs at least {target.fewest} questions to choose on; there are {n} of {total} usable ones"
-        + (f" (left out: {lost})" if lost else "")
-        + ". Label more questions"
-        + (", or use all of them: --held-out 0." if total >= target.fewest else ".")
+        f"{goal} needs at least {target.min_questions} questions to choose on; there are {n} of {n_usable} usable ones"
+        f"{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
     )
 
 
-def check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Where retrieval never helps, every threshold is as safe as any other, and a proof would prove nothing."""
+def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
+    """Raise BadInput if retrieval never helps, because then every threshold is equally safe."""
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
             f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows: there is nothing to lose by "
-            "skipping. See that the passages are of use (knowgate report RUN), or do without: --gate never."
+            "skipping. Check the passages with `knowgate report`, or use the gate 'never'."
         )
 
 
-def check_gate_matches_runs(artifact: Artifact, trial: LabelTable) -> None:
-    """Refuse rows of another model or wording than the gate's, and a gate that does not say what it was fitted on."""
-    made, settings = artifact.manifest, trial.settings
-    if (made["model"]["fingerprint"], made["prompts"]) != (
-        settings["model_fingerprint"],
-        settings["prompts_fingerprint"],
-    ):
+def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
+    """Raise an error if the runs are of another LLM, or if the training questions of the gate are unknown."""
+    manifest, settings = artifact.manifest, table.settings
+    model, prompts = manifest["model"], manifest["prompts"]
+    if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {made['model']['name']} ({made['model']['fingerprint']}, "
-            f"prompts {made['prompts']}), the label runs are of {settings['model']} ({settings['model_fingerprint']}, "
-            f"prompts {settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
+            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts}); "
+            f"the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
+            f"{settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
         )
-    check_reading_lengths(made, settings)
+    _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
         raise ArtifactError(
-            f"the gate '{artifact.path}' has no {SEEN_FILE}: what it was fitted on is unknown. Fit it again."
+            f"the gate '{artifact.path}' has no {SEEN_FILE}: its training questions are unknown. Fit it again."
         )
 
 
-def check_reading_lengths(made: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """What the gate reads of a question must be as long in the runs as where it decides."""
-    want, features = made["want"], set(made["options"].get("features", ()))
-    drafted = int(want.get("draft_tokens", 0))
-    if drafted > 1 and made["gate"] != "ik":  # ik cuts off the beginning it reads
-        _check_length("drafts of {} tokens", "max-tokens", drafted, settings.get("max_tokens"))
+def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Raise BadSetting if drafts or samples in the runs differ in length from those that the gate reads."""
+    request, features = manifest["want"], set(manifest["options"].get("features", ()))
+    draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
+    lengths = []
+    if draft_tokens > 1 and manifest["gate"] != "ik":  # ik truncates the draft itself
+        lengths.append(("drafts of {} tokens", "max_tokens", draft_tokens))
     if features & {"certainty", "agreement"}:
-        _check_length("{} samples", "samples", int(want.get("samples", 0)), settings.get("samples"))
+        lengths.append(("{} samples", "samples", samples))
+    for text, option, expected in lengths:
+        recorded = settings.get(option)
+        if recorded is not None and recorded != expected:
+            raise BadSetting(
+                f"the gate reads {text.format(expected)}, the label runs hold {text.format(recorded)}: its needs would "
+                f"differ from those in use. Label with {option}={expected}."
+            )
 
 
-def _check_length(words: str, option: str, wanted: int, there: int | None) -> None:
-    if there is not None and there != wanted:
-        raise BadSetting(
-            f"the gate reads {words.format(wanted)}, the label runs hold {words.format(there)}: its needs would not be "
-            f"those it gives when it decides. Label with --{option} {wanted}."
-        )
-
-
-def _reranker(settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Which one chose the passages, from how many; None where they came as they were found."""
-    if not settings.get("reranker_fingerprint"):
-        return None
-    named = {"name": settings["reranker"], "fingerprint": settings["reranker_fingerprint"]}
-    return {**named, "candidates": settings.get("candidates")}
-
-
-def describe_setup(trial: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """What the threshold is bound to."""
-    settings = trial.settings
-    lines = zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True)
+def _describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
+    """Describe the setup that a threshold is valid for."""
+    settings, reranker = table.settings, None
+    if settings.get("reranker_fingerprint"):
+        reranker = {
+            "name": settings["reranker"],
+            "fingerprint": settings["reranker_fingerprint"],
+            "candidates": settings.get("candidates"),
+        }
+    grades = sorted(zip(keys, outcomes.closed_right.tolist(), outcomes.open_right.tolist(), strict=True))
     return {
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],
@@ -295,87 +404,10 @@ def describe_setup(trial: LabelTable, outcomes: GateOutcomes, keys: Sequence[str
         "k": count_shown_passages(settings.get("k"), settings.get("retriever_fingerprint")),
         "max_tokens": settings.get("max_tokens"),
         "open_prompts": settings.get("open_prompts"),
-        "reranker": _reranker(settings),
-        "grader": ", ".join(sorted({row.grader for row in trial.rows})),
-        "runs": [Path(run).name for run in trial.runs],
-        "synthetic": int(trial.is_synthetic.sum()),
-        "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in sorted(lines)))[:16],
+        "reranker": reranker,
+        "grader": ", ".join(sorted({row.grader for row in table.rows})),
+        "runs": [Path(run).name for run in table.runs],
+        "synthetic": int(table.is_synthetic.sum()),
+        "data_hash": sha256_text(*(f"{key} {closed} {opened}" for key, closed, opened in grades))[:16],
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-DEFAULT_CONFIDENCE = 0.95  # of a guarantee, unless given
-
-
-def calibrate(
-    gate: str | Path | Gate,
-    runs: RunsLike,
-    *,
-    max_loss: float | None = None,
-    confidence: float | None = None,
-    retrieval_rate: float | None = None,
-    best_accuracy: bool = False,
-    net: bool = False,
-    arbiter: str | Path | Arbiter | None = None,
-    held_out: float = 0.5,
-    out: str | Path | None = None,
-    seed: int = 0,
-    on_weighed: Callable[[int, int], None] = lambda done, total: None,
-) -> Calibration:
-    """Choose a gate's threshold by guarantee, by budget or by accuracy; questions it was fitted on are left out.
-
-    gate: folder of a fitted gate, the gate itself, or a plain one such as 'logprob:mean'. A fitted gate's threshold is
-    written into its folder with the evidence, or into a copy of it at `out`. A gate in hand keeps the threshold it has,
-    for using a thing does not change it: go on with the `gate` of what comes back.
-    runs: label runs of the gate's own LLM, with open-book answers; no LLM is run.
-    Exactly one of: max_loss, accuracy lost against always retrieving, at most, with `confidence` (0.95);
-    retrieval_rate, the share of questions to retrieve for, never above it; best_accuracy, most right answers.
-    net: of max_loss, count answers gained against those lost; without it only harm counts, which is stricter.
-    arbiter: chooses after retrieval (a folder, 'rules', or itself); the threshold is then that of the cascade, the loss
-    still against always giving the open-book answer, and the guarantee holds with this arbiter alone.
-    on_weighed: is told how many of so many questions the arbiter has weighed.
-    held_out: share of the questions kept back to try the threshold on. seed: of that split.
-
-    Example:
-        >>> calibrate("my-gate", "runs/calibration", max_loss=0.02)  # doctest: +SKIP
-    """
-    target = build_target(max_loss, confidence, retrieval_rate, best_accuracy, net)
-    weighing = str(arbiter) if isinstance(arbiter, Path) else arbiter
-    given = str(gate) if isinstance(gate, Path) else gate
-    if isinstance(given, str):
-        check_gate_spec(given)
-    folder = get_gate_folder(given)
-    if out is not None and folder is None:
-        raise BadSetting(
-            f"'{get_gate_name(given)}' is not a fitted gate, so there is nothing to write to --out; leave it away."
-        )
-    if get_verdict(given) == "own":
-        raise BadSetting(
-            "a threshold is chosen for the calibrated need, not for a gate's own verdict. Leave ',verdict=own' away: "
-            f"knowgate calibrate {folder}"
-        )
-    found = find_threshold(
-        given, resolve_run_paths(runs), target, share=held_out, seed=seed, arbiter=weighing, on_weighed=on_weighed
-    )
-    if folder is None:
-        return found
-    return replace(found, source=str(save_calibration(found, folder, Path(out) if out is not None else None)))
-
-
-def build_target(
-    loss: float | None, confidence: float | None, rate: float | None, best: bool, net: bool = False
-) -> CalibrationTarget:
-    """What the threshold is for; exactly one thing."""
-    given = (loss is not None) + (rate is not None) + best
-    if given != 1:
-        raise BadSetting(
-            f"say what the threshold is for: exactly one of --max-loss 0.02, --retrieval-rate 0.5, --best-accuracy "
-            f"({given} were given)."
-        )
-    if loss is not None:
-        delta = round(1 - (DEFAULT_CONFIDENCE if confidence is None else confidence), 12)
-        return CalibrationTarget("guarantee", loss, delta, "net" if net else "harm")
-    if confidence is not None or net:
-        option = "--net" if net else "--confidence"
-        raise BadSetting(f"{option} belongs to --max-loss; the other targets give no guarantee.")
-    return CalibrationTarget("accuracy") if rate is None else CalibrationTarget("budget", rate)

@@ -1,14 +1,12 @@
-"""The one chooser of thresholds without a proof: by a wanted retrieval rate, by accuracy on the questions at hand, or
-by a loss there that is not to be exceeded.
+"""Outcomes of a threshold on graded questions, and the choice of a threshold by rate, accuracy or loss.
 
-Whoever chooses a threshold chooses it here: `calibrate`, the tuned column of an evaluation, a fit. The rule:
+All thresholds without a guarantee are chosen here: by `calibrate`, by the tuned column of an evaluation and by fits.
 
-- A question is retrieved for where its need is above the threshold, so between two neighbouring needs every threshold
-  does the same. The one half-way is taken, to six digits: it can be typed and does not hang on a score's last bit.
-  Needs that six digits do not tell apart get as many digits as it takes.
-- ALWAYS (-1) lies below every need and retrieves for each question; 1 retrieves for none.
-- Of equally good thresholds the one that retrieves least is taken. Where retrieving gains nothing on these questions,
-  that is 1: never.
+- A question is retrieved for if its need is above the threshold, so all thresholds between two neighboring needs do the
+  same. The midpoint is used, rounded to six digits so that it can be typed; needs that six digits do not distinguish
+  get as many digits as necessary.
+- ALWAYS_RETRIEVE (-1) is below every need; NEVER_RETRIEVE (1) is above none.
+- Of equally good thresholds the one that retrieves least is chosen. If retrieval gains nothing, that is 1.
 """
 
 from __future__ import annotations
@@ -22,12 +20,19 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.stats.metrics import BoolArray, FloatArray
 
+THRESHOLD_DIGITS = 6
+NEVER_RETRIEVE = 1.0
+
 
 @dataclass(frozen=True)
 class GateOutcomes:
-    """Needs of questions, and whether their closed-book and open-book answers are right.
+    """Needs of questions, and whether their answers are right.
 
-    given_right: whether what an arbiter gives after retrieval is; None where that is the open-book answer.
+    Attributes:
+        needs: Need of each question.
+        closed_right: Whether the closed-book answer is right.
+        open_right: Whether the open-book answer is right.
+        given_right: Whether the answer that an arbiter gives after retrieval is right; None without an arbiter.
     """
 
     needs: FloatArray
@@ -36,42 +41,49 @@ class GateOutcomes:
     given_right: BoolArray | None = None
 
     def __post_init__(self) -> None:
-        if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.after):
+        if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
                 f"there are {len(self.needs)} needs, {len(self.closed_right)} closed-book and {len(self.open_right)} "
-                "open-book verdicts: give one of each per question."
+                "open-book grades: give one of each per question."
             )
 
     def __len__(self) -> int:
         return len(self.needs)
 
     @property
-    def after(self) -> BoolArray:
+    def retrieved_right(self) -> BoolArray:
         """Whether the answer after retrieval is right."""
         return self.open_right if self.given_right is None else self.given_right
 
     @property
     def harmed(self) -> BoolArray:
-        """Skipping the question would lose a right answer: open-book right, closed-book wrong."""
+        """Whether skipping loses a right answer: the open-book answer is right, the closed-book answer wrong."""
         return self.open_right & ~self.closed_right
 
     @property
     def harmed_anyway(self) -> BoolArray:
-        """Retrieving loses it, too: the arbiter gives the wrong answer from memory. Always among `harmed`."""
-        return self.open_right & ~self.after
+        """Whether retrieving loses it too, because the arbiter gives the closed-book answer; a subset of `harmed`."""
+        return self.open_right & ~self.retrieved_right
 
-    def at(self, rows: BoolArray) -> GateOutcomes:
-        """Of some of the questions."""
+    def select(self, rows: BoolArray) -> GateOutcomes:
+        """Return the outcomes of some questions."""
         given = None if self.given_right is None else self.given_right[rows]
         return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], given)
 
 
 @dataclass(frozen=True)
 class ThresholdResult:
-    """Counts under one threshold. `right`: with the gate, and the arbiter where there is one.
+    """Counts under one threshold.
 
-    harmed: wrong although always retrieving is right; gained: the other way round. right_chosen: always retrieving and
-    then choosing, None without an arbiter.
+    Attributes:
+        n: Number of questions.
+        retrieved: Questions that are retrieved for.
+        right: Right answers with the gate, and the arbiter if there is one.
+        right_always: Right answers if always retrieving.
+        right_never: Right answers if never retrieving.
+        harmed: Questions that only always retrieving answers right.
+        gained: Questions that only the gate answers right.
+        right_chosen: Right answers if always retrieving and then arbitrating; None without an arbiter.
     """
 
     n: int
@@ -85,29 +97,30 @@ class ThresholdResult:
 
     @property
     def rate(self) -> float:
+        """Share of questions that are retrieved for."""
         return self.retrieved / self.n
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers."""
         return self.right / self.n
 
     @property
     def loss(self) -> float:
-        """Accuracy lost against always retrieving; negative where skipping gains. Never above harmed / n."""
+        """Accuracy lost against always retrieving; negative if skipping gains."""
         return (self.right_always - self.right) / self.n
 
-    def record(self) -> dict[str, Any]:
-        """Counts and the shares people ask for, as plain data."""
-        shares = {"rate": self.rate, "accuracy": self.accuracy, "loss": self.loss, "risk": self.harmed / self.n}
-        return {**asdict(self), **{name: round(value, 6) for name, value in shares.items()}}
+    def to_record(self) -> dict[str, Any]:
+        """Return counts and rates as plain data."""
+        rates = {"rate": self.rate, "accuracy": self.accuracy, "loss": self.loss, "risk": self.harmed / self.n}
+        return {**asdict(self), **{name: round(value, 6) for name, value in rates.items()}}
 
 
 def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdResult:
-    """What the gate would have done to these questions."""
-    if not len(outcomes):
-        raise BadInput("there are no questions to try a threshold on. Label some: knowgate label")
+    """Count what a gate with this threshold does to the questions."""
+    _check_not_empty(len(outcomes))
     retrieve = outcomes.needs > threshold
-    right = np.where(retrieve, outcomes.after, outcomes.closed_right)
+    right = np.where(retrieve, outcomes.retrieved_right, outcomes.closed_right)
     return ThresholdResult(
         n=len(outcomes),
         retrieved=int(retrieve.sum()),
@@ -116,68 +129,67 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
         right_never=int(outcomes.closed_right.sum()),
         harmed=int((outcomes.open_right & ~right).sum()),
         gained=int((right & ~outcomes.open_right).sum()),
-        right_chosen=None if outcomes.given_right is None else int(outcomes.after.sum()),
+        right_chosen=None if outcomes.given_right is None else int(outcomes.retrieved_right.sum()),
     )
 
 
-THRESHOLD_DIGITS = 6
-NEVER_RETRIEVE = 1.0  # no need is above it
-
-
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """From always retrieving to skipping everything, in rising order."""
+    """List one threshold for each possible set of skipped questions, in increasing order."""
     values = np.unique(needs)
-    return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _between(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
+    return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
 
-def _between(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Half-way, rounded where that still skips the lower need and retrieves for the higher one."""
+def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
+    """Compute midpoints, rounded if the result still separates the two needs."""
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
     return np.select(
         [(low <= rounded) & (rounded < high), middle < high],
         [rounded, middle],
-        default=low,  # two numbers with none between them
+        default=low,  # adjacent floating-point numbers
     )
 
 
 def choose_for_rate(needs: FloatArray, rate: float) -> float:
-    """The threshold whose retrieval rate on these questions is closest to `rate` without being above it."""
+    """Choose the threshold whose retrieval rate is closest to `rate` without exceeding it."""
     if not 0 <= rate <= 1:
-        raise BadSetting(f"the retrieval rate is {rate}; it must be between 0 and 1.")
-    if not len(needs):
-        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
+        raise BadSetting(f"retrieval_rate={rate} is not allowed: it must be between 0 and 1.")
+    _check_not_empty(len(needs))
     thresholds = list_candidate_thresholds(needs)
-    retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")
-    return float(thresholds[np.argmax(retrieved <= rate * len(needs) + 1e-9)])  # rates only fall along the thresholds
+    n_retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")  # decreasing
+    return float(thresholds[np.argmax(n_retrieved <= rate * len(needs) + 1e-9)])
 
 
 def choose_for_accuracy(outcomes: GateOutcomes) -> float:
-    """The threshold with the most right answers on these questions; of several, the one that retrieves least."""
-    if not len(outcomes):
-        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
+    """Choose the threshold with the most right answers; of several, the one that retrieves least."""
+    _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
-    right = _right(outcomes, thresholds)
-    return float(thresholds[np.flatnonzero(right == right.max())[-1]])
+    n_right = _count_right(outcomes, thresholds)
+    return float(thresholds[np.flatnonzero(n_right == n_right.max())[-1]])
 
 
-def choose_for_loss(outcomes: GateOutcomes, most: float) -> float:
-    """The threshold that retrieves least among those up to the first that loses more than `most` accuracy here.
+def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
+    """Choose the last threshold before the first one that loses more than `max_loss` accuracy.
 
-    Not further, where a later one happens to lose less again: the more thresholds are tried, the more of them look good
-    by luck.
+    Later thresholds that happen to lose less again are not considered: the more thresholds are tried, the more of them
+    look good by chance.
     """
-    if not len(outcomes):
-        raise BadInput("there are no questions to choose a threshold on. Label some: knowgate label")
+    _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
-    lost = (outcomes.open_right.sum() - _right(outcomes, thresholds)) / len(outcomes)
-    beyond = np.flatnonzero(lost > most + 1e-9)
-    return float(thresholds[max(0, beyond[0] - 1) if len(beyond) else -1])
+    losses = (outcomes.open_right.sum() - _count_right(outcomes, thresholds)) / len(outcomes)
+    too_high = np.flatnonzero(losses > max_loss + 1e-9)
+    return float(thresholds[max(0, too_high[0] - 1) if len(too_high) else -1])
 
 
-def _right(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
-    """Right answers under each threshold."""
+def _check_not_empty(n: int) -> None:
+    """Raise BadInput if there are no questions."""
+    if not n:
+        raise BadInput("there are no questions to choose or try a threshold on. Label some: knowgate label")
+
+
+def _count_right(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
+    """Count the right answers under each threshold."""
     order = np.argsort(outcomes.needs, kind="stable")
-    gains = np.cumsum(outcomes.closed_right[order].astype(int) - outcomes.after[order].astype(int))
-    skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
-    return outcomes.after.sum() + np.concatenate([[0], gains])[skipped]
+    gains = outcomes.closed_right[order].astype(int) - outcomes.retrieved_right[order].astype(int)
+    n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
+    return outcomes.retrieved_right.sum() + np.concatenate([[0], np.cumsum(gains)])[n_skipped]

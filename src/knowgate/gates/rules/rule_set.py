@@ -1,18 +1,19 @@
-"""Rules in their order, read from TOML: the user's own first, then those that come with knowgate.
+"""Rules that decide before the gate: always or never retrieve for questions that match. The first match decides.
 
-cut_off = 2023              # years after it are looked up
-packaged = true             # the rules that come with knowgate, after these
+Rules are read from TOML. The user's own come first, then those of knowgate.
+
+cut_off = 2023              # retrieve for questions about later years
+packaged = true             # append the rules of knowgate
 
 [[rule]]
 name = "our products"
 action = "retrieve"         # or "skip"
-words = ["Acme", "Zeta"]    # or patterns = ['...']; whole = true: all that was said
+words = ["Acme", "Zeta"]    # or patterns = ['...']; whole = true: the whole message must match
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
@@ -25,14 +26,20 @@ from knowgate.errors import BadInput, BadSetting
 
 RuleAction = Literal["retrieve", "skip"]
 EDGE_PUNCTUATION = re.compile(r"^[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+|[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+$")
-INNER_PUNCTUATION = re.compile(
-    r"[\s,!;:…，！；：、]+(?=\D)|[\s,!;:…，！；：、]+$"
-)  # a comma before a digit belongs to a number
+INNER_PUNCTUATION = re.compile(r"[\s,!;:…，！；：、]+(?=\D)|[\s,!;:…，！；：、]+$")  # not a comma inside a number
+SENTENCE_BREAK = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")
+YEAR_PATTERN = re.compile(r"(?<![\d.,])(?:19|20)\d\d(?![\d]|[.,]\d)")
+LAST_YEAR = 2099
+# A repetition of a group that ends in a repetition, such as (a+)+, can take exponential time.
+NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
+MAX_FILE_BYTES = 1 << 20
+MAX_SMALL_TALK = 120  # characters
+MAX_QUESTION_CHARS = 4_000  # rules read the start of a question
 
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """What a rule says of a question."""
+    """The decision of a rule for a question."""
 
     rule: str
     action: RuleAction
@@ -40,12 +47,21 @@ class RuleMatch:
 
     @property
     def retrieve(self) -> bool:
+        """Whether to retrieve."""
         return self.action == "retrieve"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Fits where one of its patterns does. whole: a pattern must fit all that was said, signs around it aside."""
+    """A rule that applies if one of its patterns matches.
+
+    Attributes:
+        name: Name of the rule.
+        action: Whether to retrieve or to skip.
+        patterns: Regular expressions; case is ignored.
+        whole: Whether a pattern must match the whole message, without punctuation around it.
+        reason: Explanation in decisions.
+    """
 
     name: str
     action: RuleAction
@@ -56,67 +72,87 @@ class Rule:
     def __post_init__(self) -> None:
         if not self.patterns:
             raise BadSetting(f"the rule '{self.name}' has no patterns: give patterns = ['...'] or words = ['...'].")
-        _ = self.compiled
+        _ = self.compiled_patterns
 
     @cached_property
-    def compiled(self) -> tuple[re.Pattern[str], ...]:
+    def compiled_patterns(self) -> tuple[re.Pattern[str], ...]:
+        """The compiled regular expressions."""
         return tuple(self._compile(pattern) for pattern in self.patterns)
 
     def _compile(self, pattern: str) -> re.Pattern[str]:
+        """Compile a pattern; raise BadSetting if it is invalid."""
         try:
             return re.compile(pattern, re.IGNORECASE)
         except (re.error, RecursionError, OverflowError) as error:
-            raise BadSetting(
-                f"the rule '{self.name}' has a pattern that cannot be read, '{pattern}': {error}."
-            ) from None
+            raise BadSetting(f"the rule '{self.name}' has an invalid pattern, '{pattern}': {error}.") from None
 
-    def fits(self, text: str) -> bool:
+    def matches(self, text: str) -> bool:
+        """Return whether the rule applies to a text."""
         if not self.whole:
-            return any(pattern.search(text) for pattern in self.compiled)
-        said = INNER_PUNCTUATION.sub(" ", EDGE_PUNCTUATION.sub("", text)).strip()
-        return any(pattern.fullmatch(said) for pattern in self.compiled)
+            return any(pattern.search(text) for pattern in self.compiled_patterns)
+        message = INNER_PUNCTUATION.sub(" ", EDGE_PUNCTUATION.sub("", text)).strip()
+        return any(pattern.fullmatch(message) for pattern in self.compiled_patterns)
 
     @property
     def is_small_talk(self) -> bool:
-        """Several such things said one after the other need no documents either: "Bye, thanks"."""
+        """Whether it skips whole messages, several of which may follow each other: "Bye, thanks"."""
         return self.whole and self.action == "skip"
 
     @property
-    def ruling(self) -> RuleMatch:
+    def match(self) -> RuleMatch:
+        """The decision for questions that match."""
         return RuleMatch(self.name, self.action, self.reason or f"the rule '{self.name}' says so")
 
 
 @dataclass(frozen=True)
 class CutoffRule:
-    """Fits questions about years that the LLM cannot know: after the one its training data end in."""
+    """Retrieves for questions about years after the end of the LLM's training data."""
 
     year: int
     name: str = "after the cut-off"
     is_small_talk: ClassVar[bool] = False
 
-    def fits(self, text: str) -> bool:
-        return any(self.year < int(found) <= LAST_YEAR for found in YEAR_PATTERN.findall(text))
+    def matches(self, text: str) -> bool:
+        """Return whether a text mentions a later year."""
+        return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
     @property
-    def ruling(self) -> RuleMatch:
+    def match(self) -> RuleMatch:
+        """The decision for questions that match."""
         return RuleMatch(self.name, "retrieve", f"it is about a year after {self.year}, where the LLM's knowledge ends")
 
 
-YEAR_PATTERN = re.compile(r"(?<![\d.,])(?:19|20)\d\d(?![\d]|[.,]\d)")
-LAST_YEAR = 2099
+@dataclass(frozen=True)
+class RuleSet:
+    """Rules in order: the first one that matches decides.
 
+    Example:
+        >>> load_rules().decide("Thanks a lot!")
+        RuleMatch(rule='thanks', action='skip', reason='thanks need no documents')
+        >>> load_rules().decide("Who wrote Emma?") is None
+        True
+    """
 
-MAX_FILE_BYTES = 1 << 20  # bytes of a file of rules
-# a repeat of what ends in a repeat, (a+)+, can try for ever; a question could be made to hang whoever reads it
-NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
-SENTENCE_BREAK = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")  # things said one after the other
-MAX_SMALL_TALK = 120  # characters of small talk
-MAX_QUESTION_CHARS = 4_000  # characters of a question; a rule is about how it begins
+    rules: tuple[Rule | CutoffRule, ...] = field(default_factory=tuple)
+
+    def decide(self, question: str) -> RuleMatch | None:
+        """Return the decision of the first rule that matches a question, None if the gate decides."""
+        text = question[:MAX_QUESTION_CHARS]
+        return next((rule.match for rule in self.rules if rule.matches(text)), None) or self._match_small_talk(text)
+
+    def _match_small_talk(self, text: str) -> RuleMatch | None:
+        """Return the first match if a text consists of several messages that are all small talk."""
+        if len(text) > MAX_SMALL_TALK:
+            return None
+        rules = [rule for rule in self.rules if rule.is_small_talk]
+        messages = [message for message in SENTENCE_BREAK.split(text) if message.strip()]
+        found = [next((rule.match for rule in rules if rule.matches(message)), None) for message in messages]
+        return found[0] if len(messages) > 1 and all(found) else None
 
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """A rule as it stands in the file."""
+    """A `[[rule]]` entry of a file."""
 
     name: str
     action: RuleAction
@@ -125,86 +161,69 @@ class RuleEntry:
     whole: bool = False
     reason: str = ""
 
-    @property
-    def rule(self) -> Rule:
-        patterns = (*self.patterns, *(_pattern(word) for word in self.words))
+    def to_rule(self) -> Rule:
+        """Convert the entry to a rule, with a pattern for each word."""
+        patterns = (*self.patterns, *(_build_word_pattern(word) for word in self.words))
         return Rule(self.name, self.action, patterns, self.whole, self.reason)
 
 
 @dataclass(frozen=True)
 class RuleFile:
-    """The file."""
+    """The content of a file of rules."""
 
     rule: tuple[RuleEntry, ...] = ()
     packaged: bool = True
     cut_off: Annotated[int, NumberRange(1900, 2099)] | None = None
 
 
-@dataclass(frozen=True)
-class RuleSet:
-    """Rules in their order: the first that fits decides.
+def load_rules(file: str | Path | None = None) -> RuleSet:
+    """Load rules from a file, followed by those of knowgate.
+
+    Args:
+        file: TOML file with the user's rules; None for those of knowgate only.
+
+    Raises:
+        BadSetting: The file cannot be read, or a rule is wrong.
 
     Example:
-        >>> load_rules().judge("Thanks a lot!")
-        Ruling(rule='thanks', action='skip', reason='thanks need no documents')
-        >>> load_rules().judge("Who wrote Emma?") is None
-        True
+        >>> load_rules().decide("Hello!").action
+        'skip'
     """
-
-    rules: tuple[Rule | CutoffRule, ...] = field(default_factory=tuple)
-
-    def judge(self, question: str) -> RuleMatch | None:
-        """What is done without asking a gate; None where no rule fits."""
-        text = question[:MAX_QUESTION_CHARS]
-        return next((rule.ruling for rule in self.rules if rule.fits(text)), None) or self._small_talk(text)
-
-    def _small_talk(self, text: str) -> RuleMatch | None:
-        """Things said one after the other, each of which needs no documents: the first of them speaks."""
-        if len(text) > MAX_SMALL_TALK:
-            return None
-        light = [rule for rule in self.rules if rule.is_small_talk]
-        parts = [part for part in SENTENCE_BREAK.split(text) if part.strip()]
-        found = [next((rule.ruling for rule in light if rule.fits(part)), None) for part in parts]
-        return found[0] if len(parts) > 1 and all(found) else None
-
-    def judge_many(self, questions: Sequence[str]) -> list[RuleMatch | None]:
-        return [self.judge(question) for question in questions]
-
-
-def load_rules(file: str | Path | None = None) -> RuleSet:
-    """The rules that come with knowgate, after those of this file."""
     if file is None:
-        return _packaged()
+        return _load_packaged_rules()
     path = expand_path(file)
     try:
         text = read_text(path, maximum=MAX_FILE_BYTES)
     except OSError as error:
-        raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}. Check --rules.") from None
-    book = _read(text, f"the rules in '{path}'")
-    for one in book.rule:
-        if endless := next((pattern for pattern in one.patterns if NESTED_REPEAT.search(pattern)), None):
+        raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}. Check `rules`.") from None
+    content = _parse_rules(text, f"the rules in '{path}'")
+    for entry in content.rule:
+        if nested := next((pattern for pattern in entry.patterns if NESTED_REPEAT.search(pattern)), None):
             raise BadSetting(
-                f"the rule '{one.name}' has a repeat inside a repeat, '{endless}', which can take for ever: write it "
-                "without one of them, or use words = ['...']."
+                f"the rule '{entry.name}' has a repetition inside a repetition, '{nested}', which can take forever: "
+                "remove one of them, or use words = ['...']."
             )
-    late = (CutoffRule(book.cut_off),) if book.cut_off is not None else ()
-    return RuleSet((*(one.rule for one in book.rule), *late, *(_packaged().rules if book.packaged else ())))
+    cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
+    packaged_rules = _load_packaged_rules().rules if content.packaged else ()
+    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules))
 
 
 @cache
-def _packaged() -> RuleSet:
+def _load_packaged_rules() -> RuleSet:
+    """Load the rules of knowgate."""
     text = resources.files("knowgate.gates.rules").joinpath("packaged.toml").read_text(encoding="utf-8")
-    return RuleSet(tuple(one.rule for one in _read(text, "the packaged rules").rule))
+    return RuleSet(tuple(entry.to_rule() for entry in _parse_rules(text, "the packaged rules").rule))
 
 
-def _read(text: str, what: str) -> RuleFile:
+def _parse_rules(text: str, where: str) -> RuleFile:
+    """Parse the TOML text of a rules file."""
     try:
-        return read_record(RuleFile, parse_toml(text, what), what)
+        return read_record(RuleFile, parse_toml(text, where), where)
     except BadInput as error:
         raise BadSetting(str(error)) from None
 
 
-def _pattern(word: str) -> str:
-    """The word as it is written; Latin letters do not go on at its ends."""
+def _build_word_pattern(word: str) -> str:
+    """Build a pattern for a word; if it starts or ends with a Latin letter, no other letter may be adjacent."""
     start, end = (r"(?<![^\W\d_])" if word[:1].isascii() else ""), (r"(?![^\W\d_])" if word[-1:].isascii() else "")
     return f"{start}{re.escape(word)}{end}"

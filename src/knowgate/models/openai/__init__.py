@@ -1,1 +1,1 @@
-"""Models behind an OpenAI-compatible server."""
+"""LLMs behind an OpenAI-compatible server: the `openai:MODEL@URL` backend."""

@@ -1,8 +1,8 @@
-"""Going on from a draft on a server: where it can read a draft as the beginning of its own answer.
+"""Continue a draft on a server that can take it as the beginning of its own answer.
 
 vLLM and SGLang do so with `continue_final_message`, llama.cpp whenever the last message is the assistant's (and then
-repeats the draft in its reply, but not in a stream). Other servers would take the draft for an earlier turn: there, and
-where a draft would not be read as it was written, the answer is generated anew in full.
+repeats the draft in its response, but not in a stream). Other servers would take the draft for an earlier turn. There,
+and if the draft would not be tokenized as it was generated, the whole answer is generated again.
 """
 
 from __future__ import annotations
@@ -11,103 +11,111 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from knowgate.errors import BadSetting
 from knowgate.models.openai.client import StatusError
 from knowgate.models.openai.responses import assemble_stream, parse_completions
-from knowgate.models.openai.server import CONTINUATION_FIELDS, REFUSAL_STATUSES, ServedModel
+from knowgate.models.openai.server import CONTINUATION_FIELDS, REFUSAL_STATUSES, ModelEndpoint
+from knowgate.models.tokenization import REPLACEMENT_CHARACTER
 from knowgate.types import Completion, Prompt, TextStream
 
-REPLACEMENT_CHARACTER = "\ufffd"  # half a character: the draft was cut inside one
 DRAFT_REPEATING_SERVER = "llamacpp"
 StreamChunks = Generator[Any, None, None]
 
 
 @dataclass(frozen=True)
 class ServerDraft:
-    """A draft and what it answered; `completion` is None when no draft was asked for."""
+    """A resume handle: a prompt and its draft, which is None if the reading had none."""
 
     prompt: Prompt
     completion: Completion | None
 
-    def is_enough(self, max_tokens: int) -> bool:
-        done = self.completion
-        return done is not None and (done.finished or done.n_tokens >= max_tokens)
+    def is_complete(self, max_tokens: int) -> bool:
+        """Return whether the draft ended by itself or has `max_tokens` tokens."""
+        draft = self.completion
+        return draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
 
     @property
-    def is_readable(self) -> bool:
-        """Whether the server, given the text, would read what it wrote.
+    def is_reproducible(self) -> bool:
+        """Whether the server would read the draft's text as the tokens that it generated.
 
-        Not if it is cut inside a character, if templates would strip it, or if there was more than the text shows, such
-        as thoughts.
+        Not if the text is cut inside a character, if a chat template would strip it, or if there were tokens that it
+        does not show, such as reasoning.
         """
-        done = self.completion
-        if done is None or not done.text or REPLACEMENT_CHARACTER in done.text:
+        draft = self.completion
+        if draft is None or not draft.text or REPLACEMENT_CHARACTER in draft.text:
             return False
-        whole = done.tokens is None or "".join(token.text for token in done.tokens) == done.text
-        return whole and (self.prompt.raw or done.text == done.text.strip())
+        shows_all_tokens = draft.tokens is None or "".join(token.text for token in draft.tokens) == draft.text
+        return shows_all_tokens and (self.prompt.raw or draft.text == draft.text.strip())
 
 
-def check_draft_handle(handle: object) -> ServerDraft:
-    """A handle that came back from a caller."""
-    if not isinstance(handle, ServerDraft):
-        raise BadSetting("resume takes the handles of this model's own readings.")
-    return handle
+def can_continue(endpoint: ModelEndpoint, draft: ServerDraft) -> bool:
+    """Return whether the server can continue a draft. Every server continues raw text."""
+    if not draft.is_reproducible:
+        return False
+    return draft.prompt.raw or (not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS)
 
 
-def can_continue(server: ServedModel, draft: ServerDraft) -> bool:
-    """Text that is continued as it stands goes on anywhere; a turn only where the server is known to do so."""
-    return draft.is_readable and (
-        draft.prompt.raw or (not server.refuses_drafts and server.maker in CONTINUATION_FIELDS)
-    )
+def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str, Any]) -> Completion | None:
+    """Return the draft with its continuation, or None if the server cannot continue it.
 
-
-def continue_draft(server: ServedModel, draft: ServerDraft, fields: dict[str, Any]) -> Completion | None:
-    """The draft and what follows; None where it cannot go on. `fields` ask for what is still missing."""
-    begun = draft.completion
-    if begun is None or not can_continue(server, draft):
+    Args:
+        endpoint: The model on its server.
+        draft: The draft.
+        fields: Request fields for the missing tokens.
+    """
+    start = draft.completion
+    if start is None or not can_continue(endpoint, draft):
         return None
     try:
-        reply = server.ask(draft.prompt, fields, begun.text)
+        response = endpoint.complete_prompt(draft.prompt, fields, start.text)
     except StatusError as error:
-        _remember(server, error)
+        _note_refusal(endpoint, error)
         return None
-    more = parse_completions(reply)[0]
-    return _joined(begun, more, begun.text if server.maker == DRAFT_REPEATING_SERVER and not draft.prompt.raw else "")
+    repeats_draft = endpoint.server == DRAFT_REPEATING_SERVER and not draft.prompt.raw
+    return _join(start, parse_completions(response)[0], start.text if repeats_draft else "")
 
 
 def stream_continuation(
-    server: ServedModel, draft: ServerDraft, ask: Callable[[str], StreamChunks]
+    endpoint: ModelEndpoint, draft: ServerDraft, open_stream: Callable[[str], StreamChunks]
 ) -> TextStream | None:
-    """The same as a stream, which begins with the draft. `ask` opens what follows a text."""
-    begun = draft.completion
-    if begun is None or not can_continue(server, draft):
+    """Return a stream that begins with the draft, or None if the server cannot continue it.
+
+    Args:
+        endpoint: The model on its server.
+        draft: The draft.
+        open_stream: Opens the stream of what follows a text.
+    """
+    start = draft.completion
+    if start is None or not can_continue(endpoint, draft):
         return None
     try:
-        parts = ask(begun.text)
+        chunks = open_stream(start.text)
     except StatusError as error:
-        _remember(server, error)
+        _note_refusal(endpoint, error)
         return None
 
     def stream() -> TextStream:
-        yield begun.text
-        reply = yield from assemble_stream(parts)
-        return _joined(begun, parse_completions(reply)[0])
+        yield start.text
+        response = yield from assemble_stream(chunks)
+        return _join(start, parse_completions(response)[0])
 
     return stream()
 
 
-def _remember(server: ServedModel, error: StatusError) -> None:
-    """A server that is too old for it, or whose template has no place for it, is not asked again."""
+def _note_refusal(endpoint: ModelEndpoint, error: StatusError) -> None:
+    """Remember that a server refuses drafts, because it is too old or its chat template does not allow them."""
     if error.status not in REFUSAL_STATUSES:
         raise error
-    server.refuses_drafts = True
+    endpoint.refuses_drafts = True
 
 
-def _joined(begun: Completion, more: Completion, repeated: str = "") -> Completion:
-    tokens = None if begun.tokens is None or more.tokens is None else begun.tokens + more.tokens
+def _join(start: Completion, continuation: Completion, repeated: str = "") -> Completion:
+    """Join a draft and its continuation, from which the text `repeated` is removed."""
+    tokens = None
+    if start.tokens is not None and continuation.tokens is not None:
+        tokens = start.tokens + continuation.tokens
     return Completion(
-        text=begun.text + more.text.removeprefix(repeated),
+        text=start.text + continuation.text.removeprefix(repeated),
         tokens=tokens,
-        finished=more.finished,
-        n_tokens=begun.n_tokens + more.n_tokens,
+        finished=continuation.finished,
+        n_tokens=start.n_tokens + continuation.n_tokens,
     )

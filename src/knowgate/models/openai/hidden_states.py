@@ -1,12 +1,17 @@
-"""Hidden states from a server that was started to give them: those at the last token of what it is shown.
+"""Hidden states at the last token of a prompt, from a vLLM or SGLang server that was started to give them.
 
-vLLM writes them into a folder that both machines see (`states_file`), for every request; what nobody reads is deleted.
-SGLang 0.5.23 (managers/scheduler_components/batch_result_processor.py, layers/logits_processor.py) gives them in the
-reply of POST /generate: with `return_hidden_states` "last", meta_info.hidden_states is one list of numbers, the layers
-of --return-aux-hidden-state-layer-ids side by side, or the last layer where none are named. Its layer i is
-transformers' i + 1.
+vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py) writes a file for every request
+into a folder that both machines see: safetensors with `hidden_states` [tokens, layers, width] and `token_ids` [tokens].
+It holds an exclusive flock on the file's name + '.lock', which exists before the response, while it writes. Files that
+nobody reads are deleted. The file name comes from the server, so only its last part is used: a server can name files in
+the configured folder only.
 
-Prompts go out as token ids, as the server's own tokeniser gave them, so that a state is that of the very tokens.
+SGLang 0.5.23 (managers/scheduler_components/batch_result_processor.py, layers/logits_processor.py) gives the states in
+the response of POST /generate: with `return_hidden_states` "last", meta_info.hidden_states is one list of numbers, the
+layers of --return-aux-hidden-state-layer-ids one after another, or the last layer if none are named. Its layer i is i + 1
+in transformers.
+
+Prompts are sent as token ids of the server's own tokenizer, so a state belongs to exactly these tokens.
 """
 
 from __future__ import annotations
@@ -24,65 +29,193 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.models.openai.labels import NEUTRAL_SAMPLING
-from knowgate.models.openai.server import ServedModel, call_native_endpoint, tokenize_prompt
+from knowgate.models.openai.responses import translate_format_errors
+from knowgate.models.openai.server import NEUTRAL_SAMPLING, ModelEndpoint
 from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.types import Prompt, SignalRequest, Vector
 
+LayerStates = Mapping[int, Vector]
+SETUP_HINT = "docs/runtimes.md describes how to start the server for them"
 RESPONSE_ID_PATTERN = re.compile(r"[\w-]{8,100}")
 FILE_NAME_PATTERN = re.compile(r"[\w.-]{1,240}\.safetensors")
 MAX_HEADER_BYTES = 1 << 20
-FILE_TIMEOUT = 30.0  # seconds for the server to have written a file
+FILE_TIMEOUT = 30.0  # seconds for the server to write a file
 POLL_INTERVAL = 0.005
-FLOAT_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # of BF16 the bits: numpy has no such numbers
+INTEGER_FORMATS = {"I64": "<i8", "I32": "<i4"}
+FLOAT_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no BF16, so its bits are read
+
+
+@dataclass(frozen=True)
+class StatesAroundDraft:
+    """Hidden states at the last token of a prompt, and at the last token of its draft, by layer."""
+
+    before: LayerStates
+    after: LayerStates
+
+
+class HiddenStateReader:
+    """Reads hidden states from one server."""
+
+    def __init__(self, endpoint: ModelEndpoint, config: HiddenStateConfig):
+        self._endpoint = endpoint
+        self._config = config
+
+    @property
+    def depth(self) -> int:
+        """Number of hidden states: the embeddings and each layer's output."""
+        return self._config.depth
+
+    def check(self, layers: Sequence[int]) -> None:
+        """Raise if the server does not give the states of these layers."""
+        missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
+        if missing:
+            raise NotOffered(
+                f"the server does not give layer {missing[0]}, only {self._layer_list}. Start it with that layer, and "
+                "list all of them after its URL: #layers=..."
+            )
+        server = self._endpoint.server
+        if server not in ("vllm", "sglang"):
+            raise NotOffered(
+                f"the server of openai:{self._endpoint.model} is '{server}', which gives no hidden states. Use vLLM or "
+                "SGLang, or a model in this process."
+            )
+        if server == "vllm" and self._config.storage is None:
+            raise BadSetting(
+                "vLLM writes hidden states into a folder. Give its shared_storage_path, as this machine sees it, after "
+                "the server's URL: #layers=...&storage=DIR"
+            )
+
+    def read(self, prompt: Prompt, draft: Sequence[int], request: SignalRequest) -> StatesAroundDraft:
+        """Return the states before and, if requested, after a draft.
+
+        Args:
+            prompt: The prompt.
+            draft: Token ids of the draft, without the token that ended it.
+            request: The requested layers.
+        """
+        ids = [*self._endpoint.tokenize_prompt(prompt)]
+        before = self._select_layers(self._read_last_states(ids), request.layers)
+        if not request.after_draft:
+            return StatesAroundDraft(before, {})
+        if not draft:
+            return StatesAroundDraft(before, before)
+        return StatesAroundDraft(before, self._select_layers(self._read_last_states([*ids, *draft]), request.layers))
+
+    def discard(self, response_id: str) -> None:
+        """Delete the files that vLLM wrote for a request whose states are not needed."""
+        if self._config.storage is not None:
+            delete_states_files(self._config.storage, response_id)
+
+    @property
+    def _layer_list(self) -> str:
+        return ", ".join(map(str, self._config.layers))
+
+    def _select_layers(self, states: Vector, layers: Sequence[int]) -> LayerStates:
+        return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
+
+    def _read_last_states(self, ids: list[int]) -> Vector:
+        """Return the states at the last token (layers x width)."""
+        states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
+        if len(states) != len(self._config.layers):
+            raise BadSetting(
+                f"the server gives hidden states of {len(states)} layers, but its URL lists {len(self._config.layers)} "
+                f"({self._layer_list}). List the layers that it was started with, in their order."
+            )
+        return states
+
+    def _read_vllm(self, ids: list[int]) -> Vector:
+        """Send token ids to vLLM and read the file that it writes."""
+        response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
+        params = response.get("kv_transfer_params") if isinstance(response, dict) else None
+        path = params.get("hidden_states_path") if isinstance(params, dict) else None
+        if not isinstance(path, str) or self._config.storage is None:
+            raise self._make_missing_error()
+        result = consume_states_file(self._config.storage, path)
+        if result.token_ids != ids:
+            raise ModelError("the server's hidden states belong to other tokens than those of the prompt.")
+        return result.states
+
+    def _read_sglang(self, ids: list[int]) -> Vector:
+        """Send token ids to SGLang and read the states in its response."""
+        response = self._endpoint.generate_on_sglang(ids, {"return_hidden_states": "last"})
+        n_layers = len(self._config.layers)
+        with translate_format_errors("hidden states"):
+            states = response["meta_info"].get("hidden_states")
+            if states is None:
+                raise self._make_missing_error()
+            row = np.array(states[-1], dtype=np.float32)
+            if row.ndim != 1 or not row.size or row.size % n_layers:
+                raise BadSetting(
+                    f"the server gives {row.size} numbers per token, which cannot belong to {n_layers} layers. List "
+                    "the layers that it was started with, in their order."
+                )
+        _check_finite(row)
+        return row.reshape(n_layers, -1)
+
+    def _make_missing_error(self) -> NotOffered:
+        return NotOffered(f"openai:{self._endpoint.model} gave no hidden states; {SETUP_HINT}.")
+
+
+def _check_finite(states: Vector) -> None:
+    if not np.isfinite(states).all():
+        raise ModelError("the server gave NaN or infinite hidden states: its weights or number format are bad.")
+
+
+# --- files of vLLM --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LastTokenStates:
-    """The states of the last token, layers x width, and all token ids."""
+    """The hidden states of the last token (layers x width), and all token ids."""
 
     states: Vector
     token_ids: list[int]
 
 
-def consume_states_file(folder: Path, told: str, *, wait: float = FILE_TIMEOUT) -> LastTokenStates:
-    """What lies in the file that the server told of; it is gone afterwards."""
-    file = locate_states_file(folder, told)
+def consume_states_file(folder: Path, server_path: str, *, timeout: float = FILE_TIMEOUT) -> LastTokenStates:
+    """Read a file of hidden states and delete it.
+
+    Args:
+        folder: The shared folder, as this machine sees it.
+        server_path: Path of the file, as the server sees it.
+        timeout: Seconds to wait for the server to write it.
+    """
+    file = locate_states_file(folder, server_path)
     lock = file.with_name(file.name + ".lock")
     try:
-        _await(file, lock, time.monotonic() + wait)
+        _wait_until_written(file, lock, time.monotonic() + timeout)
         with file.open("rb") as stream:
-            return _read(stream)
+            return _read_states(stream)
     except OSError as error:
         raise ModelError(f"the server's hidden states in '{file}' cannot be read: {error.strerror or error}.") from None
     finally:
         delete_files(file, lock)
 
 
-def delete_states_files(folder: Path, reply: str, *, wait: float = FILE_TIMEOUT) -> None:
-    """Delete what was written for the request whose reply has this id; of several choices, for each of them."""
-    if not RESPONSE_ID_PATTERN.fullmatch(reply):
+def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE_TIMEOUT) -> None:
+    """Delete the files that were written for a response, one per choice, once they are complete."""
+    if not RESPONSE_ID_PATTERN.fullmatch(response_id):
         return
-    for lock in folder.glob(f"*{reply}-*.safetensors.lock"):
+    for lock in folder.glob(f"*{response_id}-*.safetensors.lock"):
         file = lock.with_suffix("")
         try:
-            _await(file, lock, time.monotonic() + wait)
-        except (OSError, ModelError):  # somebody else has it, or it will never be written
+            _wait_until_written(file, lock, time.monotonic() + timeout)
+        except (OSError, ModelError):  # another process deleted it, or it will never be written
             continue
         finally:
             delete_files(file, lock)
 
 
-def locate_states_file(folder: Path, told: str) -> Path:
-    """The file of this name in the folder, wherever the server has it."""
-    name = PureWindowsPath(PurePosixPath(told).name).name
+def locate_states_file(folder: Path, server_path: str) -> Path:
+    """Return the file in the folder that has the name the server gives, ignoring the server's directories."""
+    name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
-        raise ModelError("the server names a file of hidden states that is none.")
+        raise ModelError("the server gave an invalid name for its file of hidden states.")
     return folder / name
 
 
 def delete_files(*files: Path) -> None:
-    """Whoever serves may keep them for itself: a folder we may not write to is no reason to fail."""
+    """Delete files; failures are ignored, because the folder may be read-only for this machine."""
     for file in files:
         try:
             file.unlink(missing_ok=True)
@@ -90,13 +223,13 @@ def delete_files(*files: Path) -> None:
             continue
 
 
-def _await(file: Path, lock: Path, end: float) -> None:
-    """Until nobody writes it any more; where there is no lock, until it is there."""
+def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
+    """Wait until the file exists and its lock is released."""
     while not (lock.exists() or file.exists()):
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise ModelError(
-                f"the server says that it wrote hidden states, but '{file.name}' does not appear in '{file.parent}'. "
-                "Give the folder of its shared_storage_path, as it is called on this machine: #layers=...&storage=DIR"
+                f"the server reported hidden states in '{file.name}', which does not appear in '{file.parent}'. Give "
+                "the folder of its shared_storage_path, as this machine sees it: #layers=...&storage=DIR"
             )
         time.sleep(POLL_INTERVAL)
     if not lock.exists():
@@ -104,169 +237,62 @@ def _await(file: Path, lock: Path, end: float) -> None:
     try:
         import fcntl
     except ImportError:
-        raise NotOffered("hidden states of a vLLM server cannot be awaited on Windows. Use WSL, or SGLang.") from None
-    with lock.open("rb") as held:
+        raise NotOffered("hidden states of a vLLM server cannot be read on Windows. Use WSL, or SGLang.") from None
+    with lock.open("rb") as stream:
         while True:
             try:
-                fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() > end:
+                if time.monotonic() > deadline:
                     raise ModelError(f"the server did not finish writing '{file.name}'. Check its log.") from None
                 time.sleep(POLL_INTERVAL)
 
 
-def _read(stream: BinaryIO) -> LastTokenStates:
+def _read_states(stream: BinaryIO) -> LastTokenStates:
+    """Read a safetensors file, but of the hidden states only the last token's: those of long prompts are large."""
     try:
-        header = _header(stream)
+        size = int.from_bytes(stream.read(8), "little")
+        if not 0 < size <= MAX_HEADER_BYTES:
+            raise ValueError("no header")
+        header = json.loads(stream.read(size))
         start = stream.tell()
-        ids = _numbers(stream, start, header["token_ids"], {"I64": "<i8", "I32": "<i4"}, ...)
-        states = _numbers(stream, start, header["hidden_states"], FLOAT_FORMATS, -1)
-        tokens, layers, width = header["hidden_states"]["shape"]
+        ids = _read_tensor(stream, start, header["token_ids"], INTEGER_FORMATS)
+        states = _read_tensor(stream, start, header["hidden_states"], FLOAT_FORMATS, last_row=True)
+        n_tokens, n_layers, width = header["hidden_states"]["shape"]
     except (KeyError, TypeError, ValueError, OverflowError):
         raise ModelError("the server's file of hidden states is damaged or of an unknown form.") from None
-    if tokens != len(ids) or not tokens:
-        raise ModelError(f"the server's file has states of {tokens} tokens and {len(ids)} token ids.")
-    found: Vector = states.reshape(layers, width).astype(np.float32)
-    if not np.isfinite(found).all():
-        raise ModelError("the server gave NaN or infinite hidden states: its weights or number format are bad.")
-    return LastTokenStates(found, [int(token) for token in ids])
+    if n_tokens != len(ids) or not n_tokens:
+        raise ModelError(f"the server's file has states of {n_tokens} tokens and {len(ids)} token ids.")
+    result: Vector = states.reshape(n_layers, width).astype(np.float32)
+    _check_finite(result)
+    return LastTokenStates(result, [int(token) for token in ids])
 
 
-def _header(stream: BinaryIO) -> dict[str, Any]:
-    size = int.from_bytes(stream.read(8), "little")
-    if not 0 < size <= MAX_HEADER_BYTES:
-        raise ValueError("no header")
-    header: dict[str, Any] = json.loads(stream.read(size))
-    return header
+def _read_tensor(
+    stream: BinaryIO, start: int, entry: Any, formats: dict[str, str], *, last_row: bool = False
+) -> NDArray[Any]:
+    """Read a tensor as a flat array, or only the last entry of its first axis.
 
-
-def _numbers(stream: BinaryIO, start: int, entry: Any, kinds: dict[str, str], row: Any) -> NDArray[Any]:
-    """A tensor, or of its first axis only the last entry (`row` -1): states of long prompts are large."""
-    kind, shape = np.dtype(kinds[entry["dtype"]]), [int(size) for size in entry["shape"]]
+    Args:
+        stream: The safetensors file.
+        start: Offset of the data in the file.
+        entry: The tensor's entry in the header.
+        formats: Allowed number formats -> numpy dtypes.
+        last_row: Read only the last entry of the first axis.
+    """
+    dtype, shape = np.dtype(formats[entry["dtype"]]), [int(size) for size in entry["shape"]]
     begin, end = entry["data_offsets"]
     count = math.prod(shape)
-    if count * kind.itemsize != end - begin or begin < 0:
+    if count * dtype.itemsize != end - begin or begin < 0:
         raise ValueError("sizes differ")
-    if row == -1:
+    if last_row:
         count = math.prod(shape[1:])
-        begin = end - count * kind.itemsize
+        begin = end - count * dtype.itemsize
     stream.seek(start + begin)
-    values = np.frombuffer(stream.read(count * kind.itemsize), kind)
+    values = np.frombuffer(stream.read(count * dtype.itemsize), dtype)
     if len(values) != count:
-        raise ValueError("cut off")
+        raise ValueError("truncated")
     if entry["dtype"] == "BF16":
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values
-
-
-LayerStates = Mapping[int, Vector]
-SETUP_HINT = "docs/runtimes.md says how to start the server for it"
-
-
-@dataclass(frozen=True)
-class StatesAroundDraft:
-    """The states at the last token of a prompt, and at that of its draft."""
-
-    before: LayerStates
-    after: LayerStates
-
-
-class HiddenStateReader:
-    """The states that one server gives, by the numbers of their layers."""
-
-    def __init__(self, server: ServedModel, given: HiddenStateConfig):
-        self._server = server
-        self._given = given
-
-    @property
-    def depth(self) -> int:
-        return self._given.depth
-
-    def check(self, layers: Sequence[int]) -> None:
-        """Refuse layers that the server was not started for, and servers that give none."""
-        lacking = [layer for layer in layers if layer % self.depth not in self._given.layers]
-        if lacking:
-            there = ", ".join(map(str, self._given.layers))
-            raise NotOffered(
-                f"layer {lacking[0]} is asked for, and the server gives {there}. Start it with that layer, and name "
-                "all of them behind its URL: #layers=..."
-            )
-        if self._server.maker not in ("vllm", "sglang"):
-            raise NotOffered(
-                f"the server of openai:{self._server.model} calls itself '{self._server.maker}': hidden states come "
-                "from servers of vLLM and SGLang, and from models in this process."
-            )
-        if self._server.maker == "vllm" and self._given.storage is None:
-            raise BadSetting(
-                "vLLM writes hidden states into a folder: name its shared_storage_path, as it is called on this "
-                "machine, behind the server's URL: #layers=...&storage=DIR"
-            )
-
-    def around(self, prompt: Prompt, draft: Sequence[int], want: SignalRequest) -> StatesAroundDraft:
-        """draft: the token ids of the draft, without the token that ended it."""
-        ids = [*tokenize_prompt(self._server, prompt)]
-        before = self._named(self._at_end(ids), want.layers)
-        if not want.after_draft:
-            return StatesAroundDraft(before, {})
-        return StatesAroundDraft(before, self._named(self._at_end([*ids, *draft]), want.layers) if draft else before)
-
-    def forget(self, reply: str) -> None:
-        """Delete what vLLM wrote for a request whose states nobody asked for, by the id of its reply."""
-        if self._given.storage is not None:
-            delete_states_files(self._given.storage, reply)
-
-    def _named(self, states: Vector, wanted: Sequence[int]) -> LayerStates:
-        places = {layer: place for place, layer in enumerate(self._given.layers)}
-        return {layer: states[places[layer % self.depth]] for layer in wanted}
-
-    def _at_end(self, ids: list[int]) -> Vector:
-        states = self._from_sglang(ids) if self._server.maker == "sglang" else self._from_vllm(ids)
-        if len(states) != len(self._given.layers):
-            raise BadSetting(
-                f"the server gives hidden states of {len(states)} layers, and {len(self._given.layers)} are named "
-                f"behind its URL ({', '.join(map(str, self._given.layers))}). Name those it was started with, in their "
-                "order."
-            )
-        return states
-
-    def _from_vllm(self, ids: list[int]) -> Vector:
-        reply = self._server.complete(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, keep=True)
-        told = _told(reply)
-        if told is None or self._given.storage is None:
-            raise NotOffered(f"openai:{self._server.model} gave no hidden states; {SETUP_HINT}.")
-        found = consume_states_file(self._given.storage, told)
-        if found.token_ids != ids:
-            raise ModelError("the server's hidden states are those of other tokens than were sent.")
-        return found.states
-
-    def _from_sglang(self, ids: list[int]) -> Vector:
-        body: dict[str, Any] = {
-            "input_ids": ids,
-            "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1},
-            "return_hidden_states": "last",
-        }
-        adapter = {"lora_path": self._server.adapter} if self._server.adapter else {}
-        reply = call_native_endpoint(self._server.wire.post_beside, "/generate", {**body, **adapter})
-        try:
-            given = reply["meta_info"].get("hidden_states")
-            if given is None:
-                raise NotOffered(f"openai:{self._server.model} gave no hidden states; {SETUP_HINT}.")
-            row = np.array(given[-1], dtype=np.float32)
-            if row.ndim != 1 or not row.size or row.size % len(self._given.layers):
-                raise BadSetting(
-                    f"the server gives {row.size} numbers a token, which are not those of {len(self._given.layers)} "
-                    "layers. Name the layers it was started with, in their order."
-                )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
-            raise ModelError("the server's reply has hidden states of an unknown form.") from None
-        if not np.isfinite(row).all():
-            raise ModelError("the server gave NaN or infinite hidden states: its weights or number format are bad.")
-        return row.reshape(len(self._given.layers), -1)
-
-
-def _told(reply: Any) -> str | None:
-    """The file a reply tells of."""
-    given = reply.get("kv_transfer_params") if isinstance(reply, dict) else None
-    told = given.get("hidden_states_path") if isinstance(given, dict) else None
-    return told if isinstance(told, str) else None

@@ -1,167 +1,166 @@
-"""Log-probabilities of labels at marked places inside a raw prompt: vLLM, SGLang and llama.cpp only.
+"""Log-probabilities of labels inside a raw prompt, on vLLM, SGLang and llama.cpp.
 
-Knows tokenisation in place, as `hf_labels` does for local models: the prefix and each part are tokenised apart by
-the server, so that a label is a token of its own, and the prompt goes out as token ids. Nothing here looks at text.
-
-Which server it is stands in `owned_by` of GET /v1/models: both write their own name there. (GET /version would not
-do: other servers have it too. GET /server_info is for developers only on vLLM.)
+As for local models, the prefix and each part of a prompt are tokenized separately, so that a label is a token of its own.
+The prompt is sent as token ids.
 
 vLLM, main branch of 2026 (entrypoints/openai/completion/protocol.py and serving.py, serve/tokenize/protocol.py):
-POST /tokenize (beside /v1) {prompt, add_special_tokens} -> {tokens}. POST /v1/completions takes token ids as `prompt`;
-choices[0].prompt_logprobs has an entry per prompt token, null for the first, else {"id": {"logprob": ...}} of the
-top k and of the token that stands there, as predicted from the tokens before it. `logprob_token_ids` (0.26, pull
-request 43463) lists exactly these tokens where the answer begins, older servers ignore it and list the top k;
-`return_tokens_as_token_ids` writes them as "token_id:ID".
+POST /tokenize (beside /v1) {prompt, add_special_tokens} -> {tokens}. POST /v1/completions takes token ids as `prompt`.
+choices[0].prompt_logprobs has an entry per prompt token, null for the first, else {"id": {"logprob": ...}} of the top k
+and of the actual token, as predicted from the tokens before it. `logprob_token_ids` (0.26, pull request 43463) lists
+exactly these tokens where the answer begins; older servers ignore it and list the top k. `return_tokens_as_token_ids`
+writes tokens as "token_id:ID".
 
 SGLang, from docs.sglang.io, "Sampling Parameters", openai/serving_tokenize.py and its scheduler's output processor:
-POST /v1/tokenize as above. POST /generate (beside /v1) takes `input_ids` and `token_ids_logprob`;
-meta_info.input_token_ids_logprobs has an entry per prompt token from `logprob_start_len` on, null for the first
-of them, else [[logprob, id, text], ...], as predicted from the tokens before it; output_token_ids_logprobs goes on
-with the answer.
+POST /v1/tokenize as above. POST /generate (beside /v1) takes `input_ids` and `token_ids_logprob`.
+meta_info.input_token_ids_logprobs has an entry per prompt token from `logprob_start_len` on, null for the first of them,
+else [[logprob, id, text], ...], as predicted from the tokens before it; output_token_ids_logprobs continues with the
+answer.
 
-llama.cpp (server of xllamacpp 2026.10): POST /tokenize (beside /v1) {content, add_special} -> {tokens}. POST
-/v1/completions takes token ids and lists as many tokens with their ids as `logprobs` says; prompts have none, so there
-is a request for each place, each with what the one before began with.
+llama.cpp (server of xllamacpp 2026.10): POST /tokenize (beside /v1) {content, add_special} -> {tokens}.
+POST /v1/completions takes token ids and lists as many tokens with their ids as `logprobs` says. It gives none for
+prompts, so every position is a request of its own; the server caches what consecutive requests have in common.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from knowgate.errors import BadSetting, ModelError, NotOffered
 from knowgate.models.openai.client import StatusError
-from knowgate.models.openai.responses import check_logprob, get_first_choice, parse_token_logprobs
-from knowgate.models.openai.server import (
-    WIDE_TOP_TOKENS,
-    ServedModel,
-    call_native_endpoint,
-    tokenize_prompt,
-    tokenize_text,
+from knowgate.models.openai.responses import (
+    check_logprob,
+    get_first_choice,
+    parse_token_logprobs,
+    translate_format_errors,
 )
+from knowgate.models.openai.server import NEUTRAL_SAMPLING, WIDE_TOP_TOKENS, ModelEndpoint
+from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import LabelPrompt, Prompt, Vector
 
 LABEL_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
-WHOLE_VOCABULARY = 1 << 18  # tokens: more than any vocabulary has
-TOKEN_CACHE_SIZE = 4096  # tokenised texts: the instruction and the neighbours' questions come back in many prompts
-# Spelled out, because both servers else take them from the model's generation_config.json.
-NEUTRAL_SAMPLING: Mapping[str, float] = {
-    "temperature": 0.0,
-    "top_p": 1.0,
-    "top_k": -1,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-}
-
-
-@dataclass(frozen=True)
-class ServerPromptTokens:
-    """Token ids of a prompt, and the positions from which each label is predicted; the last one ends the prompt."""
-
-    ids: list[int]
-    positions: list[int]
+WHOLE_VOCABULARY = 1 << 18  # more tokens than any vocabulary has
+TOKEN_CACHE_SIZE = 4_096  # texts; the instruction and the neighbors' questions occur in many prompts
+TOKEN_ID_PREFIX = "token_id:"  # of tokens that vLLM writes as ids  # nosec B105
+FORMAT_NAME = "log-probabilities"
 
 
 class ServerLabelReader:
-    """Reads labels inside the prompts of one model on one server."""
+    """Reads log-probabilities of labels from one server."""
 
-    def __init__(self, server: ServedModel):
-        self._server = server
-        self._tokens = functools.lru_cache(TOKEN_CACHE_SIZE)(functools.partial(tokenize_text, server))
+    def __init__(self, endpoint: ModelEndpoint):
+        self._endpoint = endpoint
+        self._tokenize = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
 
     def check(self, prompt: LabelPrompt) -> None:
-        """Refuse what cannot be read, before anything is computed."""
+        """Raise if labels inside this prompt cannot be read, before anything is computed."""
         if not prompt.raw:
             raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
-        if self._server.maker not in LABEL_SERVERS:
+        if self._endpoint.server not in LABEL_SERVERS:
             raise NotOffered(
-                f"openai:{self._server.model} reads labels only at the end of a prompt, not inside it: its server "
-                f"calls itself '{self._server.maker}'. Servers of {', '.join(LABEL_SERVERS.values())} and hf: models can."
+                f"openai:{self._endpoint.model} reads labels only at the end of a prompt, not inside it: its server "
+                f"is '{self._endpoint.server}'. Use {', '.join(LABEL_SERVERS.values())}, or an hf: model."
             )
 
-    def label_ids(self, labels: Sequence[str]) -> list[int]:
-        """First token of each label as it stands in place; labels that begin alike cannot be told apart."""
-        ids = [token for label in labels if label for token in self._tokens(label, False)[:1]]
+    def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
+        """Return the log-probabilities of the labels (positions x labels).
+
+        Args:
+            prompt: The prompt.
+            labels: The labels.
+            top: Number of tokens that a vLLM server lists at each position.
+        """
+        endpoint, label_ids = self._endpoint, self._encode_labels(labels)
+        tokens = self._encode_prompt(prompt, labels, label_ids)
+        if endpoint.server == "llamacpp":
+            rows = [_read_llamacpp(endpoint, tokens.ids[: end + 1], label_ids) for end in tokens.positions]
+        elif endpoint.server == "sglang":
+            response = _request_sglang(endpoint, tokens, label_ids)
+            with translate_format_errors(FORMAT_NAME):
+                rows = _parse_sglang(response, tokens, label_ids)
+        else:
+            response = _request_vllm(endpoint, tokens, label_ids, top)
+            with translate_format_errors(FORMAT_NAME):
+                rows = _parse_vllm(response, tokens, label_ids, top)
+        return np.array(rows, dtype=np.float32)
+
+    def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
+        """Return log-probabilities of labels where the answer begins, requested by their token ids.
+
+        A label counts with and without a space before it, where each is one token. Returns an empty list if the server
+        is too old for it.
+        """
+        spellings = {label: [label, f" {label}"] for label in (label.strip() for label in labels)}
+        try:
+            tokens = {self._tokenize(text, False): label for label, texts in spellings.items() for text in texts}
+        except ModelError:  # a gateway hides the tokenizer
+            return []
+        label_of = {ids[0]: label for ids, label in tokens.items() if len(ids) == 1}
+        request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
+        return [(label_of[token], value) for token, value in request(prompt, list(label_of)) if token in label_of]
+
+    def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
+        """Return the ids and log-probabilities of tokens where the answer begins, from SGLang."""
+        try:
+            prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
+            response = _request_sglang(self._endpoint, LabelPromptTokens(prompt_ids, [len(prompt_ids) - 1]), ids)
+        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenize a chat
+            return []
+        with translate_format_errors(FORMAT_NAME):
+            row = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)
+        return list(zip(ids, row, strict=True))
+
+    def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
+        """Return the ids and log-probabilities of tokens where the answer begins, from vLLM."""
+        fields = {
+            **NEUTRAL_SAMPLING,
+            "max_tokens": 1,
+            "logprobs": True if not prompt.raw else 1,
+            "return_tokens_as_token_ids": True,
+            "logprob_token_ids": ids,
+        }
+        try:
+            response = self._endpoint.complete_prompt(prompt, fields)
+        except StatusError as error:
+            if error.status not in (400, 422, 500):  # 500: a server that also extracts hidden states
+                raise
+            return []
+        tokens = parse_token_logprobs(response)
+        return [(_parse_token_id(text), value) for text, value in (tokens[0].top if tokens else ())]
+
+    def _encode_labels(self, labels: Sequence[str]) -> list[int]:
+        """Return the first token of each label; raises BadSetting if two are equal."""
+        ids = [token for label in labels if label for token in self._tokenize(label, False)[:1]]
         if len(ids) < len(labels) or len(set(ids)) < len(ids):
             raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
         return ids
 
-    def read(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
-        """Array (marked positions x labels); `top` is how many tokens a vLLM server lists at each place."""
-        columns = self.label_ids(labels)
-        cut = self._cut(prompt, labels, columns)
-        if self._server.maker == "llamacpp":
-            rows = [_llamacpp_row(self._server, cut.ids[: mark + 1], columns) for mark in cut.positions]
-            return np.array(rows, dtype=np.float32)
-        if self._server.maker == "sglang":
-            reply = _ask_sglang(self._server, cut, columns)
-            return _checked_form(lambda: _sglang_rows(reply, cut, columns))
-        reply = _ask_vllm(self._server, cut, columns, top)
-        return _checked_form(lambda: _vllm_rows(reply, cut, columns, top))
-
-    def named(self, turn: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """The labels where the answer to a turn begins, asked for by their tokens; [] where a server is too old for it.
-
-        A label counts with and without a space before it, where each is one token.
-        """
-        spelled = {label: [label, f" {label}"] for label in (label.strip() for label in labels)}
-        try:
-            ids = {self._tokens(text, False): label for label, both in spelled.items() for text in both}
-        except ModelError:  # a gateway hides the tokeniser
-            return []
-        single = {tokens[0]: label for tokens, label in ids.items() if len(tokens) == 1}
-        listed = self._named_by_sglang if self._server.maker == "sglang" else self._named_by_vllm
-        return [(single[token], value) for token, value in listed(turn, list(single)) if token in single]
-
-    def _named_by_sglang(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        try:
-            prompt = [*tokenize_prompt(self._server, turn)]
-            reply = _ask_sglang(self._server, ServerPromptTokens(prompt, [len(prompt) - 1]), ids)
-        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenize a turn
-            return []
-        row = _checked_form(lambda: [_exact_row(reply["meta_info"]["output_token_ids_logprobs"][0], ids)])[0]
-        return list(zip(ids, map(float, row), strict=True))
-
-    def _named_by_vllm(self, turn: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        fields = {
-            **NEUTRAL_SAMPLING,
-            "max_tokens": 1,
-            "logprobs": True if not turn.raw else 1,
-            "return_tokens_as_token_ids": True,
-        }
-        try:
-            reply = self._server.ask(turn, {**fields, "logprob_token_ids": ids})
-        except StatusError as error:
-            if error.status not in (400, 422, 500):  # 500: where it also extracts hidden states
-                raise
-            return []
-        listed = parse_token_logprobs(reply)
-        return [(_token_id(text), value) for text, value in (listed[0].top if listed else ())]
-
-    def _cut(self, prompt: LabelPrompt, labels: Sequence[str], columns: Sequence[int]) -> ServerPromptTokens:
-        ids = [*self._tokens(prompt.prefix, True)] if prompt.prefix else []
-        marks: list[int] = []
+    def _encode_prompt(self, prompt: LabelPrompt, labels: Sequence[str], label_ids: Sequence[int]) -> LabelPromptTokens:
+        """Tokenize the prefix and each part of a prompt separately."""
+        ids = [*self._tokenize(prompt.prefix, True)] if prompt.prefix else []
+        positions: list[int] = []
         for number, part in enumerate(prompt.parts):
-            tokens = self._tokens(part, number == 0 and not prompt.prefix)
-            if number and (not tokens or tokens[0] not in columns):
+            tokens = self._tokenize(part, number == 0 and not prompt.prefix)
+            if number and (not tokens or tokens[0] not in label_ids):
                 raise BadSetting(
                     f"part {number + 1} of a prompt does not begin with one of the labels "
                     f"{', '.join(map(repr, labels))} as a token of its own."
                 )
             ids += tokens
-            marks.append(len(ids) - 1)
-        if not marks or marks[0] < 0:
-            raise BadSetting("a label can be read only after some text; the prompt begins with none.")
-        return ServerPromptTokens(ids, marks)
+            positions.append(len(ids) - 1)
+        if not positions or positions[0] < 0:
+            raise BadSetting("a label can only be read after some text, and the prompt begins with none.")
+        return LabelPromptTokens(ids, positions)
 
 
-def _ask_vllm(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[int], top: int) -> Any:
+# --- vLLM -----------------------------------------------------------------------------------------
+
+
+def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
+    """Request log-probabilities inside and after a prompt, for the labels if vLLM is new enough."""
     fields = {
         **NEUTRAL_SAMPLING,
         "max_tokens": 1,
@@ -169,103 +168,93 @@ def _ask_vllm(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[in
         "prompt_logprobs": top,
         "return_tokens_as_token_ids": True,
     }
-    if not server.names_tokens:
-        return server.complete(cut.ids, fields)
-    try:
-        return server.complete(cut.ids, {**fields, "logprob_token_ids": list(columns)})
-    except StatusError as error:
-        if error.status not in (400, 422):
-            raise
-        return server.complete(cut.ids, fields)
+    if endpoint.lists_requested_tokens:
+        try:
+            return endpoint.complete_ids(tokens.ids, {**fields, "logprob_token_ids": list(label_ids)})
+        except StatusError as error:
+            if error.status not in (400, 422):
+                raise
+    return endpoint.complete_ids(tokens.ids, fields)
 
 
-def _vllm_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int], top: int) -> list[list[float]]:
-    choice = get_first_choice(reply)
+def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
+    """Return a row of label log-probabilities per position; the last one is where the answer begins."""
+    choice = get_first_choice(response)
     inside = choice["prompt_logprobs"]
-    if len(inside) != len(cut.ids):
-        raise _misaligned()
+    if len(inside) != len(tokens.ids):
+        raise _make_alignment_error()
     rows = []
-    for place in (mark + 1 for mark in cut.positions[:-1]):
-        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in inside[place].items()}
-        if cut.ids[place] not in listed:
-            raise _misaligned()
-        rows.append(_listed_row(listed, columns, top))
-    end = choice["logprobs"]["top_logprobs"][0]
-    listed = {_token_id(token): check_logprob(value) for token, value in end.items()}
-    return [*rows, _listed_row(listed, columns, top)]
+    for index in (position + 1 for position in tokens.positions[:-1]):
+        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in inside[index].items()}
+        if tokens.ids[index] not in listed:
+            raise _make_alignment_error()
+        rows.append(_get_bounded(listed, label_ids, top))
+    last = choice["logprobs"]["top_logprobs"][0]
+    listed = {_parse_token_id(token): check_logprob(value) for token, value in last.items()}
+    return [*rows, _get_bounded(listed, label_ids, top)]
 
 
-def _listed_row(listed: Mapping[int, float], columns: Sequence[int], top: int) -> list[float]:
-    """A label that is not listed gets the most it can have: the k-th best of the top k, never zero probability. Where
-    none is listed all have the same, which says nothing.
+def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
+    """Return the log-probabilities of the labels; an unlisted one gets the k-th best, the most it can have.
 
-    Not the smallest of all that are listed: the token that stands in the prompt is listed even if it is far less
-    probable than the top k, and says nothing about other tokens.
+    Not the smallest listed value: the prompt's own token is listed even if it is far less probable than the top k.
     """
-    if all(column in listed for column in columns):
-        return [listed[column] for column in columns]
+    if all(label in listed for label in label_ids):
+        return [listed[label] for label in label_ids]
     if len(listed) < top:
-        raise ModelError(f"the server listed {len(listed)} tokens where {top} were asked for, and left out a label.")
+        raise ModelError(f"the server listed {len(listed)} tokens instead of {top}, and left out a label.")
     bound = sorted(listed.values(), reverse=True)[top - 1]
-    return [listed.get(column, bound) for column in columns]
+    return [listed.get(label, bound) for label in label_ids]
 
 
-def _token_id(text: str) -> int:
-    if not text.startswith("token_id:"):
+def _parse_token_id(text: str) -> int:
+    """Parse vLLM's 'token_id:ID'."""
+    if not text.startswith(TOKEN_ID_PREFIX):
         raise ValueError("the token's text instead of its id")
-    return int(text.removeprefix("token_id:"))
+    return int(text.removeprefix(TOKEN_ID_PREFIX))
 
 
-def _ask_sglang(server: ServedModel, cut: ServerPromptTokens, columns: Sequence[int]) -> Any:
-    body = {
-        "input_ids": cut.ids,
-        "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1},
+# --- SGLang and llama.cpp -------------------------------------------------------------------------
+
+
+def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> Any:
+    """Request the log-probabilities of the labels inside and after a prompt."""
+    fields = {
         "return_logprob": True,
-        "logprob_start_len": cut.positions[0],  # what is before may come from the server's prefix cache
-        "token_ids_logprob": list(columns),
+        "logprob_start_len": tokens.positions[0],  # earlier tokens may come from the server's prefix cache
+        "token_ids_logprob": list(label_ids),
     }
-    adapter = {"lora_path": server.adapter} if server.adapter else {}  # /generate knows no `model`
-    return call_native_endpoint(server.wire.post_beside, "/generate", {**body, **adapter})
+    return endpoint.generate_on_sglang(tokens.ids, fields)
 
 
-def _sglang_rows(reply: Any, cut: ServerPromptTokens, columns: Sequence[int]) -> list[list[float]]:
-    meta, start = reply["meta_info"], cut.positions[0]
-    tokens, inside = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
-    if [token[1] for token in tokens] != cut.ids[start:] or len(inside) != len(tokens):
-        raise _misaligned()
-    places = [inside[mark + 1 - start] for mark in cut.positions[:-1]]
-    return [_exact_row(place, columns) for place in [*places, meta["output_token_ids_logprobs"][0]]]
+def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
+    """Return a row of label log-probabilities per position; the last one is where the answer begins."""
+    meta, start = response["meta_info"], tokens.positions[0]
+    prompt_tokens, inside = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
+    if [token[1] for token in prompt_tokens] != tokens.ids[start:] or len(inside) != len(prompt_tokens):
+        raise _make_alignment_error()
+    entries = [inside[position + 1 - start] for position in tokens.positions[:-1]]
+    return [_get_listed(entry, label_ids) for entry in [*entries, meta["output_token_ids_logprobs"][0]]]
 
 
-def _exact_row(place: Any, columns: Sequence[int]) -> list[float]:
-    listed = {entry[1]: entry[0] for entry in place}
-    return [check_logprob(listed[column]) for column in columns]
+def _get_listed(entry: Any, label_ids: Sequence[int]) -> list[float]:
+    """Return the log-probabilities of labels from SGLang's [[logprob, id, text], ...]."""
+    listed = {item[1]: item[0] for item in entry}
+    return [check_logprob(listed[label]) for label in label_ids]
 
 
-def _llamacpp_row(server: ServedModel, ids: Sequence[int], columns: Sequence[int]) -> list[float]:
-    """The labels after these tokens, from a list that is long enough; the server keeps what the last prompt began with.
-
-    It has no log-probabilities inside a prompt, so every place is a request of its own.
-    """
+def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Sequence[int]) -> list[float]:
+    """Return the log-probabilities of the labels after a prompt; the whole vocabulary is listed if necessary."""
     for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
         fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
-        reply = server.complete(ids, fields)
-        try:
-            top = get_first_choice(reply)["logprobs"]["content"][0]["top_logprobs"]
+        response = endpoint.complete_ids(ids, fields)
+        with translate_format_errors(FORMAT_NAME):
+            top = get_first_choice(response)["logprobs"]["content"][0]["top_logprobs"]
             listed = {int(entry["id"]): check_logprob(entry["logprob"]) for entry in top}
-        except (KeyError, IndexError, TypeError, ValueError):
-            raise ModelError("the server's reply has log-probabilities of an unknown form.") from None
-        if all(column in listed for column in columns):
-            return [listed[column] for column in columns]
+        if all(label in listed for label in label_ids):
+            return [listed[label] for label in label_ids]
     raise ModelError("the server does not list its whole vocabulary, so labels inside a prompt cannot be read.")
 
 
-def _misaligned() -> ModelError:
+def _make_alignment_error() -> ModelError:
     return ModelError("the server's log-probabilities do not line up with the tokens of the prompt.")
-
-
-def _checked_form(rows: Callable[[], list[list[float]]]) -> Vector:
-    try:
-        return np.array(rows(), dtype=np.float32)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ModelError("the server's reply has log-probabilities of an unknown form.") from None

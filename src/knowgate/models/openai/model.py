@@ -1,14 +1,13 @@
-"""Any OpenAI-compatible server: vLLM, SGLang, llama.cpp, Ollama, OpenAI itself. Sees text, never weights.
+"""The `openai:` backend: any OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, Ollama or OpenAI itself.
 
-Offers what the server turns out to give: drafts and samples always, log-probabilities and labels where token
-log-probabilities come back, entropies where thousands of tokens are listed (llama.cpp), hidden states where its
-spec says that it was started for them (`states`). The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+It offers what the server turns out to give: drafts and samples always, log-probabilities and labels if the server gives
+token log-probabilities, entropies if it lists thousands of tokens (llama.cpp), and hidden states if its spec says that it
+was started for them. The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
 
-A draft that ended by itself is the answer and costs no second call. Any other goes on where the server can (see
-`going_on`); elsewhere it is generated anew in full, so its text may differ from the draft.
+A draft that ended by itself is the answer and costs no second request. Other drafts are continued if the server can (see
+`continuation`); otherwise the answer is generated again, and may differ from the draft.
 
-The fingerprint is only as good as what the server says of itself: weights changed under the same name go
-unnoticed.
+The fingerprint relies on what the server says about the model: if its weights change under the same name, nobody notices.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ import httpx
 import numpy as np
 
 from knowgate.core.files import sha256_text
-from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.models.backend import Backend, check_sampling
+from knowgate.errors import ModelError, NotOffered
+from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
 from knowgate.models.openai.client import ApiClient, RetryPolicy, StatusError
-from knowgate.models.openai.continuation import ServerDraft, check_draft_handle, continue_draft, stream_continuation
+from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
 from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
 from knowgate.models.openai.responses import (
@@ -36,33 +35,40 @@ from knowgate.models.openai.responses import (
     parse_completions,
     parse_token_logprobs,
 )
-from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ServedModel, tokenize_text
+from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-MARGIN_TOP_TOKENS = 2  # tokens listed for the margin of a draft's tokens
+TopTokens = tuple[tuple[str, float], ...]
+MARGIN_TOP_TOKENS = 2  # listed for the margin of a draft's tokens
 MAX_CHOICES = 128  # OpenAI's limit of `n`
 
 
 def open_openai(value: str) -> OpenAIModel:
-    """`MODEL@URL`, such as 'Qwen/Qwen3-8B@http://127.0.0.1:8000/v1', with options behind a #: see `spec`."""
+    """Return the model for a spec such as 'openai:Qwen/Qwen3-8B@http://127.0.0.1:8000/v1'."""
     spec = parse_openai_spec(value)
-    return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, states=spec.states)
+    return OpenAIModel(spec.model, spec.url, concurrency=spec.concurrency, hidden_states=spec.hidden_states)
 
 
 class DraftResponse(NamedTuple):
-    """A draft, None where none was asked for, and its token ids, where they were."""
+    """A draft, if one was requested, and its token ids, if they were."""
 
     completion: Completion | None
     ids: Sequence[int] = ()
 
 
 class OpenAIModel(Backend):
-    """`model` on the server at `url`. Requests of one batch go out `concurrency` at a time.
+    """A model on an OpenAI-compatible server, safe to use from several threads.
 
-    Safe to use from several threads; `concurrency` of them at once have a connection each.
+    Args:
+        model: Name of the model on the server.
+        url: Base URL of the server, which usually ends in /v1.
+        retry: Timeouts and retries.
+        concurrency: Number of requests in flight.
+        transport: Replaces the network in tests.
+        hidden_states: The hidden states that the server was started to give, if any.
     """
 
     def __init__(
@@ -70,108 +76,115 @@ class OpenAIModel(Backend):
         model: str,
         url: str,
         *,
-        patience: RetryPolicy | None = None,
+        retry: RetryPolicy | None = None,
         concurrency: int = DEFAULT_CONCURRENCY,
         transport: httpx.BaseTransport | None = None,
-        states: HiddenStateConfig | None = None,
+        hidden_states: HiddenStateConfig | None = None,
     ):
         check_server_url(url)
         self._concurrency = concurrency
-        self._wire = ApiClient(url, patience=patience or RetryPolicy(), connections=concurrency, transport=transport)
-        self._server = ServedModel(model, self._wire)
-        self._inside = ServerLabelReader(self._server)
-        self._states = HiddenStateReader(self._server, states) if states else None
-        if self._states is not None:
-            self._server.extracts, self._server.forget = True, self._states.forget
+        self._client = ApiClient(url, retry=retry or RetryPolicy(), connections=concurrency, transport=transport)
+        self._endpoint = ModelEndpoint(model, self._client)
+        self._label_reader = ServerLabelReader(self._endpoint)
+        self._state_reader = HiddenStateReader(self._endpoint, hidden_states) if hidden_states else None
+        if self._state_reader is not None:
+            self._endpoint.gives_hidden_states = True
+            self._endpoint.on_response = self._state_reader.discard
 
     @property
     def name(self) -> str:
-        return f"openai:{self._server.model}"
+        """Name of the model."""
+        return f"openai:{self._endpoint.model}"
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """From the model's name and what GET /models says of it.
+        """Hash of the model's name and of what GET /models says about it.
 
         `created` is left out: vLLM and llama.cpp give the time of the request there.
         """
-        model = self._server.model
-        card = next((card for card in self._server.cards() if card.get("id") == model), {})
+        model = self._endpoint.model
+        card = next((card for card in self._endpoint.list_models() if card.get("id") == model), {})
         facts = [str(card.get(field, "")) for field in ("id", "owned_by", "root")]
         return "openai-" + sha256_text("openai", model, *facts)[:16]
 
     @property
     def offers(self) -> frozenset[Signal]:
+        """The signals that the server gives; probed on first use."""
         offered = {Signal.DRAFT, Signal.SAMPLES}
-        if self._server.abilities.logprobs:
+        if self._endpoint.capabilities.logprobs:
             offered.add(Signal.LOGPROBS)
-        if self._server.abilities.top > 1:
+        if self._endpoint.capabilities.top > 1:
             offered.add(Signal.LABELS)
-        if self._states is not None:
+        if self._state_reader is not None:
             offered.add(Signal.HIDDEN)
         return frozenset(offered)
 
     @property
     def concurrency(self) -> int:
+        """Number of threads that may use the model at once."""
         return self._concurrency
 
     @property
+    def depth(self) -> int:
+        """Number of hidden states, or 0 if the server gives none."""
+        return self._state_reader.depth if self._state_reader else 0
+
+    @property
     def has_entropies(self) -> bool:
-        """Whether the server lists enough tokens at each place to work out their entropy."""
-        return self._server.is_wide
+        """Whether the server lists enough tokens per position to compute their entropy."""
+        return self._endpoint.lists_wide_logprobs
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether labels can be read inside a prompt, and not only at its end."""
-        return self._server.maker in LABEL_SERVERS
+        """Whether labels can be read inside a prompt, not only at its end."""
+        return self._endpoint.server in LABEL_SERVERS
 
     def count_tokens(self, text: str) -> int | None:
-        """Of how many tokens a text is, where the server tells."""
+        """Return the number of tokens of a text, or None if the server does not tell."""
         try:
-            return len(tokenize_text(self._server, text, False)) if self.reads_inner_labels else None
+            return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
         except NotOffered:  # behind a gateway
             return None
 
-    def close(self) -> None:
-        """Drop the connections; the model can still be used."""
-        self._wire.close()
+    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
+        """Return True for every prompt: a server does not tell its context window, but refuses longer prompts."""
+        return [True for _ in prompts]
 
-    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
-        self.check_request(want)
-        drafts = self._drafts(prompts, want)
-        samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
-        around = self._around(prompts, drafts, want)
+    def close(self) -> None:
+        """Close all connections; the model can still be used."""
+        self._client.close()
+
+    def check_request(self, request: SignalRequest) -> None:
+        """Raise NotOffered for signals that this server cannot give, before anything is sent."""
+        if request.sample_layer is not None or (request.layers and self._state_reader is None):
+            what = "sampled answers" if request.sample_layer is not None else "prompts"
+            raise NotOffered(f"this server gives no hidden states of {what}. Use an hf: model for them.")
+        if request.layers and self._state_reader is not None:
+            self._state_reader.check(request.layers)
+        if request.entropies and not self.has_entropies:
+            raise NotOffered(
+                "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
+                "logprob:mean, logprob:min or logprob:margin), or set the max-logprobs of vLLM to 2000."
+            )
+
+    # --- reading and generating -------------------------------------------------------------------
+
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
+        """Read prompts; see `knowgate.types.Model.read`."""
+        self.check_request(request)
+        drafts = self._read_drafts(prompts, request)
+        samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
+        states = self._read_states(prompts, drafts, request)
         return [
             Reading(
                 draft=draft.completion,
-                hidden=states.before,
-                hidden_after=states.after,
+                hidden=around.before,
+                hidden_after=around.after,
                 samples=tuple(drawn),
                 resume=ServerDraft(prompt, draft.completion),
             )
-            for prompt, draft, drawn, states in zip(prompts, drafts, samples, around, strict=True)
+            for prompt, draft, drawn, around in zip(prompts, drafts, samples, states, strict=True)
         ]
-
-    def check_request(self, want: SignalRequest) -> None:
-        """Refuse what this server cannot give, before anything is asked."""
-        if want.sample_layer is not None or (want.layers and self._states is None):
-            of = "sampled answers" if want.sample_layer is not None else "prompts"
-            raise NotOffered(f"a server gives no hidden states of {of}; use an hf: model for them.")
-        if want.layers and self._states is not None:
-            self._states.check(want.layers)
-        if want.entropies and not self.has_entropies:
-            raise NotOffered(
-                "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
-                "logprob:mean, logprob:min or logprob:margin), or start vLLM with --max-logprobs 2000."
-            )
-
-    def _around(
-        self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], want: SignalRequest
-    ) -> list[StatesAroundDraft]:
-        states = self._states
-        if states is None or not want.layers:
-            return [StatesAroundDraft({}, {}) for _ in prompts]
-        pairs = list(zip(prompts, drafts, strict=True))
-        return self._each(lambda pair: states.around(pair[0], pair[1].ids, want), pairs)
 
     def generate(
         self,
@@ -183,196 +196,206 @@ class OpenAIModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`max_tokens` counts the draft too. Samples carry no log-probabilities."""
+        """Return `n` completions per prompt. `max_tokens` includes a resumed draft; samples have no logprobs."""
         if resume is not None:
-            if temperature > 0 or n != 1:
-                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-            handles = [check_draft_handle(item) for _, item in zip(prompts, resume, strict=True)]
-            return [[completion] for completion in self._go_on(handles, max_tokens)]
-        if temperature == 0:
-            return self._greedy_answers(prompts, max_tokens, n, seed)
-        return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
+            check_resume_options(temperature, n)
+            drafts = [check_resume_handle(item, ServerDraft) for _, item in zip(prompts, resume, strict=True)]
+            return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
+        if temperature > 0:
+            return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
+        if n == 0:
+            return [[] for _ in prompts]
+        # Greedy answers are all equal, and vLLM refuses n > 1 for them.
+        return self._map(lambda prompt: [self._generate_greedily(prompt, max_tokens, seed)] * n, prompts)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """As the server sends it. A draft is given as it is; where it cannot go on it is not shown: see above."""
-        draft = ServerDraft(prompt, None) if resume is None else check_draft_handle(resume)
-        if draft.completion is None or not draft.is_enough(max_tokens):
-            fields = self._missing(draft, max_tokens)
-            going = stream_continuation(self._server, draft, lambda text: self._parts(draft.prompt, fields, text))
-            completion = yield from going or self._draft_in_parts(draft.prompt, max_tokens)
-            return self._checked(completion)
-        if draft.completion.text:
-            yield draft.completion.text
-        return draft.completion
+        """Yield text as the server sends it. A draft that cannot be continued is not part of the stream."""
+        draft = ServerDraft(prompt, None) if resume is None else check_resume_handle(resume, ServerDraft)
+        if draft.completion is not None and draft.is_complete(max_tokens):
+            if draft.completion.text:
+                yield draft.completion.text
+            return draft.completion
+        fields = self._make_remaining_fields(draft, max_tokens)
+        continuation = stream_continuation(
+            self._endpoint, draft, lambda text: self._open_stream(draft.prompt, fields, text)
+        )
+        completion = yield from continuation or self._stream_greedily(draft.prompt, max_tokens)
+        return self._check_logprobs(completion)
 
-    @property
-    def depth(self) -> int:
-        return self._states.depth if self._states else 0
-
-    def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """A server does not tell its window; it refuses what is too long."""
-        return [True for _ in prompts]
-
-    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Log-probabilities of the labels; see `label_logprobs` and `openai_labels` for unlisted ones."""
-        for prompt in prompts:
-            if len(prompt.parts) != 1:
-                self._inside.check(prompt)
-        if prompts and Signal.LABELS not in self.offers:
-            raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
-        return self._each(lambda prompt: self._label_row(prompt, labels), prompts)
-
-    def _drafts(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[DraftResponse]:
-        if want.draft_tokens == 0:
+    def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
+        """Generate the drafts of a reading, with token ids if hidden states after them are requested."""
+        if request.draft_tokens == 0:
             return [DraftResponse(None) for _ in prompts]
-        top = WIDE_TOP_TOKENS if want.entropies and self.has_entropies else MARGIN_TOP_TOKENS
-        with_ids = bool(want.layers and want.after_draft)
-        return self._each(lambda prompt: self._drafted(prompt, want.draft_tokens, top, with_ids), prompts)
+        top = WIDE_TOP_TOKENS if request.entropies and self.has_entropies else MARGIN_TOP_TOKENS
+        with_ids = bool(request.layers and request.after_draft)
 
-    def _drafted(self, prompt: Prompt, max_tokens: int, top: int, with_ids: bool) -> DraftResponse:
-        fields = self._greedy(prompt, max_tokens, None, top) | ({"return_token_ids": True} if with_ids else {})
-        reply = self._server.ask(prompt, fields)
-        return DraftResponse(self._checked(parse_completions(reply)[0]), parse_answer_ids(reply) if with_ids else ())
+        def read_draft(prompt: Prompt) -> DraftResponse:
+            fields = self._make_greedy_fields(prompt, request.draft_tokens, None, top)
+            if with_ids:
+                fields["return_token_ids"] = True
+            response = self._endpoint.complete_prompt(prompt, fields)
+            completion = self._check_logprobs(parse_completions(response)[0])
+            return DraftResponse(completion, parse_answer_ids(response) if with_ids else ())
 
-    def _go_on(self, handles: Sequence[ServerDraft], max_tokens: int) -> list[Completion]:
-        return self._each(lambda handle: self._finish(handle, max_tokens), handles)
+        return self._map(read_draft, prompts)
 
-    def _finish(self, draft: ServerDraft, max_tokens: int) -> Completion:
-        if draft.completion is not None and draft.is_enough(max_tokens):
+    def _read_states(
+        self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], request: SignalRequest
+    ) -> list[StatesAroundDraft]:
+        """Read the hidden states before and after the drafts."""
+        reader = self._state_reader
+        if reader is None or not request.layers:
+            return [StatesAroundDraft({}, {}) for _ in prompts]
+        pairs = list(zip(prompts, drafts, strict=True))
+        return self._map(lambda pair: reader.read(pair[0], pair[1].ids, request), pairs)
+
+    def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
+        """Return a complete answer: the draft itself, its continuation, or a new answer."""
+        if draft.completion is not None and draft.is_complete(max_tokens):
             return draft.completion
         if max_tokens == 0:
             return Completion("")
-        going = continue_draft(self._server, draft, self._missing(draft, max_tokens))
-        return self._draft(draft.prompt, max_tokens, None) if going is None else self._checked(going)
+        completion = continue_draft(self._endpoint, draft, self._make_remaining_fields(draft, max_tokens))
+        if completion is None:
+            return self._generate_greedily(draft.prompt, max_tokens, None)
+        return self._check_logprobs(completion)
 
-    def _missing(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
-        """What to ask for after the draft."""
-        begun = draft.completion.n_tokens if draft.completion else 0
-        return self._greedy(draft.prompt, max_tokens - begun, None)
+    def _make_remaining_fields(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
+        """Return the request fields for the tokens after a draft."""
+        n_tokens = draft.completion.n_tokens if draft.completion else 0
+        return self._make_greedy_fields(draft.prompt, max_tokens - n_tokens, None)
 
-    def _greedy_answers(
-        self, prompts: Sequence[Prompt], max_tokens: int, n: int, seed: int | None
-    ) -> list[list[Completion]]:
-        """They are all alike (and vLLM refuses n > 1 for them): one is asked for and repeated."""
-        if n == 0:
-            return [[] for _ in prompts]
-        drafts = self._each(lambda prompt: self._draft(prompt, max_tokens, seed), prompts)
-        return [[draft] * n for draft in drafts]
+    def _generate_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+        response = self._endpoint.complete_prompt(prompt, self._make_greedy_fields(prompt, max_tokens, seed))
+        return self._check_logprobs(parse_completions(response)[0])
+
+    def _stream_greedily(self, prompt: Prompt, max_tokens: int) -> TextStream:
+        """Stream a new greedy answer."""
+        chunks = self._open_stream(prompt, self._make_greedy_fields(prompt, max_tokens, None))
+        response = yield from assemble_stream(chunks)
+        return parse_completions(response)[0]
+
+    def _make_greedy_fields(
+        self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
+    ) -> dict[str, Any]:
+        """Return the request fields of a greedy answer, with the log-probabilities that the server can give."""
+        fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._make_seed_field(seed)}
+        capabilities = self._endpoint.capabilities
+        if capabilities.logprobs:
+            fields |= _make_logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top))
+        return fields
+
+    def _make_seed_field(self, seed: int | None) -> dict[str, int]:
+        return {} if seed is None or not self._endpoint.capabilities.seed else {"seed": seed}
+
+    def _check_logprobs(self, completion: Completion) -> Completion:
+        """Return the completion, or raise if the server left out log-probabilities that it can give."""
+        if self._endpoint.capabilities.logprobs and completion.tokens is None and completion.text:
+            raise ModelError(f"{self.name} left out the log-probabilities that it gave when it was probed.")
+        return completion
+
+    def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
+        """Start a streamed answer. If there are no logprobs to count tokens by, the server is asked for the count."""
+        if not self._endpoint.capabilities.logprobs:
+            try:
+                usage = {"stream_options": {"include_usage": True}}
+                return self._endpoint.stream_prompt(prompt, {**fields, **usage}, draft)
+            except StatusError as error:
+                if error.status not in (400, 422):
+                    raise
+        return self._endpoint.stream_prompt(prompt, fields, draft)
+
+    # --- samples ----------------------------------------------------------------------------------
 
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """`n` per prompt: in one request where the server honours `n`, else in `n` requests."""
+        """Draw `n` samples per prompt: in one request if the server honors `n`, else in `n` requests."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
         check_sampling(sampling)
-        fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._cut(sampling)}
-        size = n if self._server.abilities.n else 1
+        fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
+        size = n if self._endpoint.capabilities.n else 1
         jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
-        drawn = self._each(lambda job: self._fill(job[0], fields, size, seed, job[1]), jobs)
-        flat = [completion for part in drawn for completion in part]
-        return [flat[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _draft(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
-        fields = self._greedy(prompt, max_tokens, seed)
-        return self._checked(parse_completions(self._server.ask(prompt, fields))[0])
+        def draw(job: tuple[Prompt, int]) -> list[Completion]:
+            # A server may return fewer samples than requested, so it is asked again. Each request has its own seed.
+            prompt, start = job
+            drawn: list[Completion] = []
+            while len(drawn) < size:
+                count = min(size - len(drawn), MAX_CHOICES)
+                own = self._make_seed_field(None if seed is None else seed + start + len(drawn))
+                own |= {"n": count} if count > 1 else {}
+                drawn += parse_completions(self._endpoint.complete_prompt(prompt, fields | own))[:count]
+            return drawn
 
-    def _greedy(
-        self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
-    ) -> dict[str, Any]:
-        fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._seed(seed)}
-        if self._server.abilities.logprobs:
-            fields |= _logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, self._server.abilities.top))
-        return fields
+        samples = [completion for part in self._map(draw, jobs) for completion in part]
+        return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _checked(self, completion: Completion) -> Completion:
-        if self._server.abilities.logprobs and completion.tokens is None and completion.text:
-            raise ModelError(f"{self.name} left out the log-probabilities that it gave when it was probed.")
-        return completion
-
-    def _draft_in_parts(self, prompt: Prompt, max_tokens: int) -> TextStream:
-        reply = yield from assemble_stream(self._parts(prompt, self._greedy(prompt, max_tokens, None)))
-        return parse_completions(reply)[0]
-
-    def _parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """Tokens are counted by their log-probabilities; without them the server is asked to count, if it knows how."""
-        if not self._server.abilities.logprobs:
-            try:
-                return self._server.ask_in_parts(prompt, {**fields, "stream_options": {"include_usage": True}}, draft)
-            except StatusError as error:
-                if error.status not in (400, 422):
-                    raise
-        return self._server.ask_in_parts(prompt, fields, draft)
-
-    def _cut(self, sampling: Sampling) -> dict[str, Any]:
-        """What is cut off: what `sampling` says and nothing of the server's own."""
-        fields = {"top_p": sampling.top_p, **self._server.abilities.sampling}
+    def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
+        """Return top_p and top_k, and switch off the server's own cut-offs."""
+        fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
         if sampling.top_k and "top_k" not in fields:
-            raise NotOffered(f"{self.name} takes no top_k: leave it out, or use a server that does (vLLM, SGLang).")
+            raise NotOffered(f"{self.name} does not accept top_k. Leave it out, or use vLLM or SGLang.")
         return {**fields, "top_k": sampling.top_k} if sampling.top_k else fields
 
-    def _fill(
-        self, prompt: Prompt, fields: dict[str, Any], size: int, seed: int | None, start: int
-    ) -> list[Completion]:
-        """`size` samples, asking again while a server gives fewer; each request has a seed of its own."""
-        drawn: list[Completion] = []
-        while len(drawn) < size:
-            n = min(size - len(drawn), MAX_CHOICES)
-            own = self._seed(None if seed is None else seed + start + len(drawn)) | ({"n": n} if n > 1 else {})
-            drawn += parse_completions(self._server.ask(prompt, fields | own))[:n]
-        return drawn
+    # --- labels -----------------------------------------------------------------------------------
 
-    def _seed(self, seed: int | None) -> dict[str, int]:
-        return {} if seed is None or not self._server.abilities.seed else {"seed": seed}
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        """Return the log-probabilities of the labels; for unlisted ones see `compute_label_logprobs`."""
+        for prompt in prompts:
+            if len(prompt.parts) != 1:
+                self._label_reader.check(prompt)
+        if prompts and Signal.LABELS not in self.offers:
+            raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
+        return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
-    def _label_row(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
+    def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
+        """Return an array (positions x labels) of log-probabilities for one prompt."""
+        n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
-            return self._inside.read(prompt, labels, self._server.abilities.top)
-        turn = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
-        top = self._listed(turn, _logprob_fields(turn, self._server.abilities.top))
+            return self._label_reader.read_inner_labels(prompt, labels, n_listed)
+        plain = Prompt(prompt.prefix + prompt.parts[0], prompt.raw)
+        top = self._list_next_tokens(plain, n_listed)
         if is_label_missing(top, labels):
-            top = self._listed_further(turn, labels, top)
+            top = self._list_more_tokens(plain, labels, top)
         return np.array([compute_label_logprobs(top, labels)], dtype=np.float32)
 
-    def _listed(self, turn: Prompt, fields: dict[str, Any]) -> tuple[tuple[str, float], ...]:
-        """The tokens that may come next, as far as the server lists them."""
-        listed = parse_token_logprobs(self._server.ask(turn, {"max_tokens": 1, "temperature": 0.0, **fields}))
-        if not listed or not listed[0].top:
+    def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
+        """Return the `n` most probable first tokens of the answer."""
+        fields = {"max_tokens": 1, "temperature": 0.0, **_make_logprob_fields(prompt, n)}
+        tokens = parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
+        if not tokens or not tokens[0].top:
             raise ModelError(f"{self.name} did not list the most probable tokens, so labels cannot be read.")
-        return listed[0].top
+        return tokens[0].top
 
-    def _listed_further(
-        self, turn: Prompt, labels: Sequence[str], top: tuple[tuple[str, float], ...]
-    ) -> tuple[tuple[str, float], ...]:
-        """A label that is not among the usual few is asked for: by name on vLLM and SGLang, with a longer
-        list on llama.cpp.
-
-        Elsewhere it stays with the most it can have.
-        """
-        if self._server.names_tokens:
-            return top + tuple(pair for pair in self._inside.named(turn, labels) if pair not in top)
-        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY) if self._server.is_wide else ():
+    def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: TopTokens) -> TopTokens:
+        """Extend the listed tokens by missing labels: by token id on vLLM and SGLang, with longer lists on llama.cpp."""
+        if self._endpoint.lists_requested_tokens:
+            requested = self._label_reader.read_first_labels(prompt, labels)
+            return top + tuple(pair for pair in requested if pair not in top)
+        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY) if self._endpoint.lists_wide_logprobs else ():
             try:
-                top = self._listed(turn, _logprob_fields(turn, size))
+                top = self._list_next_tokens(prompt, size)
             except StatusError as error:
                 if error.status not in REFUSAL_STATUSES:
                     raise
-                break  # vLLM with a larger --max-logprobs, but not the whole vocabulary
+                break  # vLLM with a larger max-logprobs that is still below the whole vocabulary
             if not is_label_missing(top, labels):
                 break
         return top
 
-    def _each(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """`work` on each item, side by side, in order. The first failure ends it."""
+    def _map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Apply `work` to all items in parallel threads, in order. The first failure is raised."""
         if not items:
             return []
-        _ = self._server.abilities  # probed before the threads start
+        _ = self._endpoint.capabilities  # probed before the threads start
         with ThreadPoolExecutor(max_workers=min(self._concurrency, len(items))) as pool:
             return list(pool.map(work, items))
 
 
-def _logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
-    """The two endpoints ask for log-probabilities in different words."""
+def _make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
+    """Return the fields that request log-probabilities, which the two endpoints name differently."""
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

@@ -1,4 +1,4 @@
-"""One model on one server: prompts become requests, a 404 becomes a list of the models there are."""
+"""One model on one server: what the server supports, requests for prompts, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -15,26 +15,53 @@ from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.responses import parse_completions, parse_token_logprobs
 from knowgate.types import Prompt
 
-# Best first. Sampling: -1 switches top_k off in vLLM, SGLang and llama.cpp; some gateways want 0.
+Result = TypeVar("Result")
+PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body -> response
+PROBE_TOKENS = 4
+# Parameters to probe, and their values, best first. -1 switches top_k off in vLLM, SGLang and llama.cpp; some gateways
+# expect 0.
 PROBED_PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
-    "logprobs": (
-        {"logprobs": True, "top_logprobs": 20},
-        {"logprobs": True, "top_logprobs": 5},
-        {"logprobs": True},
-    ),
+    "logprobs": ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True}),
     "n": ({"n": 2},),
     "seed": ({"seed": 0},),
     "sampling": ({"top_k": -1, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),
 }
-PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body to reply
-PROBE_TOKENS = 4
-WIDE_TOP_TOKENS = 2_000  # tokens listed where a server has no cap: enough for entropies, 100 kB a place
-REFUSAL_STATUSES = (400, 422, 500, 501)  # some servers crash on what they do not know
+WIDE_TOP_TOKENS = 2_000  # listed by servers without a limit: enough for entropies, 100 kB per position
+REFUSAL_STATUSES = (400, 422, 500, 501)  # some servers crash on parameters that they do not know
+MISSING_STATUSES = (404, 405, 501)  # of endpoints that a server does not have
+MAX_SHOWN_MODELS = 20
+# Server -> the fields that make it continue the last message instead of replying to it.
+CONTINUATION_FIELDS: Mapping[str, Mapping[str, bool]] = {
+    "vllm": {"continue_final_message": True, "add_generation_prompt": False},
+    "sglang": {"continue_final_message": True},
+    "llamacpp": {},
+}
+# Explicit values, because servers otherwise take them from the model's generation_config.json.
+NEUTRAL_SAMPLING: Mapping[str, float] = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+# --- capabilities ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ServerCapabilities:
-    """`top` is how many tokens are listed at each place; `sampling` switches off the server's own cuts."""
+    """What a server really supports.
+
+    Args:
+        logprobs: Whether it gives log-probabilities.
+        top: Number of tokens that it lists at each position.
+        n: Whether it returns several completions per request.
+        seed: Whether it accepts a seed.
+        sampling: Parameters that switch off its own truncation of samples.
+    """
 
     logprobs: bool
     top: int
@@ -44,163 +71,166 @@ class ServerCapabilities:
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A body the server took and its reply."""
+class _AcceptedRequest:
+    """A request that the server accepted, and its response."""
 
     body: Mapping[str, Any]
-    reply: Any
+    response: Any
 
 
 def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
-    """Ask once; raises what the plainest request raises."""
-    plain: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": "Hi"}],
-        "max_tokens": PROBE_TOKENS,
-        "temperature": 1.0,
-        "top_p": 1.0,
-    }
+    """Find out what a server supports, from the response to a short request with all parameters.
+
+    If it is refused, the parameters are added one by one. A server may also accept a parameter and ignore it, so only
+    the response counts.
+    """
+    plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
     everything = {key: value for options in PROBED_PARAMETERS.values() for key, value in options[0].items()}
-    trial = _try(post, {**plain, **everything}) or _one_by_one(post, plain)
-    return _abilities(trial)
+    accepted = _try_request(post, {**plain, **everything})
+    if accepted is None:
+        accepted = _AcceptedRequest(plain, post("/chat/completions", plain))
+        for options in PROBED_PARAMETERS.values():
+            attempts = (_try_request(post, {**accepted.body, **option}) for option in options)
+            accepted = next((attempt for attempt in attempts if attempt), accepted)
+    body, tokens = accepted.body, parse_token_logprobs(accepted.response) or []
+    return ServerCapabilities(
+        logprobs=bool(tokens),
+        top=min((len(token.top) for token in tokens), default=0),
+        n="n" in body and len(parse_completions(accepted.response)) == body["n"],
+        seed="seed" in body,
+        sampling={key: body[key] for key in ("top_k", "min_p") if key in body},
+    )
 
 
 def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
-    """Whether the server lists as many tokens as it is asked for: llama.cpp does, most have a cap of 20 or so."""
-    turn = [{"role": "user", "content": "Hi"}]
-    asked = {"model": model, "messages": turn, "max_tokens": 1, "temperature": 0.0}
-    trial = _try(post, {**asked, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
-    listed = parse_token_logprobs(trial.reply) if trial else None
-    return bool(listed) and len(listed[0].top) == WIDE_TOP_TOKENS  # type: ignore[index]
+    """Return whether a server lists thousands of tokens per position. llama.cpp does; most stop at about 20."""
+    body = {**_make_greeting(model), "max_tokens": 1, "temperature": 0.0}
+    accepted = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
+    tokens = parse_token_logprobs(accepted.response) if accepted else None
+    return bool(tokens) and len(tokens[0].top) == WIDE_TOP_TOKENS  # type: ignore[index]
 
 
-def _one_by_one(post: PostFunction, plain: Mapping[str, Any]) -> _Trial:
-    best = _Trial(plain, post("/chat/completions", dict(plain)))
-    for options in PROBED_PARAMETERS.values():
-        trials = (_try(post, {**best.body, **option}) for option in options)
-        best = next((trial for trial in trials if trial), best)
-    return best
+def _make_greeting(model: str) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def _try(post: PostFunction, body: Mapping[str, Any]) -> _Trial | None:
+def _try_request(post: PostFunction, body: Mapping[str, Any]) -> _AcceptedRequest | None:
+    """Send a request; returns None if the server refuses it."""
     try:
-        return _Trial(body, post("/chat/completions", dict(body)))
+        return _AcceptedRequest(body, post("/chat/completions", dict(body)))
     except StatusError as error:
         if error.status in REFUSAL_STATUSES:
             return None
         raise
 
 
-def _abilities(trial: _Trial) -> ServerCapabilities:
-    listed = parse_token_logprobs(trial.reply) or []
-    return ServerCapabilities(
-        logprobs=bool(listed),
-        top=min((len(token.top) for token in listed), default=0),
-        n="n" in trial.body and len(parse_completions(trial.reply)) == trial.body["n"],
-        seed="seed" in trial.body,
-        sampling={key: trial.body[key] for key in ("top_k", "min_p") if key in trial.body},
-    )
+# --- requests -------------------------------------------------------------------------------------
 
 
-Result = TypeVar("Result")
-MAX_SHOWN_MODELS = 20  # names listed in an error
-# What makes a server read the last message as the beginning of its answer, by what the server calls itself.
-CONTINUATION_FIELDS: Mapping[str, Mapping[str, bool]] = {
-    "vllm": {"continue_final_message": True, "add_generation_prompt": False},
-    "sglang": {"continue_final_message": True},
-    "llamacpp": {},
-}
+class ModelEndpoint:
+    """Sends requests for one model to one server.
 
+    Args:
+        model: Name of the model on the server.
+        client: HTTP client of the server.
+    """
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """Where to ask and what."""
-
-    path: str
-    body: dict[str, Any]
-
-
-class ServedModel:
-    """`model` behind `wire`."""
-
-    def __init__(self, model: str, wire: ApiClient):
+    def __init__(self, model: str, client: ApiClient):
         self.model = model
-        self.wire = wire
-        self._probing = threading.Lock()
-        self._probed: ServerCapabilities | None = None
-        self.refuses_drafts = False  # found out when it is first asked to go on from one
-        self.forget: Callable[[str], None] | None = None  # told the id of each reply that is done with
-        self.extracts = False  # it was started to give hidden states
+        self.client = client
+        self._probe_lock = threading.Lock()
+        self._capabilities: ServerCapabilities | None = None
+        self.refuses_drafts = False  # set when the server refuses to continue a draft
+        self.on_response: Callable[[str], None] | None = None  # called with the id of each finished response
+        self.gives_hidden_states = False
 
     @property
-    def abilities(self) -> ServerCapabilities:
-        """Probed once, also when several threads ask first."""
-        with self._probing:
-            if self._probed is None:
-                self._probed = self._explained(lambda: probe_server(self._post, self.model))
-            return self._probed
+    def capabilities(self) -> ServerCapabilities:
+        """What the server supports; probed once, also if several threads ask at the same time."""
+        with self._probe_lock:
+            if self._capabilities is None:
+                self._capabilities = self._explain_missing_model(lambda: probe_server(self._post, self.model))
+            return self._capabilities
 
     @functools.cached_property
-    def is_wide(self) -> bool:
-        """Whether it lists thousands of tokens at each place; asked once, by whoever needs them."""
-        return self.abilities.top > 1 and self._explained(lambda: probe_wide_logprobs(self._post, self.model))
+    def lists_wide_logprobs(self) -> bool:
+        """Whether the server lists thousands of tokens per position."""
+        if self.capabilities.top <= 1:
+            return False
+        return self._explain_missing_model(lambda: probe_wide_logprobs(self._post, self.model))
 
     @property
-    def names_tokens(self) -> bool:
-        """Whether it lists the tokens it is asked for. vLLM 0.32 dies of such a request while it extracts states."""
-        return self.maker == "sglang" or (self.maker == "vllm" and not self.extracts)
+    def lists_requested_tokens(self) -> bool:
+        """Whether the server gives log-probabilities of chosen tokens. vLLM 0.32 crashes if it also extracts states."""
+        return self.server == "sglang" or (self.server == "vllm" and not self.gives_hidden_states)
 
-    def ask(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
-        """The reply to a user turn, or to text that is continued as it stands; after `draft`, what follows it."""
-        request = self._request(prompt, fields, draft)
-        return self._explained(lambda: self._post(request.path, request.body))
+    def complete_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
+        """Return the response to a prompt; with `draft`, its continuation.
 
-    def ask_in_parts(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """The same as a stream: see `Wire.stream`."""
-        request = self._request(prompt, {**fields, "stream": True}, draft)
-        parts = self._explained(lambda: self.wire.stream(request.path, request.body))
-        return parts if self.forget is None else self._done_at_the_end(parts)
+        Args:
+            prompt: A user turn, or raw text.
+            fields: Other fields of the request.
+            draft: The beginning of the answer.
+        """
+        path, body = self._make_request(prompt, fields, draft)
+        return self._explain_missing_model(lambda: self._post(path, body))
 
-    def _request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> CompletionRequest:
+    def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
+        """Return the response to a prompt as a generator of chunks; see `ApiClient.stream`."""
+        path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
+        chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
+        return chunks if self.on_response is None else self._report_at_end(chunks)
+
+    def complete_ids(self, ids: Sequence[int], fields: dict[str, Any], *, report: bool = True) -> Any:
+        """Return the response to a raw prompt of token ids. With report=False, `on_response` is not called."""
+        body = {"model": self.model, **fields, "prompt": list(ids)}
+        post = self._post if report else self.client.post
+        return self._explain_missing_model(lambda: post("/completions", body))
+
+    def _make_request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of a request."""
         body = {"model": self.model, **fields}
         if prompt.raw:
-            return CompletionRequest("/completions", {**body, "prompt": prompt.text + draft})
-        turns = [{"role": "user", "content": prompt.text}]
+            return "/completions", {**body, "prompt": prompt.text + draft}
+        messages = [{"role": "user", "content": prompt.text}]
         if draft:
-            turns.append({"role": "assistant", "content": draft})
-            body |= CONTINUATION_FIELDS[self.maker]
-        return CompletionRequest("/chat/completions", {**body, "messages": turns})
-
-    def complete(self, ids: Sequence[int], fields: dict[str, Any], *, keep: bool = False) -> Any:
-        """The reply to text given as token ids, which is continued as it stands. keep: what it left is still wanted."""
-        body = {"model": self.model, **fields, "prompt": list(ids)}
-        return self._explained(lambda: (self.wire.post if keep else self._post)("/completions", body))
+            messages.append({"role": "assistant", "content": draft})
+            body |= CONTINUATION_FIELDS[self.server]
+        return "/chat/completions", {**body, "messages": messages}
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return self._done(self.wire.post(path, body))
+        """Send a POST request and report its response."""
+        response = self.client.post(path, body)
+        self._report(response)
+        return response
 
-    def _done(self, reply: Any) -> Any:
-        if self.forget is not None and isinstance(reply, dict) and isinstance(reply.get("id"), str):
-            self.forget(reply["id"])
-        return reply
+    def _report(self, response: Any) -> None:
+        if self.on_response is not None and isinstance(response, dict) and isinstance(response.get("id"), str):
+            self.on_response(response["id"])
 
-    def _done_at_the_end(self, parts: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    def _report_at_end(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield the chunks of a stream and report its last one."""
         last: Any = None
-        with contextlib.closing(parts):
-            for part in parts:
-                last = part if isinstance(part, dict) else last
-                yield part
-        self._done(last)
+        with contextlib.closing(chunks):
+            for chunk in chunks:
+                last = chunk if isinstance(chunk, dict) else last
+                yield chunk
+        self._report(last)
+
+    # --- model cards ------------------------------------------------------------------------------
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
-        """What the server says of the model; of another, if it answers to names it does not list."""
-        cards = self.cards()
+        """The server's description of the model, or of its first model if it does not list this name."""
+        cards = self.list_models()
         return next((card for card in cards if card.get("id") == self.model), cards[0] if cards else {})
 
     @property
-    def maker(self) -> str:
-        """What the server calls itself: 'vllm', 'sglang', 'llamacpp', ...; asked once."""
+    def server(self) -> str:
+        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'nothing' if it does not say.
+
+        Taken from `owned_by` in GET /models. Other servers have GET /version too, so that would not tell.
+        """
         return str(self.card.get("owned_by") or "nothing")
 
     @property
@@ -208,75 +238,82 @@ class ServedModel:
         """Name of the LoRA adapter if the model is one, on SGLang: listed with a parent, or as BASE:ADAPTER."""
         return self.model if self.card.get("parent") else self.model.partition(":")[2]
 
-    def cards(self) -> list[dict[str, Any]]:
-        """What GET /models lists; nothing where the server has no such page."""
+    def list_models(self) -> list[dict[str, Any]]:
+        """Return the models that GET /models lists, or none if the server has no such endpoint."""
         try:
-            reply = self.wire.get("/models")
+            response = self.client.get("/models")
         except StatusError as error:
-            if error.status in (404, 405, 501):
+            if error.status in MISSING_STATUSES:
                 return []
             raise
-        cards = reply.get("data") if isinstance(reply, dict) else None
+        cards = response.get("data") if isinstance(response, dict) else None
         return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
-    def _explained(self, ask: Callable[[], Result]) -> Result:
+    def _explain_missing_model(self, send: Callable[[], Result]) -> Result:
+        """Send a request; status 404 becomes an error that lists the server's models."""
         try:
-            return ask()
+            return send()
         except StatusError as error:
             if error.status != 404:
                 raise
-            raise self._not_found(error) from None
+            raise self._make_missing_error(error) from None
 
-    def _not_found(self, error: StatusError) -> ServerError:
+    def _make_missing_error(self, error: StatusError) -> ServerError:
+        """Return the error for status 404, with the models that the server has."""
         try:
-            names = [redact_message(str(card.get("id"))) for card in self.cards()[: MAX_SHOWN_MODELS + 1]]
+            names = [redact_message(str(card.get("id"))) for card in self.list_models()[: MAX_SHOWN_MODELS + 1]]
         except KnowgateError:
             names = []
         if not names:
-            words = str(error).rstrip(".")
-            return ServerError(f"{words}. Check the URL (most end in /v1) and the model's name '{self.model}'.")
+            message = str(error).rstrip(".")
+            return ServerError(f"{message}. Check the URL (most end in /v1) and the model's name '{self.model}'.")
         if self.model in names:
             return error
         more = ", ..." if len(names) > MAX_SHOWN_MODELS else ""
         return ServerError(
-            f"{self.wire.url} has no model '{self.model}'. It has: {', '.join(names[:MAX_SHOWN_MODELS])}{more}."
+            f"{self.client.url} has no model '{self.model}'. It has: {', '.join(names[:MAX_SHOWN_MODELS])}{more}."
         )
 
+    # --- endpoints that OpenAI does not have ------------------------------------------------------
 
-def tokenize_text(server: ServedModel, text: str, special: bool) -> tuple[int, ...]:
-    """`special`: with what the model wants at the beginning of a text."""
-    body: dict[str, Any] = {"model": server.model, "prompt": text, "add_special_tokens": special}
-    if server.maker == "llamacpp":
-        body = {"content": text, "add_special": special}
-    return _asked(server, body)
+    def tokenize_text(self, text: str, special: bool) -> tuple[int, ...]:
+        """Tokenize text with the server's tokenizer; `special` adds the tokens that begin a text."""
+        if self.server == "llamacpp":
+            return self._tokenize({"content": text, "add_special": special})
+        return self._tokenize({"model": self.model, "prompt": text, "add_special_tokens": special})
+
+    def tokenize_prompt(self, prompt: Prompt) -> tuple[int, ...]:
+        """Tokenize a prompt, up to where the answer begins, on vLLM or SGLang."""
+        if prompt.raw:
+            return self.tokenize_text(prompt.text, True)
+        messages = [{"role": "user", "content": prompt.text}]
+        return self._tokenize({"model": self.model, "messages": messages, "add_generation_prompt": True})
+
+    def _tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
+        """Call the server's tokenizer endpoint."""
+        post = self.client.post if self.server == "sglang" else self.client.post_outside_v1
+        response = call_native_endpoint(post, "/tokenize", body)
+        tokens = response.get("tokens") if isinstance(response, dict) else None
+        if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            raise ModelError(f"{self.client.url}: the server's tokenizer did not return a list of token ids.")
+        return tuple(tokens)
+
+    def generate_on_sglang(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
+        """Return the response of SGLang's /generate to token ids, with one token of answer."""
+        body = {"input_ids": list(ids), "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1}, **fields}
+        if self.adapter:  # /generate does not take a model name
+            body["lora_path"] = self.adapter
+        return call_native_endpoint(self.client.post_outside_v1, "/generate", body)
 
 
-def tokenize_prompt(server: ServedModel, turn: Prompt) -> tuple[int, ...]:
-    """What the LLM is shown of a prompt, up to where its answer begins: on vLLM and SGLang."""
-    if turn.raw:
-        return tokenize_text(server, turn.text, True)
-    messages = [{"role": "user", "content": turn.text}]
-    return _asked(server, {"model": server.model, "messages": messages, "add_generation_prompt": True})
-
-
-def _asked(server: ServedModel, body: dict[str, Any]) -> tuple[int, ...]:
-    reply = call_native_endpoint(
-        server.wire.post if server.maker == "sglang" else server.wire.post_beside, "/tokenize", body
-    )
-    tokens = reply.get("tokens") if isinstance(reply, dict) else None
-    if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-        raise ModelError(f"{server.wire.url}: the server's tokeniser did not give a list of token ids.")
-    return tuple(tokens)
-
-
-def call_native_endpoint(post: Callable[[str, dict[str, Any]], Any], path: str, body: dict[str, Any]) -> Any:
-    """An endpoint that OpenAI does not have: a gateway may hide it."""
+def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) -> Any:
+    """Call an endpoint that OpenAI does not have; raises NotOffered if a gateway hides it."""
     try:
         return post(path, body)
     except StatusError as error:
-        if error.status not in (404, 405, 501):
+        if error.status not in MISSING_STATUSES:
             raise
         raise NotOffered(
-            f"{str(error).rstrip('.')}. Labels and states by token ids need {path} of the server itself: give its own "
-            "URL, ending in /v1, or a newer server."
+            f"{str(error).rstrip('.')}. Labels and hidden states by token ids need {path} of the server itself: use "
+            "its own URL, ending in /v1, or a newer server."
         ) from None

@@ -1,16 +1,16 @@
-"""What search engines share: a spec, field names, filters, a fingerprint that changes when the collection does.
+"""What the adapters of vector databases and search servers share: specs, field names, filters and fingerprints.
 
-    ENGINE:WHERE/COLLECTION?text=body&title=headline&embedder=minilm&filter.team=hr
+    ENGINE:ADDRESS/COLLECTION?text=body&title=headline&embedder=minilm&filter.team=hr
 
 | option | meaning | default |
 |---|---|---|
-| text, title, id | fields of a record; dots go inside | text, title, the engine's own id |
+| text, title, id | fields of a record; a dot selects a nested field | text, title, the engine's own id |
 | vector | field of the vectors | the engine's own |
-| embedder | what the collection was embedded with | minilm |
+| embedder | the embedding model of the collection | minilm |
 | filter.FIELD | only records whose field has this value, or one of several (a,b) | all records |
-| version | yours to change when the documents do and the engine cannot tell | none |
+| version | change it yourself when the documents change and the engine cannot tell | none |
 
-Knows no engine. One idea of a filter for all of them: `{"team": "hr", "year": [2023, 2024]}`.
+In Python a filter is a mapping: `{"team": "hr", "year": [2023, 2024]}`.
 """
 
 from __future__ import annotations
@@ -29,82 +29,104 @@ from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
 from knowgate.core.redaction import redact_message, redact_urls
 from knowgate.errors import AdapterError, BadSetting
-from knowgate.retrieval.embeddings import check_vectors, load_embedder
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, check_vectors, load_embedder
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage, Vector
 
 Scalar = str | int | float | bool
 RecordFilter = Mapping[str, Scalar | Sequence[Scalar]]
-COLLECTION_OPTIONS = ("text", "title", "id", "vector", "embedder", "version")
-FINGERPRINT_RECORDS = 64  # records whose content is part of a fingerprint where an engine has no version of its own
+FIELD_OPTIONS = ("text", "title", "id", "vector")
+COLLECTION_OPTIONS = (*FIELD_OPTIONS, "embedder", "version")
+FILTER_PREFIX = "filter."
+FINGERPRINT_RECORDS = 64  # records that the fingerprint covers if an engine has no version of its own
 FIELD_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 @dataclass(frozen=True)
 class FieldNames:
-    """Where in a record things are. id '': the engine's own; vector '': the engine's only one."""
+    """The fields of a record; `id` '' means the engine's own id, `vector` '' its only vector."""
 
     text: str = "text"
     title: str = "title"
     id: str = ""
     vector: str = ""
 
-    @property
-    def shown(self) -> list[str]:
+    def get_source_fields(self) -> list[str]:
+        """Return the fields that a search must return."""
         return [name for name in (self.text, self.title, self.id) if name]
 
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """A spec, taken apart. others: options of one engine only."""
+    """A parsed spec.
 
-    at: str
+    Args:
+        address: The URL or folder of the engine.
+        collection: The name of the collection, table or index.
+        extra: Options that only one engine has.
+        options: Keyword arguments of `EngineRetriever`.
+    """
+
+    address: str
     collection: str
-    fields: FieldNames
-    embedder: str = "minilm"
-    version: str = ""
-    where: dict[str, Any] = field(default_factory=dict)
-    others: dict[str, str] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_url(self) -> bool:
+        return self.address.startswith(("http://", "https://"))
+
+
+def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] = ()) -> CollectionSpec:
+    """Parse `ADDRESS/COLLECTION?options`, the part of a spec after `ENGINE:`."""
+    path, _, query = value.partition("?")
+    address, _, collection = path.rstrip("/").rpartition("/")
+    if not address or not collection or address.endswith((":/", ":")):
+        raise BadSetting(
+            f"'{engine}:{redact_message(redact_urls(value))}' names no collection. Write {engine}:ADDRESS/COLLECTION, "
+            f"such as {engine}:http://127.0.0.1:6333/handbook?text=body."
+        )
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    where = {key.removeprefix(FILTER_PREFIX): given.pop(key) for key in list(given) if key.startswith(FILTER_PREFIX)}
+    known = (*COLLECTION_OPTIONS, *extra_options)
+    for key in given:
+        if key not in known:
+            names = ", ".join([*known, f"{FILTER_PREFIX}FIELD"])
+            raise BadSetting(f"'{engine}:' has no option '{redact_message(key)}'. Known options: {names}.")
+    options = {
+        "fields": FieldNames(**{key: given[key] for key in FIELD_OPTIONS if key in given}),
+        "embedder": given.get("embedder", DEFAULT_EMBEDDER),
+        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in where.items()},
+        "version": given.get("version", ""),
+    }
+    extra = {key: given[key] for key in extra_options if key in given}
+    return CollectionSpec(address, unquote(collection), extra, options)
+
+
+def _parse_scalar(text: str) -> Scalar:
+    if text in ("true", "false"):
+        return text == "true"
+    return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else text
 
 
 class SearchHit(NamedTuple):
-    """A record that was found. score: higher is better."""
+    """A record that a search returned; a higher score is better."""
 
     id: str
     record: Mapping[str, Any]
     score: float | None
 
 
-def parse_collection_spec(engine: str, value: str, others: Sequence[str] = ()) -> CollectionSpec:
-    """`WHERE/COLLECTION?options`."""
-    place, _, query = value.partition("?")
-    at, _, collection = place.rstrip("/").rpartition("/")
-    if not at or not collection or at.endswith((":/", ":")):
-        raise BadSetting(
-            f"'{engine}:{redact_message(redact_urls(value))}' names no collection: write {engine}:WHERE/COLLECTION, such "
-            f"as {engine}:http://127.0.0.1:6333/handbook?text=body."
-        )
-    pairs = parse_qsl(query, keep_blank_values=True)
-    where = {key.removeprefix("filter."): _values(text) for key, text in pairs if key.startswith("filter.")}
-    options = {key: text for key, text in pairs if not key.startswith("filter.")}
-    unknown = [key for key in options if key not in (*COLLECTION_OPTIONS, *others)]
-    if unknown:
-        known = ", ".join([*COLLECTION_OPTIONS, *others, "filter.FIELD"])
-        raise BadSetting(f"'{engine}:' has no option '{redact_message(unknown[0])}'. Known options: {known}.")
-    named = {key: options[key] for key in ("text", "title", "id", "vector") if key in options}
-    return CollectionSpec(
-        at,
-        unquote(collection),
-        FieldNames(**named),
-        options.get("embedder", "minilm"),
-        options.get("version", ""),
-        where,
-        {key: options[key] for key in others if key in options},
-    )
-
-
 class EngineRetriever(ABC):
-    """A retriever in front of an engine. A subclass searches and tells the state of its collection."""
+    """A retriever in front of a search engine. A subclass searches and reports the state of its collection.
+
+    Args:
+        collection: The name of the collection.
+        fields: Where a record holds its text, title, id and vector.
+        embedder: The embedding model of the collection, or its spec.
+        where: Only records that match this filter are found.
+        version: Change it when the documents change and the engine cannot tell.
+    """
 
     name: str
 
@@ -113,7 +135,7 @@ class EngineRetriever(ABC):
         collection: str,
         *,
         fields: FieldNames | None = None,
-        embedder: Embedder | str = "minilm",
+        embedder: Embedder | str = DEFAULT_EMBEDDER,
         where: RecordFilter | None = None,
         version: str = "",
     ):
@@ -121,15 +143,15 @@ class EngineRetriever(ABC):
         self.fields = fields or FieldNames()
         self.where = check_filter(where or {})
         self.version = version
-        self._embedder_given = embedder
+        self._embedder = embedder
 
     @abstractmethod
-    def _search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        """Up to k hits for each query, best first."""
+    def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        """Return up to k hits for each query, best first."""
 
     @abstractmethod
-    def _state(self) -> Sequence[object]:
-        """What changes when the collection does: a count, a version, a stamp; JSON."""
+    def _get_state(self) -> Sequence[object]:
+        """Return JSON values that change when the collection does, such as a count or a version."""
 
     @property
     def is_dense(self) -> bool:
@@ -138,86 +160,80 @@ class EngineRetriever(ABC):
 
     @property
     def fingerprint(self) -> str:
-        """Asked of the engine each time: whoever was promised something about a collection learns that it changed."""
-        with wrap_errors(self._what):
-            state = json.dumps(self._state(), sort_keys=True, default=str)
-        about = json.dumps([self.fields.text, self.fields.title, self.fields.vector, sorted(self.where.items())])
-        made = self.embedder.fingerprint if self.is_dense else ""
-        return sha256_text(self.name, self.collection, about, made, self.version, state)
+        """Hash of the settings and the state of the collection, requested from the engine each time."""
+        with wrap_errors(self._description):
+            state = json.dumps(self._get_state(), sort_keys=True, default=str)
+        fields = self.fields
+        settings = json.dumps([fields.text, fields.title, fields.vector, sorted(self.where.items())])
+        embedder = self.embedder.fingerprint if self.is_dense else ""
+        return sha256_text(self.name, self.collection, settings, embedder, self.version, state)
 
     @functools.cached_property
     def embedder(self) -> Embedder:
-        given = self._embedder_given
-        return load_embedder(given) if isinstance(given, str) else given
+        return load_embedder(self._embedder) if isinstance(self._embedder, str) else self._embedder
 
     def filtered(self, where: RecordFilter) -> Self:
-        """The same engine, for records that also fit `where`: for one question, `rag.replace(retriever=...)`. A filter
-        only narrows: a field that is filtered already must fit both."""
-        other, more = copy.copy(self), check_filter(where)
-        both = {name: [one for one in self.where[name] if one in more[name]] for name in self.where if name in more}
-        other.where = {**self.where, **more, **both}
-        return other
+        """Return a copy that finds only records that also match `where`.
+
+        A filter only narrows: a field that is filtered already must match both filters.
+
+        Example:
+            >>> rag.replace(retriever=retriever.filtered({"team": "hr"}))  # doctest: +SKIP
+        """
+        narrowed, added = copy.copy(self), check_filter(where)
+        both = {
+            name: [value for value in self.where[name] if value in added[name]] for name in self.where.keys() & added
+        }
+        narrowed.where = {**self.where, **added, **both}
+        return narrowed
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        if not queries or not all(self.where.values()):  # no value fits both filters: no record can
+        if not queries or not all(self.where.values()):  # an empty list: no value matches both filters
             return [[] for _ in queries]
-        with wrap_errors(self._what):
-            found = self._search(queries, k)
-        return [[self._passage(hit) for hit in row[:k]] for row in found]
+        with wrap_errors(self._description):
+            results = self._find_hits(queries, k)
+        return [[self._make_passage(hit) for hit in hits[:k]] for hits in results]
 
-    def _vectors(self, queries: Sequence[str]) -> Vector:
+    def _embed(self, queries: Sequence[str]) -> Vector:
         return check_vectors(self.embedder.embed(queries), len(queries))
 
-    def _passage(self, hit: SearchHit) -> Passage:
+    def _make_passage(self, hit: SearchHit) -> Passage:
         text = get_field(hit.record, self.fields.text)
         if not isinstance(text, str) or not text.strip():
             raise AdapterError(
-                f"{self._what} gave record '{redact_message(str(hit.id))}' without a text under '{self.fields.text}', which "
-                f"has: {', '.join(sorted(map(str, hit.record))) or 'nothing'}. Name the field: ?text=FIELD"
+                f"{self._description} returned record '{redact_message(str(hit.id))}' without a text in the field "
+                f"'{self.fields.text}'; it has: {', '.join(sorted(map(str, hit.record))) or 'nothing'}. "
+                "Name the field: ?text=FIELD"
             )
         title = get_field(hit.record, self.fields.title)
-        own = get_field(hit.record, self.fields.id) if self.fields.id else None
-        return Passage(str(hit.id if own is None else own), text, str(title or ""), hit.score)
+        record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
+        return Passage(str(hit.id if record_id is None else record_id), text, str(title or ""), hit.score)
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"the {self.name} collection '{self.collection}'"
 
 
 def get_field(record: Mapping[str, Any], name: str) -> Any:
-    """A field, or one inside another: 'meta.title'."""
+    """Return a field of a record, or a nested one such as 'meta.title'; None if there is none."""
     if name in record:
         return record[name]
     first, dot, rest = name.partition(".")
-    inner = record.get(first) if dot else None
-    return get_field(inner, rest) if isinstance(inner, Mapping) else None
+    nested = record.get(first) if dot else None
+    return get_field(nested, rest) if isinstance(nested, Mapping) else None
 
 
 def check_filter(where: RecordFilter) -> dict[str, list[Scalar]]:
-    """Every field with the values one of which it must have; names that could be more than a name are refused."""
+    """Return the allowed values of each field; raise BadSetting for names and values that engines cannot take."""
     checked: dict[str, list[Scalar]] = {}
-    for name, given in where.items():
-        several = isinstance(given, Sequence) and not isinstance(given, str)
-        values: list[Any] = list(given) if several else [given]  # type: ignore[arg-type]
-        if (
-            not FIELD_NAME.fullmatch(name)
-            or not values
-            or not all(isinstance(one, str | int | float) for one in values)
-        ):
+    for name, value in where.items():
+        is_list = isinstance(value, Sequence) and not isinstance(value, str)
+        values: list[Any] = list(value) if is_list else [value]  # type: ignore[arg-type]
+        if not FIELD_NAME.fullmatch(name) or not values or not all(isinstance(item, Scalar) for item in values):
             raise BadSetting(
-                f"the filter {name!r}: {given!r} cannot be used: the name must be a field, the value a text, a number, "
-                "true or false, or a list of them."
+                f"the filter {name!r}: {value!r} cannot be used. The name must be a field; the value must be a text, a "
+                "number, true or false, or a list of them."
             )
         checked[name] = values
     return checked
-
-
-def _values(text: str) -> list[Scalar]:
-    return [_value(part) for part in text.split(",")]
-
-
-def _value(text: str) -> Scalar:
-    if text in ("true", "false"):
-        return text == "true"
-    return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else text

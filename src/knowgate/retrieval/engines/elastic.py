@@ -1,7 +1,7 @@
 """Elasticsearch and OpenSearch over HTTP, without their clients: `elastic:URL/INDEX?...`, `opensearch:URL/INDEX?...`.
 
-Beside the options of `engine.py`: `mode=bm25` (the default) or `mode=knn`, which needs `vector=FIELD`. The key comes
-from KNOWGATE_SEARCH_KEY (`ApiKey ...`), or from KNOWGATE_SEARCH_LOGIN (`user:password`).
+Besides the options of `base.py`: `mode=bm25` (the default) or `mode=knn`, which needs `vector=FIELD`. The key comes
+from KNOWGATE_SEARCH_KEY (`ApiKey ...`) or KNOWGATE_SEARCH_LOGIN (`user:password`).
 
 References: the search APIs of Elasticsearch 8 and 9 (`knn` beside `query`) and of OpenSearch 2 and 3 (`knn` inside it).
 """
@@ -22,22 +22,20 @@ from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_co
 from knowgate.types import Vector
 
 SEARCH_MODES = ("bm25", "knn")
-CANDIDATES_PER_RESULT = 10  # times k, of every shard; more find more and take longer
+CANDIDATES_PER_RESULT = 10  # candidates of each shard per requested result; more find more and take longer
 MIN_CANDIDATES = 100
 
 
-def open_elastic(value: str) -> ElasticRetriever:
-    made: ElasticRetriever = _open("elastic", value, ElasticRetriever)
-    return made
-
-
-def open_opensearch(value: str) -> OpenSearchRetriever:
-    made: OpenSearchRetriever = _open("opensearch", value, OpenSearchRetriever)
-    return made
-
-
 class ElasticRetriever(EngineRetriever):
-    """An index of Elasticsearch's. mode: bm25 over text and title, or knn over `fields.vector`."""
+    """Searches an Elasticsearch index.
+
+    Args:
+        url: The address of the server.
+        index: The name of the index.
+        mode: `bm25` over text and title, or `knn` over `fields.vector`.
+        transport: Replaces the network in tests.
+        options: See `EngineRetriever`.
+    """
 
     name = "elastic"
 
@@ -46,100 +44,93 @@ class ElasticRetriever(EngineRetriever):
     ):
         super().__init__(index, **options)
         if mode not in SEARCH_MODES:
-            raise BadSetting(f"the mode of {self.name} is '{mode}'; allowed: {', '.join(SEARCH_MODES)}.")
+            raise BadSetting(f"mode={mode!r} is not allowed for {self.name}: it must be {' or '.join(SEARCH_MODES)}.")
         if mode == "knn" and not self.fields.vector:
-            raise BadSetting(f"mode=knn of {self.name} needs the field of the vectors: give vector=FIELD.")
+            raise BadSetting(f"mode='knn' of {self.name} needs the field of the vectors. Add vector=FIELD.")
         self.mode = mode
-        self._server = JsonClient(url, f"the {self.name} server", headers=_key(), transport=transport)
+        self._server = JsonClient(url, f"the {self.name} server", headers=_make_auth_headers(), transport=transport)
         self._path = f"/{quote(index, safe='*,')}"
 
     @property
     def is_dense(self) -> bool:
         return self.mode == "knn"
 
-    def _search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+    def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
         if self.is_dense:
-            bodies = [self._nearest(vector, k) for vector in self._vectors(queries)]
+            bodies = [self._make_knn_body(vector, k) for vector in self._embed(queries)]
         else:
-            bodies = [self._matching(query) for query in queries]
-        shown = {"size": k, "_source": self.fields.shown}
-        return self._server.map(lambda body: self._ask({**shown, **body}), bodies)
+            bodies = [self._make_match_body(query) for query in queries]
+        settings = {"size": k, "_source": self.fields.get_source_fields()}
+        return self._server.map(lambda body: self._request({**settings, **body}), bodies)
 
-    def _matching(self, query: str) -> dict[str, Any]:
+    def _make_match_body(self, query: str) -> dict[str, Any]:
         fields = [name for name in (self.fields.text, self.fields.title) if name]
         match = {"multi_match": {"query": replace_surrogates(query), "fields": fields}}
-        return {"query": {"bool": {"must": [match], "filter": self._filters()}}}
+        return {"query": {"bool": {"must": [match], "filter": self._make_filters()}}}
 
-    def _nearest(self, vector: Vector, k: int) -> dict[str, Any]:
-        knn = {"field": self.fields.vector, "query_vector": vector.tolist(), "k": k}
-        knn |= {"num_candidates": max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)}
-        return {"knn": {**knn, **({"filter": self._filters()} if self.where else {})}}
+    def _make_knn_body(self, vector: Vector, k: int) -> dict[str, Any]:
+        candidates = max(MIN_CANDIDATES, CANDIDATES_PER_RESULT * k)
+        knn = {"field": self.fields.vector, "query_vector": vector.tolist(), "k": k, "num_candidates": candidates}
+        return {"knn": {**knn, **({"filter": self._make_filters()} if self.where else {})}}
 
-    def _filters(self) -> list[dict[str, Any]]:
+    def _make_filters(self) -> list[dict[str, Any]]:
         return [{"terms": {name: values}} for name, values in self.where.items()]
 
-    def _ask(self, body: Mapping[str, Any]) -> list[SearchHit]:
-        reply = self._server.request_json("POST", f"{self._path}/_search", body=body)
+    def _request(self, body: Mapping[str, Any]) -> list[SearchHit]:
+        response = self._server.request_json("POST", f"{self._path}/_search", body=body)
         try:
-            if reply.get("timed_out"):
-                raise ServerError(f"the {self.name} server ran out of time and gave only some results.")
-            return [
-                SearchHit(str(one["_id"]), dict(one.get("_source") or {}), _score(one)) for one in reply["hits"]["hits"]
-            ]
+            if response.get("timed_out"):
+                raise ServerError(f"the {self.name} server ran out of time and returned only some results.")
+            return [_parse_hit(item) for item in response["hits"]["hits"]]
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             raise ServerError(
-                f"the {self.name} server gave no hits: check that its address is {self.name}'s."
+                f"the {self.name} server returned no hits. Check that this is the address of {self.name}."
             ) from None
 
-    def _state(self) -> Sequence[object]:
-        """How many documents, and the number of the last write of every shard."""
+    def _get_state(self) -> Sequence[object]:
+        """Return the number of documents and the last sequence number of every primary shard."""
         count = self._server.request_json("GET", f"{self._path}/_count")
         stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
-        return [count.get("count"), sorted(_writes(stats))]
+        sequence_numbers = [
+            f"{index}/{shard}:{shard_copy['seq_no']['max_seq_no']}"
+            for index, index_stats in (stats.get("indices") or {}).items()
+            for shard, copies in (index_stats.get("shards") or {}).items()
+            for shard_copy in copies
+            if shard_copy.get("routing", {}).get("primary") and "seq_no" in shard_copy
+        ]
+        return [count.get("count"), sorted(sequence_numbers)]
 
 
 class OpenSearchRetriever(ElasticRetriever):
-    """An index of OpenSearch's; its kNN stands inside the query."""
+    """Searches an OpenSearch index, whose kNN search is part of the query."""
 
     name = "opensearch"
 
-    def _nearest(self, vector: Vector, k: int) -> dict[str, Any]:
-        wanted: dict[str, Any] = {"vector": vector.tolist(), "k": k}
-        wanted |= {"filter": {"bool": {"filter": self._filters()}}} if self.where else {}
-        return {"query": {"knn": {self.fields.vector: wanted}}}
+    def _make_knn_body(self, vector: Vector, k: int) -> dict[str, Any]:
+        knn: dict[str, Any] = {"vector": vector.tolist(), "k": k}
+        if self.where:
+            knn["filter"] = {"bool": {"filter": self._make_filters()}}
+        return {"query": {"knn": {self.fields.vector: knn}}}
 
 
-def _open(engine: str, value: str, kind: Any) -> Any:
-    spec = parse_collection_spec(engine, value, others=("mode",))
-    return kind(
-        spec.at,
-        spec.collection,
-        mode=spec.others.get("mode", "bm25"),
-        fields=spec.fields,
-        embedder=spec.embedder,
-        where=spec.where,
-        version=spec.version,
-    )
+def open_elastic(value: str) -> ElasticRetriever:
+    """Open an index of an Elasticsearch server."""
+    spec = parse_collection_spec("elastic", value, extra_options=("mode",))
+    return ElasticRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
 
 
-def _score(hit: Mapping[str, Any]) -> float | None:
-    return None if hit.get("_score") is None else float(hit["_score"])
+def open_opensearch(value: str) -> OpenSearchRetriever:
+    """Open an index of an OpenSearch server."""
+    spec = parse_collection_spec("opensearch", value, extra_options=("mode",))
+    return OpenSearchRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
 
 
-def _writes(stats: Any) -> list[str]:
-    """index/shard:last sequence number, of every primary shard."""
-    found = []
-    for index, about in (stats.get("indices") or {}).items():
-        for shard, copies in (about.get("shards") or {}).items():
-            found += [
-                f"{index}/{shard}:{one['seq_no']['max_seq_no']}"
-                for one in copies
-                if one.get("routing", {}).get("primary") and "seq_no" in one
-            ]
-    return found
+def _parse_hit(item: Mapping[str, Any]) -> SearchHit:
+    score = item.get("_score")
+    return SearchHit(str(item["_id"]), dict(item.get("_source") or {}), None if score is None else float(score))
 
 
-def _key() -> dict[str, str]:
+def _make_auth_headers() -> dict[str, str]:
     key, login = (os.environ.get(name, "").strip() for name in ("KNOWGATE_SEARCH_KEY", "KNOWGATE_SEARCH_LOGIN"))
     if key:
         return {"Authorization": key if " " in key else f"ApiKey {key}"}

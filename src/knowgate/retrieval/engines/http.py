@@ -1,7 +1,11 @@
-"""The user's own search engine behind an HTTP endpoint. What it must answer is written in `reply.py`.
+"""Your own search engine behind an HTTP endpoint: `http:URL`, or just the URL.
 
-POST sends {"query": ..., "k": ...} as JSON; a URL with {query} (and {k}) in it is fetched with GET instead:
-`http:https://search.example/api?q={query}&n={k}`.
+Queries are sent as JSON by POST: {"query": ..., "k": ...}. A URL with {query} (and {k}) in it is requested by GET:
+`http:https://search.example/api?q={query}&n={k}`. The response is a list of passages, possibly under a usual name:
+
+    {"passages": [{"id": "42", "title": "Paris", "text": "Paris is ...", "score": 7.1}]}
+
+`results`, `documents` and `hits` work like `passages`, `content` like `text`; only `text` is required.
 """
 
 from __future__ import annotations
@@ -21,55 +25,23 @@ from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")
 TEXT_FIELDS = ("text", "content")
-MAX_SCORE = 1e30  # no measure of likeness is beyond; a whole number may be beyond any float
-_EXPECTED = (
+MAX_SCORE = 1e30  # no similarity is larger; an integer could exceed any float
+_EXPECTED_FORMAT = (
     f"Expected: a JSON list, or an object with one of {', '.join(LIST_FIELDS)}, of objects with "
-    f"{' or '.join(TEXT_FIELDS)} and, if there are, id, title and score."
+    f"{' or '.join(TEXT_FIELDS)} and optionally id, title and score."
 )
 
 
-def parse_search_response(body: bytes, server: str) -> list[Passage]:
-    """The passages of a reply, in its order."""
-    shown = redact_message(body[:80].decode(errors="replace"))
-    try:
-        value = parse_json_response(body, "it")
-    except ServerError as error:
-        raise _nonsense(server, f"{str(error).rstrip('.')}: '{shown}'") from None
-    items = value
-    if isinstance(value, dict):
-        items = next((value[name] for name in LIST_FIELDS if name in value), None)
-    if not isinstance(items, list):
-        raise _nonsense(server, f"no list of passages: '{shown}'")
-    return [_passage(item, number, server) for number, item in enumerate(items)]
-
-
-def _passage(item: Any, number: int, server: str) -> Passage:
-    if not isinstance(item, dict):
-        raise _nonsense(server, f"passage {number} is not an object")
-    text = next((item[name] for name in TEXT_FIELDS if name in item), None)
-    if not isinstance(text, str) or not text.strip():
-        raise _nonsense(server, f"passage {number} has no text")
-    name, title = item.get("id"), item.get("title") or ""
-    if not isinstance(title, str) or not isinstance(name, str | int | None):
-        raise _nonsense(server, f"passage {number} has an id or title that is not a string")
-    chosen = sha256_text(text)[:16] if name in (None, "") else str(name)
-    return Passage(chosen, text, title, _score(item.get("score"), number, server))
-
-
-def _score(value: Any, number: int, server: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > MAX_SCORE:
-        raise _nonsense(server, f"passage {number} has a score that is not a number: {redact_message(repr(value))}")
-    return float(value)
-
-
-def _nonsense(server: str, problem: str) -> ServerError:
-    return ServerError(f"{server} gave a reply that cannot be used: {problem}. {_EXPECTED}")
-
-
 class HttpRetriever:
-    """`deadline` is in seconds per query, all tries together; lost connections, 429 and 5xx are tried again."""
+    """Sends each query to a search endpoint; lost connections and the statuses 429 and 5xx are retried.
+
+    Args:
+        url: The endpoint.
+        deadline: Seconds per query, including retries.
+        pause: Seconds before the first retry.
+        headers: Added to every request, for example an API key.
+        transport: Replaces the network in tests.
+    """
 
     name = "http"
 
@@ -83,11 +55,12 @@ class HttpRetriever:
         transport: httpx.BaseTransport | None = None,
     ):
         self._url = url
+        public_url = redact_urls(url.partition("?")[0]).replace("***@", "")  # parameters and logins may be secret
         self._server = JsonClient(
             url,
-            f"the search server {_shown(url)}",
+            f"the search server {public_url}",
             headers=headers,
-            advice="Check its address, and the key if it wants one.",
+            advice="Check its address, and the key if it needs one.",
             deadline=deadline,
             pause=pause,
             transport=transport,
@@ -99,11 +72,10 @@ class HttpRetriever:
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
-        return self._server.map(
-            lambda query: parse_search_response(self._ask(query, k), self._server.name)[:k], queries
-        )
+        server = self._server
+        return server.map(lambda query: parse_search_response(self._request(query, k), server.name)[:k], queries)
 
-    def _ask(self, query: str, k: int) -> bytes:
+    def _request(self, query: str, k: int) -> bytes:
         query = replace_surrogates(query)
         if "{query}" not in self._url:
             return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
@@ -113,11 +85,40 @@ class HttpRetriever:
             )
         except httpx.InvalidURL:
             raise BadInput(
-                f"a question of {len(query):,} characters is too long for a URL. Ask {self._server.name} by POST: "
-                "leave {query} out of its URL."
+                f"a question of {len(query):,} characters is too long for a URL. Leave {{query}} out of the URL of "
+                f"{self._server.name}, so that it is sent by POST."
             ) from None
 
 
-def _shown(url: str) -> str:
-    """The URL without user, password and parameters, which may hold keys."""
-    return redact_urls(url.partition("?")[0]).replace("***@", "")
+def parse_search_response(body: bytes, server: str) -> list[Passage]:
+    """Parse the passages in the response of a search server, in its order."""
+    excerpt = redact_message(body[:80].decode(errors="replace"))
+    try:
+        value = parse_json_response(body, "it")
+    except ServerError as error:
+        raise _invalid_response_error(server, f"{str(error).rstrip('.')}: '{excerpt}'") from None
+    items = next((value[name] for name in LIST_FIELDS if name in value), None) if isinstance(value, dict) else value
+    if not isinstance(items, list):
+        raise _invalid_response_error(server, f"no list of passages: '{excerpt}'")
+    return [_parse_passage(item, number, server) for number, item in enumerate(items)]
+
+
+def _parse_passage(item: Any, number: int, server: str) -> Passage:
+    if not isinstance(item, dict):
+        raise _invalid_response_error(server, f"passage {number} is not an object")
+    text = next((item[name] for name in TEXT_FIELDS if name in item), None)
+    if not isinstance(text, str) or not text.strip():
+        raise _invalid_response_error(server, f"passage {number} has no text")
+    passage_id, title, score = item.get("id"), item.get("title") or "", item.get("score")
+    if not isinstance(title, str) or not isinstance(passage_id, str | int | None):
+        raise _invalid_response_error(server, f"passage {number} has an id or title that is not a string")
+    if score is not None:
+        if isinstance(score, bool) or not isinstance(score, int | float) or abs(score) > MAX_SCORE:
+            problem = f"passage {number} has a score that is not a number: {redact_message(repr(score))}"
+            raise _invalid_response_error(server, problem)
+        score = float(score)
+    return Passage(sha256_text(text)[:16] if passage_id in (None, "") else str(passage_id), text, title, score)
+
+
+def _invalid_response_error(server: str, problem: str) -> ServerError:
+    return ServerError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}")

@@ -1,5 +1,7 @@
-"""LanceDB: `lancedb:FOLDER/TABLE?...` (extra `lancedb`). Options: see `engine.py`. Its tables have versions: the
-fingerprint changes with every write."""
+"""LanceDB: `lancedb:FOLDER/TABLE?...` (extra `lancedb`). See `base.py` for the options.
+
+LanceDB tables have versions, so the fingerprint changes with every write.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,23 @@ ROW_ID = "_rowid"
 
 
 def open_lancedb(value: str) -> LanceDBRetriever:
-    """A folder, or an address such as s3://bucket/path, and the table."""
+    """Open a table in a folder or at an address such as s3://bucket/path."""
     spec = parse_collection_spec("lancedb", value)
     check_framework_version("lancedb", "lancedb", majors=("0",))
     import lancedb
 
     with wrap_errors("LanceDB"):
-        table = lancedb.connect(spec.at).open_table(spec.collection)
-    return LanceDBRetriever(table, fields=spec.fields, embedder=spec.embedder, where=spec.where, version=spec.version)
+        table = lancedb.connect(spec.address).open_table(spec.collection)
+    return LanceDBRetriever(table, **spec.options)
 
 
 class LanceDBRetriever(EngineRetriever):
-    """Any table of LanceDB's with a column of vectors; nearest by cosine."""
+    """Searches a LanceDB table with a column of vectors by cosine similarity.
+
+    Args:
+        table: A table of a LanceDB connection.
+        options: See `EngineRetriever`.
+    """
 
     name = "lancedb"
 
@@ -33,27 +40,24 @@ class LanceDBRetriever(EngineRetriever):
         super().__init__(str(table.name), **options)
         self._table = table
 
-    def _search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
-        return [self._nearest(vector, k) for vector in self._vectors(queries)]
+    def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+        return [self._find_nearest(vector, k) for vector in self._embed(queries)]
 
-    def _nearest(self, vector: Any, k: int) -> list[SearchHit]:
+    def _find_nearest(self, vector: Any, k: int) -> list[SearchHit]:
         column = {"vector_column_name": self.fields.vector} if self.fields.vector else {}
-        asked = self._table.search(vector, query_type="vector", **column).distance_type("cosine").with_row_id(True)
+        query = self._table.search(vector, query_type="vector", **column).distance_type("cosine").with_row_id(True)
         if self.where:
-            asked = asked.where(self._filter(), prefilter=True)
-        return [SearchHit(str(row[ROW_ID]), row, 1.0 - float(row["_distance"])) for row in asked.limit(k).to_list()]
+            conditions = [f"{name} IN ({', '.join(map(_quote, values))})" for name, values in self.where.items()]
+            query = query.where(" AND ".join(conditions), prefilter=True)
+        return [SearchHit(str(row[ROW_ID]), row, 1.0 - float(row["_distance"])) for row in query.limit(k).to_list()]
 
-    def _filter(self) -> str:
-        parts = [f"{name} IN ({', '.join(map(_literal, values))})" for name, values in self.where.items()]
-        return " AND ".join(parts)
-
-    def _state(self) -> Sequence[object]:
+    def _get_state(self) -> Sequence[object]:
         self._table.checkout_latest()
         return [self._table.version, self._table.count_rows()]
 
 
-def _literal(value: Scalar) -> str:
-    """A value as SQL. Names were checked before; a quote in a text is doubled."""
+def _quote(value: Scalar) -> str:
+    """Write a value as a SQL literal; `check_filter` has already checked the field names."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else "'" + value.replace("'", "''") + "'"

@@ -1,5 +1,7 @@
-"""Qdrant: `qdrant:URL_OR_FOLDER/COLLECTION?...` (extra `qdrant`). Options: see `engine.py`. The key comes from
-KNOWGATE_QDRANT_KEY."""
+"""Qdrant: `qdrant:URL_OR_FOLDER/COLLECTION?...` (extra `qdrant`).
+
+See `base.py` for the options. The API key comes from KNOWGATE_QDRANT_KEY.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +16,29 @@ from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever
 
 
 def open_qdrant(value: str) -> QdrantRetriever:
-    """A server's URL, or a folder that Qdrant keeps by itself, and the collection."""
+    """Open a collection of a Qdrant server or of a local Qdrant folder."""
     spec = parse_collection_spec("qdrant", value)
     check_framework_version("qdrant-client", "qdrant", majors=("1",))
     from qdrant_client import QdrantClient
 
+    if not spec.is_url and not Path(spec.address).is_dir():
+        raise BadInput(f"there is no Qdrant folder '{spec.address}'. Check the path before the last '/'.")
     with wrap_errors("Qdrant"):
-        if spec.at.startswith(("http://", "https://")):
-            client = QdrantClient(url=spec.at, api_key=os.environ.get("KNOWGATE_QDRANT_KEY") or None)
-        elif not Path(spec.at).is_dir():
-            raise BadInput(
-                f"there is no folder '{spec.at}' with Qdrant collections. Check the path before the last '/'."
-            )
+        if spec.is_url:
+            client = QdrantClient(url=spec.address, api_key=os.environ.get("KNOWGATE_QDRANT_KEY") or None)
         else:
-            client = QdrantClient(path=spec.at)
-    return QdrantRetriever(
-        client,
-        spec.collection,
-        fields=spec.fields,
-        embedder=spec.embedder,
-        where=spec.where,
-        version=spec.version,
-    )
+            client = QdrantClient(path=spec.address)
+    return QdrantRetriever(client, spec.collection, **spec.options)
 
 
 class QdrantRetriever(EngineRetriever):
-    """Any `QdrantClient` and a collection of it; `fields.vector` names one of several vectors."""
+    """Searches a collection through a `QdrantClient`.
+
+    Args:
+        client: The client.
+        collection: The name of the collection.
+        options: See `EngineRetriever`; `fields.vector` names one of several vectors.
+    """
 
     name = "qdrant"
 
@@ -48,42 +47,36 @@ class QdrantRetriever(EngineRetriever):
         super().__init__(collection, **options)
         self._client = client
 
-    def _search(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
+    def _find_hits(self, queries: Sequence[str], k: int) -> list[list[SearchHit]]:
         from qdrant_client import models
 
-        asked = [
-            models.QueryRequest(
-                query=vector.tolist(),
-                using=self.fields.vector or None,
-                filter=self._filter(),
-                limit=k,
-                with_payload=True,
-            )
-            for vector in self._vectors(queries)
+        settings = {"using": self.fields.vector or None, "filter": self._make_filter(), "limit": k}
+        requests = [
+            models.QueryRequest(query=vector.tolist(), with_payload=True, **settings) for vector in self._embed(queries)
         ]
-        replies = self._client.query_batch_points(self.collection, requests=asked)
+        responses = self._client.query_batch_points(self.collection, requests=requests)
         return [
-            [SearchHit(str(one.id), one.payload or {}, float(one.score)) for one in reply.points] for reply in replies
+            [SearchHit(str(point.id), point.payload or {}, float(point.score)) for point in response.points]
+            for response in responses
         ]
 
-    def _filter(self) -> Any:
+    def _make_filter(self) -> Any:
+        """Build a filter: each field must have one of its values."""
         from qdrant_client import models
 
         if not self.where:
             return None
-        return models.Filter(
-            must=[
-                models.Filter(
-                    should=[models.FieldCondition(key=name, match=models.MatchValue(value=one)) for one in values]
-                )
-                for name, values in self.where.items()
-            ]
-        )
 
-    def _state(self) -> Sequence[object]:
-        """Qdrant keeps no version: how many there are, and what the first ones say."""
+        def match_any(name: str, values: Sequence[Any]) -> Any:
+            matches = [models.MatchValue(value=value) for value in values]
+            return models.Filter(should=[models.FieldCondition(key=name, match=match) for match in matches])
+
+        return models.Filter(must=[match_any(name, values) for name, values in self.where.items()])
+
+    def _get_state(self) -> Sequence[object]:
+        """Return the number of records and the first ones, because Qdrant keeps no version."""
         count = self._client.count(self.collection, exact=True).count
         points, _ = self._client.scroll(
             self.collection, limit=FINGERPRINT_RECORDS, with_payload=True, with_vectors=False
         )
-        return [count, sorted((str(one.id), one.payload) for one in points)]
+        return [count, sorted((str(point.id), point.payload) for point in points)]

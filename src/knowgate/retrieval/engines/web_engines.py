@@ -1,41 +1,54 @@
-"""Three search engines of the web and the forms of their replies: SearXNG, Tavily, Brave.
-
-Knows nothing of caches or budgets. Markup in titles and snippets becomes text here.
-"""
+"""The web search engines SearXNG, Tavily and Brave: how each is queried, and how its results become text."""
 
 from __future__ import annotations
 
 import os
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 import httpx
+from pydantic import AfterValidator, Field
 
 from knowgate.core.http_client import JsonClient
+from knowgate.core.options import Options
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.file_formats import read_html
 
-MAX_QUERY_LENGTH = 400  # characters of a query: Brave's limit, and the others gain nothing from more
+MAX_QUERY_CHARS = 400  # Brave's limit; the other engines gain nothing from longer queries
 MAX_QUERY_WORDS = 50
-MAX_TEXT_LENGTH = 4000  # characters of a result's text
-QUOTA_STATUSES = (402, 432, 433)  # Tavily's and others' words for a plan that is used up
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
+MAX_TEXT_CHARS = 4000  # of a result
+MAX_SCORE = 1e30
+QUOTA_STATUSES = (402, 432, 433)  # returned when a plan is used up
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """safe: 0 off, 1 moderate, 2 strict."""
+def _check_language(lang: str) -> str:
+    if lang and not re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z]{2,4})?", lang):
+        raise ValueError("it must be a language such as en or zh-CN")
+    return lang
 
-    lang: str = ""
-    safe: int = 1
+
+Language = Annotated[str, AfterValidator(_check_language)]
+
+
+class WebOptions(Options):
+    """Options of a web search, written after the question mark of a spec."""
+
+    lang: Language = Field(default="", description="Language of the results, such as en.")
+    safe: int = Field(default=1, ge=0, le=2, description="Safe search: 0 off, 1 moderate, 2 strict.")
+    minute: int = Field(default=30, ge=1, description="Most searches per minute, of all processes together.")
+    day: int = Field(default=1000, ge=1, description="Most searches per day, of all processes together.")
+    days: float = Field(default=7.0, ge=0, le=3650, description="Days a response stays in the cache; 0: no cache.")
+    stale: bool = Field(default=False, description="Use an expired response if the engine fails, with a warning.")
+    record: str = Field(default="", description="Folder that stores every response, for web:replay@DIR.")
+    deadline: float = Field(default=10.0, ge=0.1, le=600, description="Seconds per search, including retries.")
 
 
 @dataclass(frozen=True)
 class WebResult:
-    """One result, as text."""
+    """A search result as plain text."""
 
     url: str
     title: str
@@ -44,143 +57,137 @@ class WebResult:
 
 
 class WebEngine(ABC):
-    """One search engine. key: the variable that holds its key; '' where it needs none."""
+    """A web search engine.
+
+    Args:
+        url: Its address; '' for the default one.
+        options: Language, safe search and deadline.
+        transport: Replaces the network in tests.
+    """
 
     name: str
-    address: str
-    key = ""
+    default_url: str
+    key_variable = ""  # the environment variable of the API key; '' if none is needed
 
-    def __init__(self, url: str, deadline: float, transport: httpx.BaseTransport | None = None):
-        if not url and not self.address:
+    def __init__(self, url: str, options: WebOptions, transport: httpx.BaseTransport | None = None):
+        if not url and not self.default_url:
             raise BadSetting(f"web search by {self.name} needs its address: web:{self.name}@https://search.example")
-        self._server = JsonClient(
-            url or self.address,
+        self.options = options
+        self.client = JsonClient(
+            url or self.default_url,
             f"the web search {self.name}",
-            headers=self._headers(self._secret()),
-            deadline=deadline,
+            headers=self._make_headers(self._read_key()),
+            deadline=options.deadline,
             transport=transport,
         )
 
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    def each(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        return self._server.map(work, items)
-
-    def search(self, query: str, n: int, wish: SearchOptions) -> list[WebResult]:
-        """Up to n results, best first. A query too long for an engine is cut."""
-        short = " ".join(query.split()[:MAX_QUERY_WORDS])[:MAX_QUERY_LENGTH]
-        reply = self._ask(short, n, wish)
-        items = self._items(reply) if isinstance(reply, dict) else None
+    def search(self, query: str, n: int) -> list[WebResult]:
+        """Return up to n results, best first; a query that is too long for an engine is shortened."""
+        response = self._request(" ".join(query.split()[:MAX_QUERY_WORDS])[:MAX_QUERY_CHARS], n)
+        items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
-            raise ServerError(f"{self._server.name} gave no list of results. Check its address.")
-        return [self._result(one) for one in items if isinstance(one, dict) and isinstance(one.get("url"), str)][:n]
+            raise ServerError(f"{self.client.name} returned no list of results. Check its address.")
+        valid = [item for item in items if isinstance(item, dict) and isinstance(item.get("url"), str)]
+        return [_make_result(item, self._get_text(item)) for item in valid[:n]]
 
     @abstractmethod
-    def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
-        """The reply as JSON."""
+    def _request(self, query: str, n: int) -> Any:
+        """Send a search and return its response as JSON."""
+
+    def _get_items(self, response: dict[str, Any]) -> Any:
+        return response.get("results")
 
     @abstractmethod
-    def _items(self, reply: dict[str, Any]) -> Any:
-        """The list in it."""
+    def _get_text(self, item: dict[str, Any]) -> Any:
+        """Return the text of a result, which may contain markup."""
 
-    @abstractmethod
-    def _result(self, item: dict[str, Any]) -> WebResult: ...
-
-    def _headers(self, secret: str) -> dict[str, str]:
+    def _make_headers(self, key: str) -> dict[str, str]:
         return {}
 
-    def _secret(self) -> str:
-        found = os.environ.get(self.key, "").strip() if self.key else ""
-        if self.key and not found:
-            raise BadSetting(f"web search by {self.name} needs a key: set {self.key}.")
-        return found
+    def _read_key(self) -> str:
+        key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
+        if self.key_variable and not key:
+            raise BadSetting(f"web search by {self.name} needs an API key: set {self.key_variable}.")
+        return key
 
 
 class SearxngEngine(WebEngine):
-    """A SearXNG of one's own; its JSON is off by default."""
+    """Your own SearXNG instance; its JSON output is off by default."""
 
     name = "searxng"
-    address = ""
+    default_url = ""
 
-    def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
-        params = {"q": query, "format": "json", "safesearch": wish.safe, "language": wish.lang or "auto"}
+    def _request(self, query: str, n: int) -> Any:
+        language = self.options.lang or "auto"
+        params = {"q": query, "format": "json", "safesearch": self.options.safe, "language": language}
         try:
-            return self._server.request_json("GET", "/search", params=params)
+            return self.client.request_json("GET", "/search", params=params)
         except ServerError as error:
-            if "status 403" in str(error):
-                raise ServerError(
-                    f"{self._server.name} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
-                ) from None
-            raise
+            if "status 403" not in str(error):
+                raise
+            raise ServerError(
+                f"{self.client.name} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
+            ) from None
 
-    def _items(self, reply: dict[str, Any]) -> Any:
-        return reply.get("results")
-
-    def _result(self, item: dict[str, Any]) -> WebResult:
-        return _made(item, item.get("content"))
+    def _get_text(self, item: dict[str, Any]) -> Any:
+        return item.get("content")
 
 
 class TavilyEngine(WebEngine):
-    """Its results are texts for LLMs already."""
+    """Tavily, whose results are texts written for LLMs."""
 
     name = "tavily"
-    address = "https://api.tavily.com"
-    key = "TAVILY_API_KEY"
+    default_url = "https://api.tavily.com"
+    key_variable = "TAVILY_API_KEY"
 
-    def _headers(self, secret: str) -> dict[str, str]:
-        return {"Authorization": f"Bearer {secret}"}
+    def _make_headers(self, key: str) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
 
-    def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
+    def _request(self, query: str, n: int) -> Any:
         body = {"query": query, "max_results": n, "search_depth": "basic", "include_answer": False}
-        reply = self._server.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
-        if isinstance(reply, dict) and "results" not in reply and "detail" in reply:
-            raise ServerError(
-                f"{self._server.name} is over its quota: {self._server.redact(str(reply['detail']))}. Wait, or choose a "
-                "larger plan."
-            )
-        return reply
+        response = self.client.request_json("POST", "/search", body=body, accept=QUOTA_STATUSES)
+        if isinstance(response, dict) and "results" not in response and "detail" in response:
+            detail = self.client.redact(str(response["detail"]))
+            raise ServerError(f"{self.client.name} is over its quota: {detail}. Wait, or choose a larger plan.")
+        return response
 
-    def _items(self, reply: dict[str, Any]) -> Any:
-        return reply.get("results")
-
-    def _result(self, item: dict[str, Any]) -> WebResult:
-        return _made(item, item.get("raw_content") or item.get("content"))
+    def _get_text(self, item: dict[str, Any]) -> Any:
+        return item.get("raw_content") or item.get("content")
 
 
 class BraveEngine(WebEngine):
-    """A description and some extra snippets."""
+    """Brave Search; a result has a description and sometimes extra snippets."""
 
     name = "brave"
-    address = "https://api.search.brave.com/res/v1"
-    key = "BRAVE_API_KEY"
+    default_url = "https://api.search.brave.com/res/v1"
+    key_variable = "BRAVE_API_KEY"
 
-    def _headers(self, secret: str) -> dict[str, str]:
-        return {"X-Subscription-Token": secret}
+    def _make_headers(self, key: str) -> dict[str, str]:
+        return {"X-Subscription-Token": key}
 
-    def _ask(self, query: str, n: int, wish: SearchOptions) -> Any:
-        safe = ("off", "moderate", "strict")[wish.safe]
-        params = {"q": query, "count": n, "safesearch": safe, **({"search_lang": wish.lang} if wish.lang else {})}
-        return self._server.request_json("GET", "/web/search", params=params)
+    def _request(self, query: str, n: int) -> Any:
+        safe, lang = ("off", "moderate", "strict")[self.options.safe], self.options.lang
+        params = {"q": query, "count": n, "safesearch": safe, **({"search_lang": lang} if lang else {})}
+        return self.client.request_json("GET", "/web/search", params=params)
 
-    def _items(self, reply: dict[str, Any]) -> Any:
-        web = reply.get("web", {"results": []})  # left out where nothing was found
+    def _get_items(self, response: dict[str, Any]) -> Any:
+        web = response.get("web", {"results": []})  # missing if there are no results
         return web.get("results") if isinstance(web, dict) else None
 
-    def _result(self, item: dict[str, Any]) -> WebResult:
-        given = item.get("extra_snippets")
-        extra = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
-        return _made(item, "\n".join([str(item.get("description") or ""), *extra]))
+    def _get_text(self, item: dict[str, Any]) -> Any:
+        snippets = item.get("extra_snippets")
+        extra = [snippet for snippet in snippets if isinstance(snippet, str)] if isinstance(snippets, list) else []
+        return "\n".join([str(item.get("description") or ""), *extra])
 
 
-def _made(item: dict[str, Any], text: Any) -> WebResult:
+def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
     score = item.get("score")
-    known = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < 1e30
-    return WebResult(item["url"], _plain(item.get("title")), _plain(text)[:MAX_TEXT_LENGTH], float(score) if known else None)  # type: ignore[arg-type]  # fmt: skip
+    is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < MAX_SCORE
+    title, plain_text = _remove_markup(item.get("title")), _remove_markup(text)[:MAX_TEXT_CHARS]
+    return WebResult(item["url"], title, plain_text, float(score) if is_number else None)  # type: ignore[arg-type]
 
 
-def _plain(markup: Any) -> str:
+def _remove_markup(markup: Any) -> str:
     return " ".join(read_html(markup).text.split()) if isinstance(markup, str) else ""
 
 

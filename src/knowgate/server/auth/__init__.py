@@ -1,1 +1,1 @@
-"""knowgate.server.auth."""
+"""API keys, access control and request rates."""

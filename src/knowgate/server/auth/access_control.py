@@ -1,8 +1,4 @@
-"""Who may come in: holders of a key, where there are keys; else programs of this machine, but no web pages in them.
-
-A browser sends `Origin` with what a page of another site asks for; that is refused, and no header allows it (CORS is
-closed). Without keys a `Host` that is not this machine's is refused, too: a page whose name was made to point here.
-"""
+"""Access control: who may send requests, and how many per minute."""
 
 from __future__ import annotations
 
@@ -13,173 +9,126 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from knowgate.errors import KnowgateError
 from knowgate.server.auth.api_keys import ApiKey, match_key, read_keys
-from knowgate.server.database import STORE_ERRORS, Store, Transaction, open_store
+from knowgate.server.database import RATE_LIMIT_TABLES, STORE_ERRORS, Store, open_store
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import LOOPBACK_HOSTS, ServeOptions
-from knowgate.server.streaming import EventStreamResponse, guess_total_tokens, read_total_tokens
 
-PUBLIC_PATHS = ("/health", "/ready")
+log = logging.getLogger(__name__)
+
+MINUTE_SECONDS = 60.0
+LOCK_TIMEOUT_SECONDS = 1.0
+BACKOFF_SECONDS = 10.0  # pause after the counter store has failed
+UPSERT_USAGE = (
+    "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) "
+    "ON CONFLICT (key) DO UPDATE SET until = excluded.until"
+)
 
 
 class AccessPolicy:
-    """Reads the keys again when their file changes, so that a revoked one is refused at once."""
+    """Accepts requests with a valid API key; without a key file, only those of loopback clients.
+
+    Requests that a browser sends for a page of another origin are always rejected, and no CORS header allows them.
+    Without keys the Host header must name this machine, which defeats DNS rebinding. The key file is read again when it
+    changes, so a revoked key is rejected at once.
+    """
 
     def __init__(self, options: ServeOptions):
-        self.file = None if options.keys is None else Path(options.keys).expanduser()
-        self.is_local = options.is_local
+        self.key_file = options.keys
+        self._is_local = options.is_local
         self._keys: tuple[ApiKey, ...] = ()
-        self._state: tuple[int, int] | None = None
+        self._file_version: tuple[int, int] | None = None
 
-    def check(self, request: Request) -> ApiKey | None:
-        """Whose key it is, where there are keys; raises for who may not come in."""
-        if request.scope["path"] in PUBLIC_PATHS:
-            return None
+    def authenticate(self, request: Request) -> ApiKey | None:
+        """Return the API key of a request, or None if the server uses no keys.
+
+        Raises:
+            ApiError: The request is not allowed.
+        """
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and urlsplit(origin).netloc != host:
-            raise ApiError(403, "pages of other sites are not answered.", "cross_origin")
-        if self.file is not None:
-            return self._check_key(request.headers.get("authorization", ""))
-        if self.is_local and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
-            raise ApiError(403, "without API keys only this machine is answered, by its own name.", "wrong_host")
+            raise ApiError(403, "cross-origin requests are not allowed.", "cross_origin")
+        if self.key_file is not None:
+            return self._find_key(self.key_file, request.headers.get("authorization", ""))
+        if self._is_local and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
+            raise ApiError(403, "without API keys, only requests to a loopback host name are allowed.", "wrong_host")
         return None
 
-    def _check_key(self, given: str) -> ApiKey:
-        kind, _, key = given.partition(" ")
-        found = match_key(self._read(), key.strip())
-        if kind.lower() != "bearer" or found is None:
-            raise ApiError(401, "this server wants an API key: Authorization: Bearer KEY.", "invalid_api_key")
-        return found
+    def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
+        scheme, _, credentials = authorization.partition(" ")
+        key = match_key(self._read_keys(key_file), credentials.strip())
+        if scheme.lower() != "bearer" or key is None:
+            raise ApiError(401, "an API key is required: Authorization: Bearer KEY.", "invalid_api_key")
+        return key
 
-    def _read(self) -> tuple[ApiKey, ...]:
-        assert self.file is not None
+    def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
         try:
-            stat = self.file.stat()
-            if (state := (stat.st_mtime_ns, stat.st_size)) != self._state:
-                self._keys, self._state = read_keys(self.file), state
+            stat = key_file.stat()
+            if (version := (stat.st_mtime_ns, stat.st_size)) != self._file_version:
+                self._keys, self._file_version = read_keys(key_file), version
         except (OSError, KnowgateError):
-            raise ApiError(503, "the API keys cannot be read.", "keys_unreadable") from None
+            raise ApiError(503, "the API keys cannot be read at the moment.", "keys_unreadable") from None
         return self._keys
 
 
-Result = TypeVar("Result")
-HTTP_OK = 200
-METERED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
-MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400
-LOCK_TIMEOUT_SECONDS = 1.0  # seconds for another worker's turn
-BACKOFF_SECONDS = 10.0  # seconds for which a place that could not be used is left alone
-USAGE_SCHEMA = """
-CREATE TABLE IF NOT EXISTS used (
-    key TEXT PRIMARY KEY, until REAL NOT NULL, day INTEGER NOT NULL, tokens INTEGER NOT NULL
-)
-"""
-UPSERT_USAGE = (
-    "INSERT INTO used VALUES (?, ?, ?, ?) "
-    "ON CONFLICT (key) DO UPDATE SET until = excluded.until, day = excluded.day, tokens = excluded.tokens"
-)
-log = logging.getLogger(__name__)
-
-
 class RateLimiter:
-    """Of the keys in one file; what they used stands beside it, or in a database.
+    """Limits the requests per minute of each API key, counted across all server processes.
 
-    database: postgresql://... clock: seconds since 1970, the same for all workers.
+    The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests pass
+    uncounted (fail open), and the store is not tried again for BACKOFF_SECONDS.
+
+    Args:
+        key_file: File of API keys.
+        clock: Seconds since 1970, the same for all processes.
+        database: postgresql://... of the shared database, if there is one.
     """
 
-    def __init__(self, keys: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
-        self.where = database or str(keys.with_name(f"{keys.name}.used.db"))
+    def __init__(self, key_file: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
+        self._location = database or str(key_file.with_name(f"{key_file.name}.used.db"))
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "knowgate-limits")
         self._store: Store | None = None
-        self._rests_until = 0.0
+        self._retry_at = 0.0
 
     async def admit(self, key: ApiKey) -> None:
-        """Counts a request; raises where it is one too many, or where the day's tokens are used up."""
-        if key.rate is None and key.budget is None:
-            return
-        if time.monotonic() < self._rests_until:
+        """Count a request of this key.
+
+        Raises:
+            ApiError: 429 if the key has used up its rate.
+        """
+        if key.rate is None or time.monotonic() < self._retry_at:
             return
         try:
             async with asyncio.timeout(LOCK_TIMEOUT_SECONDS):
-                await self._beside(lambda: self._admit(key))
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate)
         except STORE_ERRORS as error:
-            self._rests_until = time.monotonic() + BACKOFF_SECONDS
-            log.warning("Limits of keys are not held: %s", str(error) or "it takes too long")
+            self._retry_at = time.monotonic() + BACKOFF_SECONDS
+            log.warning("Request rates are not enforced: %s", str(error) or "the counter store is too slow")
 
-    def _admit(self, key: ApiKey) -> None:
-        now = self._clock()
-        with self._opened().writing(key.hash) as store:
-            until, tokens = self._read(store, key, now)
-            if key.budget is not None and tokens >= key.budget:
-                raise _refusal(
-                    "the tokens of this key are used up for today (UTC)", "budget", DAY_SECONDS - now % DAY_SECONDS
-                )
-            if key.rate is not None:
-                until = max(until, now) + MINUTE_SECONDS / key.rate
-                if until - now > MINUTE_SECONDS:
-                    raise _refusal(f"this key may ask {key.rate} times a minute", "rate", until - now - MINUTE_SECONDS)
-            self._write(store, key, until, now, tokens)
-
-    async def spend(self, key: ApiKey, request: Request, response: Response) -> None:
-        """What an answer took, now that all of it was sent."""
-        tokens = count_tokens(request, response)
-        if key.budget is None or tokens < 1:
-            return
-        try:
-            await self._beside(lambda: self._spend(key, tokens))
-        except STORE_ERRORS as error:
-            log.warning("Tokens of a key could not be counted: %s", error)
-
-    def _spend(self, key: ApiKey, tokens: int) -> None:
-        now = self._clock()
-        with self._opened().writing(key.hash) as store:
-            until, before = self._read(store, key, now)
-            self._write(store, key, until, now, before + tokens)
-
-    def _read(self, store: Transaction, key: ApiKey, now: float) -> tuple[float, int]:
-        """Until when its requests fill the time (one fills a minute / rate), and its tokens of today."""
-        row = store.execute("SELECT until, day, tokens FROM used WHERE key = ?", (key.hash,)).fetchone()
-        if row is None:
-            return 0.0, 0
-        return row[0], row[2] if row[1] == int(now // DAY_SECONDS) else 0
-
-    def _write(self, store: Transaction, key: ApiKey, until: float, now: float, tokens: int) -> None:
-        store.execute(UPSERT_USAGE, (key.hash, until, int(now // DAY_SECONDS), tokens))
-
-    def _opened(self) -> Store:
+    def _count(self, key: ApiKey, rate: int) -> None:
+        """Apply the generic cell rate algorithm: each request occupies a minute / rate of the coming minute."""
         if self._store is None:
-            self._store = open_store(self.where, USAGE_SCHEMA, seconds=LOCK_TIMEOUT_SECONDS, safe=False)
-        return self._store
-
-    async def _beside(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            self._store = open_store(
+                self._location, RATE_LIMIT_TABLES, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
+            )
+        now = self._clock()
+        with self._store.transaction(key.hash) as transaction:
+            row = transaction.execute("SELECT until FROM used WHERE key = ?", (key.hash,)).fetchone()
+            occupied_until = max(row[0] if row else 0.0, now) + MINUTE_SECONDS / rate
+            excess = occupied_until - now - MINUTE_SECONDS
+            if excess > 0:
+                seconds = max(1, math.ceil(excess))
+                message = f"this API key allows {rate} requests per minute; try again in {seconds} seconds."
+                raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
+            transaction.execute(UPSERT_USAGE, (key.hash, occupied_until))
 
     def close(self) -> None:
-        """Until everything is counted."""
+        """Wait for pending counts and close the store."""
         if self._store is not None:
             self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
-
-
-def count_tokens(request: Request, response: Response) -> int:
-    """Of the upstream or the model; what is refused, decided or looked up takes none."""
-    if response.status_code != HTTP_OK or request.scope["path"] not in METERED_PATHS:
-        return 0
-    asked = request.headers.get("content-length", "")
-    size = int(asked[:12]) if asked.isdigit() else 0
-    if isinstance(response, EventStreamResponse):
-        return response.tokens or guess_total_tokens(size, events=response.events)
-    body = bytes(response.body)
-    return read_total_tokens(body) or guess_total_tokens(size, len(body))
-
-
-def _refusal(words: str, code: str, seconds: float) -> ApiError:
-    wait = max(1, math.ceil(seconds))
-    return ApiError(429, f"{words}; try again in {wait} seconds.", code, {"retry-after": str(wait)})

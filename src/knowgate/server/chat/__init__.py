@@ -1,1 +1,1 @@
-"""knowgate.server.chat."""
+"""How a chat is answered: reading the request, deciding, and the model in this process."""

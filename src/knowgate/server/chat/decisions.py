@@ -1,4 +1,4 @@
-"""`POST /v1/decide`: decisions alone, for one question, several, or the last one of a chat. Nothing is retrieved."""
+"""Decisions on standalone questions: `POST /v1/decide`, and the plain questions of /v1/completions and /v1/responses."""
 
 from __future__ import annotations
 
@@ -13,93 +13,87 @@ from starlette.responses import Response
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question, read_messages
-from knowgate.server.chat.request_options import read_request_options
-from knowgate.server.json_api import ApiError
+from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
+from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.schemas import DecideRequest, DecideResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import build_draft_request, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, Question
 
-MAX_QUESTIONS = 256  # questions of one request
-
 
 async def decide_questions(
-    keeper: GateService,
-    forwarding: UpstreamForwarder | None,
+    gate_service: GateService,
+    forwarder: UpstreamForwarder | None,
     body: Mapping[str, Any],
     headers: Headers,
     trace: RequestTrace,
-) -> dict[str, Any]:
-    """One record for `question` or `messages`, a list of them for `questions`."""
-    rag = keeper.choose(keeper.assign(read_request_options(body), body, trace))
-    questions = await asyncio.to_thread(_questions, rag, body)
-    deciding = QuestionDecider(keeper, forwarding, rag, headers)
-    decided = [await deciding.decide(question, trace) for question in questions]
-    records = [decision_record(decision) for decision in decided]
-    known = {"id": trace.id, "degraded": sorted(set(trace.degraded)), "milliseconds": trace.milliseconds}
-    return {**known, "decisions": records} if "questions" in body else {**known, **records[0]}
+) -> DecideResponse:
+    """Answer POST /v1/decide: decide on one question, several, or the last one of a chat. Nothing is retrieved."""
+    request = parse_request(DecideRequest, body)
+    rag = gate_service.prepare(body, trace)
+    questions = await asyncio.to_thread(_read_questions, rag, request)
+    records = [
+        decision_record(await _decide_question(gate_service, forwarder, rag, question, headers, trace))
+        for question in questions
+    ]
+    decisions = {"decisions": records} if request.questions is not None else records[0]
+    degraded = sorted(set(trace.degraded))
+    return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decisions)
 
 
-class QuestionDecider:
-    """Asks the upstream for drafts where the gate reads them."""
+def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
+    if sum(field is not None for field in (request.question, request.questions, request.messages)) != 1:
+        raise ApiError(400, "give exactly one of 'question', 'questions' and 'messages'.", "invalid_question")
+    if request.messages is not None:
+        question = extract_question(rag.model, request.messages)
+        if isinstance(question, UngatedRequest):
+            raise ApiError(400, f"there is no question to decide on: {question.reason}.", "not_a_question")
+        return [question]
+    return [Question(text) for text in request.questions or [str(request.question)]]
 
-    def __init__(self, keeper: GateService, forwarding: UpstreamForwarder | None, rag: AdaptiveRAG, headers: Headers):
-        self.keeper = keeper
-        self.forwarding = forwarding
-        self.rag = rag
-        self.headers = headers
 
-    async def decide(self, question: Question, trace: RequestTrace) -> Decision:
-        ruled = self.keeper.foresee(self.rag, question)
-        if ruled is not None:
-            return ruled
-        draft = None
-        if self.forwarding is not None and not self.keeper.want_of(self.rag).is_empty:
-            draft = await self._draft(self.forwarding, question, trace)
-        return await self.keeper.decide(self.rag, question, draft, trace)
-
-    async def _draft(self, forwarding: UpstreamForwarder, question: Question, trace: RequestTrace) -> Completion | None:
-        """As much of an answer as the gate reads; None where the upstream refuses."""
-        model = forwarding.options.upstream_model or await forwarding.upstream.default_model(self.headers)
+async def _decide_question(
+    gate_service: GateService,
+    forwarder: UpstreamForwarder | None,
+    rag: AdaptiveRAG,
+    question: Question,
+    headers: Headers,
+    trace: RequestTrace,
+) -> Decision:
+    """Decide on a question; if the gate reads drafts, ask the upstream for as many tokens as it needs."""
+    decision = gate_service.apply_rules(rag, question)
+    if decision is not None:
+        return decision
+    draft: Completion | None = None
+    if forwarder is not None and not gate_service.get_signal_request(rag).is_empty:
+        model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
         messages = [{"role": "user", "content": question.text}]
-        wanted = {"model": model, "messages": messages, "max_tokens": self.rag.bound_gate.request.draft_tokens}
-        content = json.dumps(build_draft_request(wanted, self.rag.bound_gate)).encode()
-        with trace.timed("draft"):
-            reply = await forwarding.upstream.send("POST", CHAT_PATH, content, self.headers)
-            return (await read_draft(reply)).completion if reply.status == 200 else None
+        body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
+        content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
+        with trace.measure("draft"):
+            response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
+            draft = (await read_draft(response)).completion if response.status == 200 else None
+    return await gate_service.decide(rag, question, draft, trace)
 
 
-def _questions(rag: AdaptiveRAG, body: Mapping[str, Any]) -> list[Question]:
-    given = [name for name in ("question", "questions", "messages") if name in body]
-    if len(given) != 1:
-        raise ApiError(400, "give one of 'question', 'questions' and 'messages'.", "invalid_question")
-    if given == ["messages"]:
-        asked = extract_question(rag.model, read_messages(body))
-        if isinstance(asked, UngatedRequest):
-            raise ApiError(400, f"there is nothing to decide: {asked.why}.", "not_a_question")
-        return [asked]
-    listed = body["questions"] if given == ["questions"] else [body["question"]]
-    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_QUESTIONS:
-        raise ApiError(400, f"'questions' must be a list of 1 to {MAX_QUESTIONS} texts.", "invalid_question")
-    if not all(isinstance(text, str) and text.strip() for text in listed):
-        raise ApiError(400, "a question must be a text that says something.", "invalid_question")
-    return [Question(text) for text in listed]
+async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
+    """Answer a request to /completions or /responses with the upstream, with passages if it needs them.
 
-
-async def answer_prompt(forwarding: UpstreamForwarder, exchange: ForwardedRequest, path: str) -> Response:
-    """path: of the upstream's address, /completions or /responses."""
-    keeper, trace, form = forwarding.keeper, exchange.trace, REQUEST_FORMATS[path]
-    rag = keeper.choose(keeper.assign(read_request_options(exchange.body), exchange.body, trace))
-    asked = form.question(rag.model, exchange.body)
-    if isinstance(asked, UngatedRequest):
-        trace.ungated = asked.why
-        return await forwarding.hand_on(exchange, path)
-    await forwarding.name_model(exchange)
-    trace.question, trace.way = asked.text, "question"
-    trace.decision = await QuestionDecider(keeper, forwarding, rag, exchange.headers).decide(asked, trace)
+    A gate that reads drafts gets a short one of its own: the responses of these endpoints are not usable as drafts.
+    """
+    gate_service, trace, request_format = forwarder.gate_service, request.trace, REQUEST_FORMATS[path]
+    rag = gate_service.prepare(request.body, trace)
+    question = request_format.extract_question(rag.model, request.body)
+    if isinstance(question, UngatedRequest):
+        trace.ungated_reason = question.reason
+        return await forwarder.pass_through(request, path)
+    await forwarder.set_model(request)
+    trace.question, trace.way = question.text, "question"
+    trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
-        trace.passages = await BackgroundSearch(keeper, rag, asked).result(trace)
+        trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
-            exchange.sent = form.with_passages(exchange.request, trace.passages, forwarding.options.place)
-    return await forwarding.answer(exchange, path)
+            placement = forwarder.options.place
+            request.changed_body = request_format.insert_passages(request.upstream_body, trace.passages, placement)
+    return await forwarder.forward(request, path)

@@ -1,6 +1,7 @@
-"""Questions that come at about the same time are read and answered together, in one pass of the model.
+"""Answers chats with a model in this process: one pass decides and begins the answer.
 
-A batch takes what waits when the model is free. The first of a quiet time waits a moment for company, and no longer.
+The model answers plain questions with knowgate's own prompts. Requests for anything that would change the answer (tools,
+several choices, JSON mode) are rejected; other unknown fields are ignored and listed in the response.
 """
 
 from __future__ import annotations
@@ -18,298 +19,303 @@ from starlette.responses import Response
 from knowgate.errors import BadInput
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
-from knowgate.server.chat.request_formats import UngatedRequest, extract_question, read_messages
+from knowgate.server.chat.request_formats import UngatedRequest, extract_question
 from knowgate.server.chat.request_options import RequestOptions, is_knowgate_model, read_request_options
-from knowgate.server.json_api import ApiError, json_response, read_bool
+from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
+from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, PassagesEvent, Question, StreamEvent, TextEvent
 
-BATCH_WAIT_SECONDS = 0.003  # seconds for company
-MAX_BATCH_SIZE = 16  # questions of a batch; bounds how long one of them can hold up the others
+log = logging.getLogger(__name__)
+
+SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
+HARMLESS_FIELDS = {"user", "metadata", "store"}  # they never change an answer
+UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
+MAX_CACHED_PIPELINES = 64
+BATCH_WAIT_SECONDS = 0.003
+MAX_BATCH_SIZE = 16  # bounds how long one question can delay the others
 
 
 class BatchError(Exception):
-    """The batch failed; each of its questions is answered alone, where failures have a name."""
+    """A batch failed. Its questions have to be answered one by one to find out which of them fail, and why."""
 
 
 @dataclass
 class PendingQuestion:
+    """A question that waits for a batch, and the future of its answer."""
+
     question: Question
     answer: asyncio.Future[Answer]
 
 
 @dataclass
 class QuestionBatcher:
-    """Questions of one kind (the same pipeline, by `key`) go together. most: 1 switches batches off."""
+    """Answers questions that arrive at about the same time in one batch.
 
-    most: int = MAX_BATCH_SIZE
-    wait: float = BATCH_WAIT_SECONDS
-    queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
-    running: set[asyncio.Task[None]] = field(default_factory=set)
+    Only questions with the same key, which stands for the same pipeline, share a batch. While a batch runs, the next
+    one collects questions; after an idle time, the first question waits `wait_seconds` for others.
+    """
+
+    max_batch_size: int = MAX_BATCH_SIZE
+    wait_seconds: float = BATCH_WAIT_SECONDS
+    _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> Answer:
-        mine = PendingQuestion(question, asyncio.get_running_loop().create_future())
-        if key in self.queues:
-            self.queues[key].append(mine)
+        """Answer a question together with others of the same key.
+
+        Raises:
+            BatchError: The batch failed.
+        """
+        pending = PendingQuestion(question, asyncio.get_running_loop().create_future())
+        if key in self._queues:
+            self._queues[key].append(pending)
         else:
-            self.queues[key] = [mine]
-            task = asyncio.ensure_future(self._serve(key, rag))
-            self.running.add(task)
-            task.add_done_callback(self.running.discard)
-        return await mine.answer
+            self._queues[key] = [pending]
+            task = asyncio.ensure_future(self._run_batches(key, rag))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return await pending.answer
 
-    async def _serve(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Batch after batch until nobody waits."""
+    async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
         try:
-            await asyncio.sleep(self.wait)
-            while queue := self.queues[key]:
-                taken = [one for one in queue[: self.most] if not one.answer.done()]  # done: its client hung up
-                del queue[: self.most]
-                if taken:
-                    await self._run(rag, taken)
+            await asyncio.sleep(self.wait_seconds)
+            while queue := self._queues[key]:
+                # The future of a client that disconnected is already cancelled.
+                batch = [pending for pending in queue[: self.max_batch_size] if not pending.answer.done()]
+                del queue[: self.max_batch_size]
+                if batch:
+                    await self._run_batch(rag, batch)
         finally:
-            del self.queues[key]
+            del self._queues[key]
 
-    async def _run(self, rag: AdaptiveRAG, taken: list[PendingQuestion]) -> None:
+    async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
         try:
-            answers = await rag.aanswer_many([one.question for one in taken])
+            answers = await rag.aanswer_many([pending.question for pending in batch])
         except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
-            for one in taken:
-                if not one.answer.done():
-                    one.answer.set_exception(BatchError(str(error)))
+            for pending in batch:
+                if not pending.answer.done():
+                    pending.answer.set_exception(BatchError(str(error)))
             return
-        for one, answer in zip(taken, answers, strict=True):
-            if not one.answer.done():
-                one.answer.set_result(answer)
-
-
-SUPPORTED_FIELDS = {
-    "model",
-    "messages",
-    "stream",
-    "stream_options",
-    "knowgate",
-    "max_tokens",
-    "max_completion_tokens",
-    "n",
-}
-IGNORED_FIELDS = {"user", "metadata", "store"}  # they change nothing about an answer
-UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
-MAX_CACHED_PIPELINES = 64  # pipelines kept for requests with wishes of their own
-log = logging.getLogger(__name__)
+        for pending, answer in zip(batch, answers, strict=True):
+            if not pending.answer.done():
+                pending.answer.set_result(answer)
 
 
 @dataclass
 class AnswerProgress:
-    """An answer while it is made. stage: what is at work, so that a failure has a name."""
+    """An answer while it is generated.
+
+    Attributes:
+        trace: What happens to the request.
+        stage: The component at work ("gate", "retrieve" or "answer"), which is blamed for a failure.
+        has_text: Whether text has already been produced.
+        answer: The finished answer.
+        deadline: Time of the event loop's clock at which the request must have ended.
+    """
 
     trace: RequestTrace
     stage: str = "gate"
-    spoke: bool = False
+    has_text: bool = False
     answer: Answer | None = None
-    until: float = 0.0
-    begun: int = field(default_factory=lambda: int(time.time()))
+    deadline: float = 0.0
+    created: int = field(default_factory=lambda: int(time.time()))
 
-    def take(self, happened: StreamEvent) -> str:
-        """The text an event brings."""
-        match happened:
+    def handle(self, event: StreamEvent) -> str:
+        """Record an event of the pipeline and return the text that it adds to the answer."""
+        match event:
             case DecisionEvent(decision):
-                self.trace.decision = self._first(decision)
+                self.trace.decision = self._keep_fallback(decision)
                 self.stage = "retrieve" if decision.retrieve else "answer"
             case PassagesEvent(passages):
                 self.trace.passages, self.stage = passages, "answer"
             case TextEvent(text):
-                self.spoke = True
+                self.has_text = True
                 return text
             case AnswerEvent(answer):
                 self.finish(answer)
         return ""
 
-    def _first(self, decision: Decision) -> Decision:
-        """Where something failed, what was decided because of that, not by what took its place."""
-        return self.trace.decision or decision if self.trace.degraded else decision
-
     def finish(self, answer: Answer) -> None:
+        """Record the finished answer."""
         self.answer = answer
-        self.trace.decision, self.trace.passages = self._first(answer.decision), answer.passages
+        self.trace.decision, self.trace.passages = self._keep_fallback(answer.decision), answer.passages
         self.trace.draft = answer.draft
         self.trace.choice = answer.choice
         for stage, seconds in answer.seconds.items():
             if stage != "total":
                 self.trace.add_time(stage, seconds)
 
+    def _keep_fallback(self, decision: Decision) -> Decision:
+        """Return the earlier fallback decision if a component failed; the gate that replaced it decides nothing."""
+        return self.trace.decision or decision if self.trace.degraded else decision
+
 
 class LocalChat:
-    """Chats go this way when the model runs here."""
+    """Answers chat requests with the model in this process."""
 
-    def __init__(self, keeper: GateService, options: ServeOptions):
-        self.keeper = keeper
+    def __init__(self, gate_service: GateService, options: ServeOptions):
+        self.gate_service = gate_service
         self.options = options
-        self.batcher = QuestionBatcher(most=options.batch)
-        self._chosen: dict[tuple[RequestOptions, int], AdaptiveRAG] = {}
+        self._batcher = QuestionBatcher(max_batch_size=options.batch)
+        self._pipelines: dict[tuple[RequestOptions, int], AdaptiveRAG] = {}
 
-    async def chat(self, body: dict[str, Any], trace: RequestTrace, until: float) -> Response:
-        messages, rag = read_messages(body), self.keeper.rag
-        policy = self.keeper.assign(read_request_options(body), body, trace)
-        self._check(body)
-        trace.way, trace.model = "in-process", rag.model.name
-        trace.ignored = tuple(sorted(key for key in body if key not in SUPPORTED_FIELDS | IGNORED_FIELDS))[:20]
-        workers = rag.model.workers
-        asked = await asyncio.get_running_loop().run_in_executor(workers, extract_question, rag.model, messages)
-        if isinstance(asked, UngatedRequest):
-            raise ApiError(400, f"a model in this process answers questions: {asked.why}.", "not_a_question")
-        trace.question = asked.text
-        key = (policy, self._tokens(body))
-        chosen = self._choose(*key)
-        if self.keeper.is_stale(chosen):
-            self.keeper.give_up_calibration(chosen, trace)
-            key = (replace(policy, retrieve="always", threshold=None, arm="", shadow=""), key[1])
-            chosen = self._choose(*key)
-        speaking = AnswerProgress(trace, until=until)
+    async def chat(self, body: dict[str, Any], trace: RequestTrace, deadline: float) -> Response:
+        """Answer a chat request."""
+        request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
+        options = self.gate_service.assign_arm(read_request_options(body), body, trace)
+        self._check_supported(body)
+        trace.way, trace.model_name = "in-process", model.name
+        trace.ignored_fields = tuple(sorted(set(body) - SUPPORTED_FIELDS - HARMLESS_FIELDS))[:20]
+        loop = asyncio.get_running_loop()
+        question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
+        if isinstance(question, UngatedRequest):
+            message = f"a model in this process answers plain questions only: {question.reason}."
+            raise ApiError(400, message, "not_a_question")
+        trace.question = question.text
+        max_tokens = request.max_completion_tokens or request.max_tokens
+        key = (options, min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens)
+        rag = self._get_pipeline(*key)
+        if self.gate_service.is_stale(rag):
+            self.gate_service.bypass_stale_gate(rag, trace)
+            key = (replace(options, retrieve="always", threshold=None, arm="", shadow=""), key[1])
+            rag = self._get_pipeline(*key)
+        progress = AnswerProgress(trace, deadline=deadline)
         if body.get("stream"):
-            return await self._streamed(self._spoken(chosen, asked, speaking), speaking, chosen)
+            return await self._respond_streaming(self._generate(rag, question, progress), progress, rag)
         if self.options.batch > 1:
-            return await self._plain(self._together(key, chosen, asked, speaking), speaking, chosen)
-        return await self._plain(self._spoken(chosen, asked, speaking), speaking, chosen)
+            return await self._respond(self._generate_batched(key, rag, question, progress), progress, rag)
+        return await self._respond(self._generate(rag, question, progress), progress, rag)
 
-    def _choose(self, policy: RequestOptions, tokens: int) -> AdaptiveRAG:
-        """The same pipeline for the same wishes, so that they can go together."""
-        if len(self._chosen) > MAX_CACHED_PIPELINES:
-            self._chosen.clear()
-        if (policy, tokens) not in self._chosen:
-            self._chosen[policy, tokens] = self.keeper.choose(policy).replace(max_tokens=tokens)
-        return self._chosen[policy, tokens]
+    def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
+        """Return the same pipeline for the same options, so that requests can be batched."""
+        if len(self._pipelines) > MAX_CACHED_PIPELINES:
+            self._pipelines.clear()
+        if (options, max_tokens) not in self._pipelines:
+            rag = self.gate_service.select_pipeline(options)
+            self._pipelines[options, max_tokens] = rag.replace(max_tokens=max_tokens)
+        return self._pipelines[options, max_tokens]
 
-    # --- what can be asked ------------------------------------------------------------------------
+    def _check_supported(self, body: Mapping[str, Any]) -> None:
+        model, name = body.get("model"), self.gate_service.rag.model.name
+        if not is_knowgate_model(model) and model != name:
+            raise ApiError(404, f"unknown model '{str(model)[:80]}'. Known: knowgate, {name}.", "model_not_found")
+        unsupported = [key for key in UNSUPPORTED_FIELDS if body.get(key)]
+        unsupported += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
+        unsupported += ["n"] if body.get("n") not in (None, 1) else []
+        if unsupported:
+            message = f"a model in this process does not support '{unsupported[0]}'. Use a server with an upstream."
+            raise ApiError(400, message, "unsupported")
 
-    def _check(self, body: Mapping[str, Any]) -> None:
-        read_bool(body, "stream")
-        name = body.get("model")
-        if not is_knowgate_model(name) and name != self.keeper.rag.model.name:
-            raise ApiError(
-                404,
-                f"no model '{str(name)[:80]}' here. Known: knowgate, {self.keeper.rag.model.name}.",
-                "model_not_found",
-            )
-        wanted = [key for key in UNSUPPORTED_FIELDS if body.get(key)]
-        wanted += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
-        wanted += ["n"] if body.get("n") not in (None, 1) else []
-        if wanted:
-            raise ApiError(400, f"a model in this process cannot do '{wanted[0]}': use --upstream.", "unsupported")
+    # --- generating -------------------------------------------------------------------------------
 
-    def _tokens(self, body: Mapping[str, Any]) -> int:
-        asked = body.get("max_completion_tokens", body.get("max_tokens"))
-        if asked is None:
-            return self.keeper.rag.max_tokens
-        if not isinstance(asked, int) or isinstance(asked, bool) or asked < 1:
-            raise ApiError(400, "'max_tokens' must be a whole number of at least 1.", "invalid_type")
-        return min(asked, self.options.most_tokens)
-
-    # --- the answer -------------------------------------------------------------------------------
-
-    async def _spoken(
-        self, rag: AdaptiveRAG, question: Question, speaking: AnswerProgress
+    async def _generate(
+        self, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Pieces of the answer. A gate that fails is as good as one that says retrieve; so on, down to no documents."""
+        """Yield the answer piece by piece. If a component fails, continue with a pipeline that does not need it."""
         while True:
             try:
-                async with aclosing(rag.aanswer_stream(question)) as happening:
-                    async for happened in happening:
-                        if text := speaking.take(happened):
+                async with aclosing(rag.aanswer_stream(question)) as events:
+                    async for event in events:
+                        if text := progress.handle(event):
                             yield text
                 return
             except BadInput as error:
                 raise ApiError(400, str(error)) from None
-            except Exception as error:  # noqa: BLE001 - whatever fails, the question is answered if it can be
-                rag = self._next_best(rag, speaking, error)
+            except Exception as error:  # noqa: BLE001 - whatever fails, the question is answered if possible
+                rag = self._choose_fallback(rag, progress, error)
 
-    async def _together(
-        self, key: tuple[RequestOptions, int], rag: AdaptiveRAG, question: Question, speaking: AnswerProgress
+    async def _generate_batched(
+        self, key: Hashable, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """The whole answer, made beside those of others; alone, where that fails."""
-        if not self.keeper.is_stale(rag):
+        """Yield the answer in one piece, generated in a batch; if the batch fails, generate it alone."""
+        if not self.gate_service.is_stale(rag):
             try:
-                answer = await self.batcher.answer(key, rag, question)
+                answer = await self._batcher.answer(key, rag, question)
             except BatchError:
                 pass
             else:
-                speaking.finish(answer)
+                progress.finish(answer)
                 yield answer.text
                 return
-        async with aclosing(self._spoken(rag, question, speaking)) as pieces:
+        async with aclosing(self._generate(rag, question, progress)) as pieces:
             async for piece in pieces:
                 yield piece
 
-    def _next_best(self, rag: AdaptiveRAG, speaking: AnswerProgress, error: Exception) -> AdaptiveRAG:
-        """The pipeline to try after this failure."""
-        why = describe_error(error, self.options.deadline)
-        failed, speaking.stage = speaking.stage, "gate"
-        if not speaking.spoke and failed == "gate" and rag.gate.name not in ("always", "never"):
-            self.keeper.give_up_gate(rag, speaking.trace, why)
+    def _choose_fallback(self, rag: AdaptiveRAG, progress: AnswerProgress, error: Exception) -> AdaptiveRAG:
+        """Return the pipeline to try next: without the gate that failed, then without the retriever.
+
+        Raises:
+            ApiError: 500 if the model itself failed, or if text has already been sent.
+        """
+        reason = describe_error(error, self.options.deadline)
+        failed_stage, progress.stage = progress.stage, "gate"
+        if not progress.has_text and failed_stage == "gate" and rag.gate.name not in ("always", "never"):
+            self.gate_service.bypass_failed_gate(rag, progress.trace, reason)
             if rag.retriever is not None:
-                return rag.replace(gate=self.keeper.always, threshold=None)
-        if not speaking.spoke and failed == "retrieve":
-            self.keeper.give_up_retriever(speaking.trace, why)
-        if speaking.spoke or failed == "answer" or rag.gate.name == "never":
-            log.error("The model failed: %s", why)
-            raise ApiError(500, "the model failed.", "model_failed", speaking.trace.headers) from error
-        return rag.replace(gate=self.keeper.never, threshold=None, arbiter=None)
+                return rag.replace(gate=self.gate_service.always_gate, threshold=None)
+        if not progress.has_text and failed_stage == "retrieve":
+            self.gate_service.bypass_retriever(progress.trace, reason)
+        if progress.has_text or failed_stage == "answer" or rag.gate.name == "never":
+            log.error("The model failed: %s", reason)
+            raise ApiError(500, "the model failed.", "model_failed", progress.trace.headers) from error
+        return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None)
 
-    async def _plain(self, pieces: AsyncGenerator[str, None], speaking: AnswerProgress, rag: AdaptiveRAG) -> Response:
-        async with asyncio.timeout_at(speaking.until), aclosing(pieces):
+    # --- responses --------------------------------------------------------------------------------
+
+    async def _respond(self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG) -> Response:
+        async with asyncio.timeout_at(progress.deadline), aclosing(pieces):
             text = "".join([piece async for piece in pieces])
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text},
-            "finish_reason": _finish(speaking, rag),
-        }
-        record = {**_head(speaking, rag, "chat.completion"), "choices": [choice], "usage": _usage(speaking, rag)}
-        return json_response({**record, "knowgate": speaking.trace.record}, headers=speaking.trace.headers)
+        message = {"role": "assistant", "content": text}
+        choice = {"index": 0, "message": message, "finish_reason": _get_finish_reason(progress, rag)}
+        token_count = progress.answer.n_tokens if progress.answer is not None else 0
+        usage = {"prompt_tokens": 0, "completion_tokens": token_count, "total_tokens": token_count}
+        completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage}
+        return json_response({**completion, "knowgate": progress.trace.to_json()}, headers=progress.trace.headers)
 
-    async def _streamed(
-        self, pieces: AsyncGenerator[str, None], speaking: AnswerProgress, rag: AdaptiveRAG
+    async def _respond_streaming(
+        self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
     ) -> Response:
-        """Begins with the first text, so that the headers know the decision."""
+        """Start the response with the first text, so that its headers contain the decision."""
         try:
-            async with asyncio.timeout_at(speaking.until):
+            async with asyncio.timeout_at(progress.deadline):
                 first = await anext(pieces, "")
         except BaseException:
             await pieces.aclose()
             raise
-        return EventStreamResponse(_chunks(first, pieces, speaking, rag), speaking.trace.headers, speaking.until)
+        events = _format_chunks(first, pieces, progress, rag)
+        return EventStreamResponse(events, progress.trace.headers, progress.deadline)
 
 
-async def _chunks(
-    first: str, pieces: AsyncGenerator[str, None], speaking: AnswerProgress, rag: AdaptiveRAG
+async def _format_chunks(
+    first: str, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
 ) -> AsyncGenerator[bytes, None]:
-    head = _head(speaking, rag, "chat.completion.chunk")
+    """Yield an answer as the chunks of a chat completion."""
+    head = _build_head(progress, rag, "chat.completion.chunk")
 
-    def chunk(delta: dict[str, str], finish: str | None = None) -> dict[str, Any]:
-        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]}
+    def build_chunk(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+        return {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]}
 
     try:
-        yield format_event({**chunk({"role": "assistant", "content": first}), "knowgate": speaking.trace.record})
+        first_chunk = build_chunk({"role": "assistant", "content": first})
+        yield format_event({**first_chunk, "knowgate": progress.trace.to_json()})
         async for piece in pieces:
-            yield format_event(chunk({"content": piece}))
-        yield format_event({**chunk({}, _finish(speaking, rag)), "knowgate": speaking.trace.record})
+            yield format_event(build_chunk({"content": piece}))
+        last_chunk = build_chunk({}, _get_finish_reason(progress, rag))
+        yield format_event({**last_chunk, "knowgate": progress.trace.to_json()})
         yield DONE_EVENT
-    except ApiError as problem:
-        yield format_event(problem.record)
+    except ApiError as error:
+        yield format_event(error.to_json())
     finally:
         await pieces.aclose()
 
 
-def _head(speaking: AnswerProgress, rag: AdaptiveRAG, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{speaking.trace.id}", "object": kind, "created": speaking.begun, "model": rag.model.name}
+def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, object_type: str) -> dict[str, Any]:
+    id = f"chatcmpl-{progress.trace.id}"
+    return {"id": id, "object": object_type, "created": progress.created, "model": rag.model.name}
 
 
-def _finish(speaking: AnswerProgress, rag: AdaptiveRAG) -> str:
-    return "length" if speaking.answer is not None and speaking.answer.n_tokens >= rag.max_tokens else "stop"
-
-
-def _usage(speaking: AnswerProgress, rag: AdaptiveRAG) -> dict[str, int]:
-    """Tokens of the answer; those of the prompt are not counted."""
-    made = speaking.answer.n_tokens if speaking.answer is not None else 0
-    return {"prompt_tokens": 0, "completion_tokens": made, "total_tokens": made}
+def _get_finish_reason(progress: AnswerProgress, rag: AdaptiveRAG) -> str:
+    return "length" if progress.answer is not None and progress.answer.n_tokens >= rag.max_tokens else "stop"

@@ -1,6 +1,6 @@
-"""What is asked: the stand-alone question of a chat, or why there is none that a gate could decide on.
+"""Request formats: where the question is in a chat, a completion or a response request, and where passages go.
 
-Knows the form of chat messages. Never changes them.
+Requests that do not contain a plain question are forwarded unchanged, with a reason (`UngatedRequest`).
 """
 
 from __future__ import annotations
@@ -13,163 +13,156 @@ from typing import Any
 from knowgate.errors import BadInput
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.pipeline.conversation import question_from_messages
-from knowgate.server.json_api import ApiError
 from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
-MAX_QUESTION_CHARS = 20_000  # characters; what is longer is a text to work on, not a question
+MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
+MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
+PASSAGE_TAGS = re.compile(r"<(?=/?\s*(passages?|documents?)\b)", re.IGNORECASE)
+TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}  # types of the Responses API -> of chats
 
 
 @dataclass(frozen=True)
 class UngatedRequest:
-    """Nothing can be decided here; the request goes on as it is."""
+    """A request that no gate can decide on, and why."""
 
-    why: str
+    reason: str
 
 
-def read_messages(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The messages, found to be objects with a role."""
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise ApiError(400, "'messages' must be a list of at least one message.", "invalid_messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ApiError(400, "each message must be an object with a 'role'.", "invalid_messages")
-    return messages
+# --- chats ----------------------------------------------------------------------------------------
 
 
 def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Question | UngatedRequest:
-    """model: whoever rewrites a follow-up so that it stands alone."""
+    """Return the last user message of a chat as a question that can be understood without the chat.
+
+    Args:
+        model: The LLM that rewrites follow-up questions.
+        messages: The messages of the chat, each with a role.
+    """
     last = messages[-1]
     if last["role"] != "user":
-        return UngatedRequest(f"the last message is not the user's but of the role '{last['role'][:40]}'")
+        return UngatedRequest(f"the last message is not the user's but has the role '{last['role'][:40]}'")
     text = extract_text(last.get("content"))
     if text is None:
-        return UngatedRequest("the user's message holds more than text")
+        return UngatedRequest("the user's message contains more than text")
     if not text.strip():
         return UngatedRequest("the user's message is empty")
     if len(text) > MAX_QUESTION_CHARS:
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
+    earlier = [(message["role"], extract_text(message.get("content"))) for message in messages[:-1]]
+    conversation = [{"role": role, "content": turn} for role, turn in earlier if role in ("user", "assistant") and turn]
     try:
-        return question_from_messages(model, [*_talk(messages[:-1]), {"role": "user", "content": text}])
+        return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
     except BadInput as error:
         return UngatedRequest(str(error).rstrip("."))
 
 
-def _talk(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was said by the two sides, as far as it is text."""
-    said = [(message["role"], extract_text(message.get("content"))) for message in messages]
-    return [{"role": role, "content": text} for role, text in said if role in ("user", "assistant") and text]
-
-
 def extract_text(content: object) -> str | None:
-    """A content that is text, whole or in parts; None for anything else."""
+    """Return the text of a message content, or None if it contains anything else, such as an image."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         return None
-    parts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
-    texts = [part for part in parts if isinstance(part, str)]
-    return "\n".join(texts) if len(texts) == len(content) else None
+    texts = [part.get("text") for part in content if isinstance(part, dict) and part.get("type") == "text"]
+    strings = [text for text in texts if isinstance(text, str)]
+    return "\n".join(strings) if len(strings) == len(content) else None
 
 
-PASSAGE_TAGS = re.compile(r"<(?=/?\s*(passages?|documents?)\b)", re.IGNORECASE)
+def insert_passages(
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+) -> dict[str, Any]:
+    """Return a copy of a chat request with passages.
 
-
-def insert_passages(body: Mapping[str, Any], passages: Sequence[Passage], place: PassagePlacement) -> dict[str, Any]:
-    """The request with passages; the one that was given stays as it is."""
-    if place == "documents":
-        listed = [{"id": one.id, "title": one.title, "text": one.text} for one in passages]
-        return {**body, "documents": listed}
+    Args:
+        body: The request.
+        passages: The passages to insert.
+        placement: "user" (before the last message), "system" (into the system prompt) or "documents" (as a field).
+    """
+    if placement == "documents":
+        documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
+        return {**body, "documents": documents}
     messages = list(body["messages"])
     block = format_passages(passages, detect_language(str(messages[-1].get("content"))))
-    if place == "user":
+    if placement == "user":
         last = messages[-1]
-        messages[-1] = {**last, "content": prepend_text(block, last["content"])}
+        messages[-1] = {**last, "content": _prepend_text(block, last["content"])}
     elif messages[0]["role"] in ("system", "developer"):
-        messages[0] = {**messages[0], "content": append_text(messages[0].get("content"), block)}
+        messages[0] = {**messages[0], "content": _append_text(messages[0].get("content"), block)}
     else:
         messages.insert(0, {"role": "system", "content": block})
     return {**body, "messages": messages}
 
 
-def format_passages(passages: Sequence[Passage], lang: str) -> str:
-    listed = "\n".join(_written(number, passage) for number, passage in enumerate(passages, 1))
-    return load_packaged_templates("serve").fill("context", lang, passages=listed)
+def format_passages(passages: Sequence[Passage], language: str) -> str:
+    """Format passages as a block with delimiters and numbers to cite."""
+    formatted = "\n".join(_format_passage(number, passage) for number, passage in enumerate(passages, 1))
+    return load_packaged_templates("serve").fill("context", language, passages=formatted)
 
 
-def _written(number: int, passage: Passage) -> str:
-    """What looks like one of our marks in a passage is written with a space inside, so that it ends nothing."""
+def _format_passage(number: int, passage: Passage) -> str:
+    """Format one passage; tags inside its text that look like delimiters are broken up, so that they close nothing."""
     title, text = (PASSAGE_TAGS.sub("< ", part) for part in (passage.title, passage.text.strip()))
-    head = f"{title}\n" if title and not text.startswith(title) else ""
-    return f'<passage id="{number}">\n{head}{text}\n</passage>'
+    heading = f"{title}\n" if title and not text.startswith(title) else ""
+    return f'<passage id="{number}">\n{heading}{text}\n</passage>'
 
 
-def prepend_text(block: str, content: Any, kind: str = "text") -> Any:
-    """kind: what a part of text is called."""
+def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:
+    """Put a text before a message content, which is a string or a list of parts."""
     if isinstance(content, list):
-        return [{"type": kind, "text": block}, *content]
-    return f"{block}\n\n{content}"
+        return [{"type": part_type, "text": text}, *content]
+    return f"{text}\n\n{content}"
 
 
-def append_text(content: Any, block: str) -> Any:
+def _append_text(content: Any, text: str) -> Any:
+    """Put a text after a message content, which is a string, a list of parts, or empty."""
     if isinstance(content, list):
-        return [*content, {"type": "text", "text": block}]
-    return f"{content}\n\n{block}" if content else block
-
-
-MAX_PROMPT_CHARS = 500  # characters of a prompt that is a question; what is longer is a text to go on with
-TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}  # what the Responses API calls text
-
-
-@dataclass(frozen=True)
-class RequestFormat:
-    """How a request is read and written."""
-
-    question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
-    with_passages: Callable[[Mapping[str, Any], Sequence[Passage], PassagePlacement], dict[str, Any]]
+        return [*content, {"type": "text", "text": text}]
+    return f"{content}\n\n{text}" if content else text
 
 
 # --- /v1/completions ------------------------------------------------------------------------------
 
 
-def _prompted(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
+def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
-        return UngatedRequest("the prompt is not one text")
+        return UngatedRequest("the prompt is not a single text")
     if body.get("suffix"):
-        return UngatedRequest("the text goes on after the gap")
+        return UngatedRequest("the prompt has a suffix")
     if not prompt.strip() or "\n" in prompt.strip() or len(prompt) > MAX_PROMPT_CHARS:
-        return UngatedRequest("the prompt is no plain question")
+        return UngatedRequest("the prompt is not a plain question")
     return Question(prompt.strip())
 
 
-def _into_prompt(body: Mapping[str, Any], passages: Sequence[Passage], place: PassagePlacement) -> dict[str, Any]:
-    """A prompt is all there is: they go before it wherever they would else."""
+def _insert_into_prompt(
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+) -> dict[str, Any]:
+    """Put passages before the prompt, whatever the placement: a completion request has no other place."""
     prompt = body["prompt"]
-    return {**body, "prompt": prepend_text(format_passages(passages, detect_language(prompt)), prompt)}
+    return {**body, "prompt": _prepend_text(format_passages(passages, detect_language(prompt)), prompt)}
 
 
 # --- /v1/responses --------------------------------------------------------------------------------
 
 
-def _responded(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
+def _extract_input_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
     if body.get("previous_response_id") or body.get("conversation") or body.get("prompt"):
-        return UngatedRequest("what was said before is kept by the upstream")
-    asked = body.get("input")
-    if isinstance(asked, str):
-        return extract_question(model, [{"role": "user", "content": asked}])
-    if not isinstance(asked, list) or not asked or not all(map(_is_message, asked)):
-        return UngatedRequest("the input is more than messages")
-    return extract_question(model, [{"role": one["role"], "content": _content(one.get("content"))} for one in asked])
+        return UngatedRequest("earlier turns are stored at the upstream")
+    items = body.get("input")
+    if isinstance(items, str):
+        return extract_question(model, [{"role": "user", "content": items}])
+    if not isinstance(items, list) or not items or not all(map(_is_message, items)):
+        return UngatedRequest("the input contains more than messages")
+    messages = [{"role": item["role"], "content": _to_chat_content(item.get("content"))} for item in items]
+    return extract_question(model, messages)
 
 
 def _is_message(item: object) -> bool:
     return isinstance(item, dict) and isinstance(item.get("role"), str) and item.get("type", "message") == "message"
 
 
-def _content(content: Any) -> Any:
-    """As a chat has it."""
+def _to_chat_content(content: Any) -> Any:
+    """Rename the part types of the Responses API to those of chats."""
     if not isinstance(content, list):
         return content
     return [
@@ -180,19 +173,32 @@ def _content(content: Any) -> Any:
     ]
 
 
-def _into_input(body: Mapping[str, Any], passages: Sequence[Passage], place: PassagePlacement) -> dict[str, Any]:
-    asked = body["input"]
-    text = asked if isinstance(asked, str) else extract_text(_content(asked[-1].get("content")))
+def _insert_into_input(
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+) -> dict[str, Any]:
+    """Put passages before the last user message, or into the instructions."""
+    items = body["input"]
+    text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
     block = format_passages(passages, detect_language(str(text)))
-    if place != "user":
-        return {**body, "instructions": append_text(body.get("instructions"), block)}
-    if isinstance(asked, str):
-        return {**body, "input": prepend_text(block, asked)}
-    last = asked[-1]
-    return {**body, "input": [*asked[:-1], {**last, "content": prepend_text(block, last["content"], "input_text")}]}
+    if placement != "user":
+        return {**body, "instructions": _append_text(body.get("instructions"), block)}
+    if isinstance(items, str):
+        return {**body, "input": _prepend_text(block, items)}
+    last = items[-1]
+    content = _prepend_text(block, last["content"], "input_text")
+    return {**body, "input": [*items[:-1], {**last, "content": content}]}
+
+
+@dataclass(frozen=True)
+class RequestFormat:
+    """How to find the question of a request and how to insert passages."""
+
+    extract_question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
+    insert_passages: Callable[[Mapping[str, Any], Sequence[Passage], PassagePlacement], dict[str, Any]]
 
 
 REQUEST_FORMATS = {
-    "/completions": RequestFormat(_prompted, _into_prompt),
-    "/responses": RequestFormat(_responded, _into_input),
+    "/chat/completions": RequestFormat(lambda model, body: extract_question(model, body["messages"]), insert_passages),
+    "/completions": RequestFormat(_extract_prompt_question, _insert_into_prompt),
+    "/responses": RequestFormat(_extract_input_question, _insert_into_input),
 }

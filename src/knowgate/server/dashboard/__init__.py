@@ -1,1 +1,1 @@
-"""knowgate.server.dashboard."""
+"""The dashboard: a page that shows what the server does."""

@@ -1,94 +1,89 @@
-"""The page at `/`, its files, and what it shows. The page itself is open; all that it shows asks for a key."""
+"""The dashboard's page, scripts and data. Anyone can load the page; its data needs an API key, if there are keys."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib import metadata, resources
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from knowgate.server.json_api import ApiError, json_response
+from knowgate.server.schemas import DashboardResponse
 from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
 
-MAX_DECISIONS_SHOWN = 30  # decisions
-CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-SCRIPTS = ("main.js", "parts.js", "charts.js", "talk.js", "playground.js", "recent.js")
-ASSET_PACKAGE = "knowgate.server.dashboard"
-DASHBOARD_FILES = {
-    "/": (ASSET_PACKAGE, "index.html"),
-    "/dashboard/page.css": ("knowgate.evaluation.report", "page.css"),  # the look of the reports
-    "/dashboard/dashboard.css": (ASSET_PACKAGE, "dashboard.css"),
-    **{f"/dashboard/{name}": (ASSET_PACKAGE, name) for name in SCRIPTS},
-}
-# Nothing from elsewhere, no script or style in the page, in nobody's frame.
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
-)
+MAX_DECISIONS_SHOWN = 30
 SECURITY_HEADERS = {
-    "content-security-policy": CONTENT_SECURITY_POLICY,
+    # Load nothing from other origins, run no inline scripts, and do not allow framing.
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
 
 
-def build_dashboard_routes(*, has_keys: bool) -> list[Route]:
-    """Page, style and scripts; has_keys: the page asks for one before it asks the server."""
-    return [Route(path, _file(path, has_keys), methods=["GET"]) for path in DASHBOARD_FILES]
+class DashboardAssets(StaticFiles):
+    """Serves the scripts and styles of the dashboard, and the style of the reports, with security headers."""
+
+    def __init__(self) -> None:
+        super().__init__(packages=[("knowgate.server.dashboard", "assets"), ("knowgate.evaluation.report", "assets")])
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(SECURITY_HEADERS)
+        return response
 
 
-def _file(path: str, has_keys: bool) -> Callable[[Request], Awaitable[Response]]:
-    package, name = DASHBOARD_FILES[path]
-    kind = CONTENT_TYPES[name.rpartition(".")[2]]
-
-    async def answer(request: Request) -> Response:
-        content = (resources.files(package) / "assets" / name).read_bytes()
-        if has_keys:
-            content = content.replace(b'data-keys="no"', b'data-keys="yes"')
-        return Response(content, 200, {**SECURITY_HEADERS, "content-type": f"{kind}; charset=utf-8"})
-
-    return answer
-
-
-async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
-    """Decisions of all workers, as far as they are kept; of this one's more is known. What another one was told to
-    forget is forgotten here, too."""
-    own = service.recent.newest(MAX_DECISIONS_SHOWN)
-    if service.log is None:
-        return own
-    try:
-        kept = await service.log.newest(MAX_DECISIONS_SHOWN, since)
-        service.recent.forget(await service.log.missing([row["id"] for row in own]))
-    except ApiError:
-        return own
-    own = service.recent.newest(MAX_DECISIONS_SHOWN)
-    known = {row["id"] for row in own}
-    rows = [*own, *(row for row in kept if row["id"] not in known)]
-    return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:MAX_DECISIONS_SHOWN]
+async def get_dashboard_page(service: Service, request: Request, trace: RequestTrace) -> Response:
+    """GET /: the page, which asks for an API key first if the server uses keys."""
+    page = (resources.files("knowgate.server.dashboard") / "assets" / "index.html").read_text(encoding="utf-8")
+    if service.options.keys is not None:
+        page = page.replace('data-keys="no"', 'data-keys="yes"')
+    return HTMLResponse(page, headers=SECURITY_HEADERS)
 
 
 async def get_dashboard(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """Everything that is shown, but for answers that are still to come."""
-    rag = service.keeper.rag
-    figures = service.figures.with_others(await service.together.others())
-    record = {
+    """GET /v1/dashboard: everything that the page shows."""
+    rag = service.gate_service.rag
+    snapshot = service.snapshot.combine(await service.snapshot_exchange.read_others())
+    data = {
         "version": metadata.version("knowgate"),
         "gate": rag.gate.name,
         "threshold": rag.gate.threshold if rag.threshold is None else rag.threshold,
         "model": rag.model.name,
         "retriever": rag.retriever.name if rag.retriever else None,
-        "stale": service.keeper.stale,
-        "promise": "" if service.keeper.stale else rag.guarantee,
-        "breakers": {one.name: one.state for one in service.breakers},
-        "keeps_texts": service.recent.keeps_texts,
-        "takes_feedback": service.log is not None,
-        "learning": None if service.learner is None else service.learner.record,
-        "figures": figures.record(service.options),
-        "recent": await list_recent_decisions(service, figures.since),
+        "stale": service.gate_service.staleness,
+        "promise": "" if service.gate_service.staleness else rag.guarantee,
+        "breakers": {breaker.name: breaker.state for breaker in service.breakers},
+        "keeps_texts": service.recent.stores_texts,
+        "takes_feedback": service.decision_log is not None,
+        "learning": None if service.learner is None else service.learner.to_json(),
+        "figures": snapshot.to_json(service.options),
+        "recent": await list_recent_decisions(service, snapshot.since),
     }
-    return json_response(record)
+    return json_response(DashboardResponse.model_validate(data))
+
+
+async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
+    """Return the newest decisions of all server processes, newest first.
+
+    More is known about those of this process, in memory. Decisions that another process deleted are dropped here, too.
+    """
+    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    if service.decision_log is None:
+        return own
+    try:
+        stored = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
+        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own]))
+    except ApiError:
+        return own
+    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    own_ids = {row["id"] for row in own}
+    rows = [*own, *(row for row in stored if row["id"] not in own_ids)]
+    return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:MAX_DECISIONS_SHOWN]

@@ -1,1 +1,1 @@
-"""Learning from traffic: audits, what skipping costs, the alarm, two gates side by side, labels for the history."""
+"""Learning from traffic: audits of skipped requests, the loss alarm, A/B tests, and labels for the history."""

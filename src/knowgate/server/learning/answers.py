@@ -1,7 +1,4 @@
-"""The text of a reply, whole or streamed, read as it goes by. Nothing of the reply is changed or held up.
-
-Of chats, of completions, and of the Responses API.
-"""
+"""Answers for audits: the text of responses that are sent, and the answers that were not given."""
 
 from __future__ import annotations
 
@@ -17,178 +14,192 @@ from starlette.responses import Response
 from knowgate.errors import ModelError
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import REQUEST_FORMATS, insert_passages
+from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Passage, Question
 
-FINISH_REASONS = ("stop", "length")  # whoever limits answers limits both of those that are compared
-MAX_STREAM_BYTES = 1 << 20  # bytes of a stream that are listened to; longer answers are not compared
-
-
-@dataclass
-class StreamText:
-    """What was said in a stream so far. is_whole: it came to its end."""
-
-    parts: list[str] = field(default_factory=list)
-    rest: bytes = b""
-    size: int = 0
-    is_whole: bool = False
-
-    def hear(self, piece: bytes) -> None:
-        self.size += len(piece)
-        if self.size > MAX_STREAM_BYTES:
-            return
-        *lines, self.rest = (self.rest + piece).split(b"\n")
-        for line in lines:
-            chunk = parse_event_data(line)
-            choice = _choice(chunk)
-            text = _text(choice.get("delta")) or _plain(choice.get("text")) or _delta(chunk)
-            self.parts += [text] if text else []
-            self.is_whole = self.is_whole or choice.get("finish_reason") in FINISH_REASONS or _closes(chunk)
-
-    @property
-    def text(self) -> str | None:
-        """None where it broke off."""
-        return "".join(self.parts) if self.is_whole else None
-
-
-def capture_answer(response: Response, then: Callable[[str | None], None]) -> None:
-    """Tells what was said when the reply has gone out; None for a reply that broke off."""
-    if isinstance(response, EventStreamResponse):
-        heard, over = StreamText(), response.when_over
-        response.pieces = capture_stream(response.pieces, heard)
-
-        def tell_both() -> None:
-            over()
-            then(heard.text)
-
-        response.when_over = tell_both
-        return
-
-    async def tell() -> None:
-        then(extract_answer(response))
-
-    response.background = BackgroundTask(tell)
-
-
-async def capture_stream(pieces: AsyncGenerator[bytes, None], heard: StreamText) -> AsyncGenerator[bytes, None]:
-    try:
-        async for piece in pieces:
-            heard.hear(piece)
-            yield piece
-    finally:
-        await pieces.aclose()
-
-
-def extract_answer(response: Response) -> str | None:
-    """The answer in a reply of one piece; None where there is none."""
-    if response.status_code != 200:
-        return None
-    try:
-        record = json.loads(bytes(response.body))
-    except ValueError:
-        return None
-    choice = _choice(record)
-    if choice.get("finish_reason") in FINISH_REASONS:
-        return _text(choice.get("message")) or _plain(choice.get("text")) or None
-    return _responded(record) or None
-
-
-def _choice(record: Any) -> Mapping[str, Any]:
-    choices = record.get("choices") if isinstance(record, dict) else None
-    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
-    return first if isinstance(first, dict) else {}
-
-
-def _text(said: Any) -> str:
-    content = said.get("content") if isinstance(said, dict) else None
-    return content if isinstance(content, str) else ""
-
-
-def _plain(text: Any) -> str:
-    return text if isinstance(text, str) else ""
-
-
-# --- the Responses API ------------------------------------------------------------------------------
-
-
-def _delta(chunk: Any) -> str:
-    is_text = isinstance(chunk, dict) and chunk.get("type") == "response.output_text.delta"
-    return _plain(chunk.get("delta")) if is_text else ""
-
-
-def _closes(chunk: Any) -> bool:
-    """A response that only the limit of its tokens stopped counts as whole, as of chats."""
-    return isinstance(chunk, dict) and chunk.get("type") in ("response.completed", "response.incomplete")
-
-
-def _responded(record: Any) -> str:
-    """The text of a response that is one message; '' where a tool was called or it is not there yet."""
-    if not isinstance(record, dict) or record.get("status") not in ("completed", "incomplete"):
-        return ""
-    output = record.get("output")
-    items = [one for one in output if isinstance(one, dict)] if isinstance(output, list) else []
-    said = [one for one in items if one.get("type") != "reasoning"]
-    if len(said) != 1 or said[0].get("type") != "message" or not isinstance(said[0].get("content"), list):
-        return ""
-    parts = [one for one in said[0]["content"] if isinstance(one, dict) and one.get("type") == "output_text"]
-    return "".join(_plain(part.get("text")) for part in parts)
-
-
+FINISH_REASONS = ("stop", "length")  # a token limit shortens both of the compared answers
+MAX_STREAM_BYTES = 1 << 20  # longer answers are not compared
 YES_WORDS, NO_WORDS = ("yes", "是"), ("no", "否", "不")
 DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
 
+# --- the text of a response -----------------------------------------------------------------------
+
+
+@dataclass
+class StreamText:
+    """Collects the text of a streamed answer: of a chat, a completion, or the Responses API."""
+
+    pieces: list[str] = field(default_factory=list)
+    is_complete: bool = False
+    _incomplete_line: bytes = b""
+    _byte_count: int = 0
+
+    def feed(self, data: bytes) -> None:
+        """Process the next bytes of the stream."""
+        self._byte_count += len(data)
+        if self._byte_count > MAX_STREAM_BYTES:
+            return
+        *lines, self._incomplete_line = (self._incomplete_line + data).split(b"\n")
+        for line in lines:
+            chunk = parse_event_data(line) or {}
+            choice = _get_only_choice(chunk)
+            text = _get_content(choice.get("delta")) or _as_text(choice.get("text"))
+            if chunk.get("type") == "response.output_text.delta":
+                text = _as_text(chunk.get("delta"))
+            self.pieces += [text] if text else []
+            is_last = chunk.get("type") in ("response.completed", "response.incomplete")
+            self.is_complete = self.is_complete or is_last or choice.get("finish_reason") in FINISH_REASONS
+
+    @property
+    def text(self) -> str | None:
+        """The answer; None if the stream broke off."""
+        return "".join(self.pieces) if self.is_complete else None
+
+
+def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
+    """Call back with the text of a response when it has been sent; with None if it broke off."""
+    if not isinstance(response, EventStreamResponse):
+        response.background = BackgroundTask(_call_with_answer, response, callback)
+        return
+    stream_text, on_close = StreamText(), response.on_close
+    response.events = _copy_stream(response.events, stream_text)
+
+    def close() -> None:
+        on_close()
+        callback(stream_text.text)
+
+    response.on_close = close
+
+
+async def _call_with_answer(response: Response, callback: Callable[[str | None], None]) -> None:
+    callback(extract_answer(response))
+
+
+async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
+    try:
+        async for event in events:
+            copy.feed(event)
+            yield event
+    finally:
+        await events.aclose()
+
+
+def extract_answer(response: Response) -> str | None:
+    """Return the answer in a response that is not streamed; None if there is none, as with a tool call."""
+    if response.status_code != 200:
+        return None
+    try:
+        body = json.loads(bytes(response.body))
+    except ValueError:
+        return None
+    choice = _get_only_choice(body)
+    if choice.get("finish_reason") in FINISH_REASONS:
+        return _get_content(choice.get("message")) or _as_text(choice.get("text")) or None
+    return _extract_response_text(body) or None
+
+
+def _get_only_choice(body: Any) -> Mapping[str, Any]:
+    choices = body.get("choices") if isinstance(body, dict) else None
+    first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
+    return first if isinstance(first, dict) else {}
+
+
+def _get_content(message: Any) -> str:
+    return _as_text(message.get("content")) if isinstance(message, dict) else ""
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _extract_response_text(body: Any) -> str:
+    """Return the text of a Responses API result that is a single message; "" if a tool was called."""
+    if not isinstance(body, dict) or body.get("status") not in ("completed", "incomplete"):
+        return ""
+    output = body.get("output")
+    items = [item for item in output if isinstance(item, dict)] if isinstance(output, list) else []
+    messages = [item for item in items if item.get("type") != "reasoning"]
+    if len(messages) != 1 or messages[0].get("type") != "message":
+        return ""
+    content = messages[0].get("content")
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    return "".join(_as_text(part.get("text")) for part in parts if part.get("type") == "output_text")
+
+
+# --- the answer that was not given ----------------------------------------------------------------
+
+
 class CounterfactualAnswerer:
-    """forwarding: where an upstream answers; else the model in this process does."""
+    """Generates the answer that was not given: with passages for a skipped request, without for a retrieved one.
 
-    def __init__(self, keeper: GateService, forwarding: UpstreamForwarder | None, seconds: float):
-        self.keeper = keeper
-        self.forwarding = forwarding
-        self.seconds = seconds
+    The same LLM answers with the same settings, after the response has been sent.
 
-    async def answer(self, asked: ClientRequest, question: str, *, given: str, opened: bool) -> str | None:
-        """None where it cannot be had. Where nothing is found the answer `given` from memory is the only one."""
-        async with asyncio.timeout(self.seconds):
-            if self.forwarding is None:
-                return await self._here(question, opened)
-            own = RequestTrace()
-            passages = await self.keeper.search(self.keeper.rag, Question(question), own) if opened else ()
-            if own.degraded:
+    Args:
+        gate_service: Searches; its model answers if there is no upstream.
+        forwarder: The upstream, if there is one.
+        timeout: Longest time for one answer, in seconds.
+    """
+
+    def __init__(self, gate_service: GateService, forwarder: UpstreamForwarder | None, timeout: float):
+        self.gate_service = gate_service
+        self.forwarder = forwarder
+        self.timeout = timeout
+
+    async def answer_with_passages(self, request: ClientRequest, question: str, closed_answer: str) -> str | None:
+        """Answer with passages; if the search finds none, that is the closed-book answer. None if it fails."""
+        async with asyncio.timeout(self.timeout):
+            if self.forwarder is None:
+                return await self._answer_in_process(question, retrieve=True)
+            trace = RequestTrace()
+            passages = await self.gate_service.search(self.gate_service.rag, Question(question), trace)
+            if trace.degraded:
                 return None
-            if opened and not passages:
-                return given
-            return await self._there(self.forwarding, asked, passages)
+            return await self._answer_upstream(self.forwarder, request, passages) if passages else closed_answer
 
-    async def says_same(self, asked: ClientRequest, question: str, closed: str, opened: str) -> bool:
-        """What the upstream's LLM says to that; an error where it says neither yes nor no."""
-        assert self.forwarding is not None
-        lang = detect_language(question)
-        words = load_packaged_templates("compare").fill("same", lang, question=question, first=closed, second=opened)
-        known = {key: asked.body[key] for key in ("model", "user") if key in asked.body}
-        body = {**known, "messages": [{"role": "user", "content": words}], "max_tokens": 8, "temperature": 0}
-        async with asyncio.timeout(self.seconds):
-            said = await self._there(self.forwarding, ClientRequest(body, asked.headers), ())
-        word = (said or "").strip().lower()
-        if not word.startswith((*YES_WORDS, *NO_WORDS)):
-            raise ModelError(f"asked whether two answers say the same, the LLM said '{word[:40]}'.")
-        return word.startswith(YES_WORDS)
+    async def answer_closed_book(self, request: ClientRequest, question: str) -> str | None:
+        """Answer without passages. None if it fails."""
+        async with asyncio.timeout(self.timeout):
+            if self.forwarder is None:
+                return await self._answer_in_process(question, retrieve=False)
+            return await self._answer_upstream(self.forwarder, request, ())
 
-    async def _here(self, question: str, opened: bool) -> str:
-        gate = self.keeper.always if opened else self.keeper.never
-        rag = self.keeper.rag.replace(gate=gate, threshold=None, rules=None, log=None)
+    async def compare(self, request: ClientRequest, question: str, closed_answer: str, open_answer: str) -> bool:
+        """Ask the upstream's LLM whether two answers mean the same.
+
+        Raises:
+            ModelError: The LLM says neither yes nor no.
+        """
+        assert self.forwarder is not None
+        templates = load_packaged_templates("compare")
+        prompt = templates.fill(
+            "same", detect_language(question), question=question, first=closed_answer, second=open_answer
+        )
+        fields = {name: request.body[name] for name in ("model", "user") if name in request.body}
+        body = {**fields, "messages": [{"role": "user", "content": prompt}], "max_tokens": 8, "temperature": 0}
+        async with asyncio.timeout(self.timeout):
+            reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
+        verdict = (reply or "").strip().lower()
+        if not verdict.startswith((*YES_WORDS, *NO_WORDS)):
+            raise ModelError(f"the LLM did not say whether two answers mean the same: '{verdict[:40]}'.")
+        return verdict.startswith(YES_WORDS)
+
+    async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
+        gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
+        rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
 
-    async def _there(
-        self, forwarding: UpstreamForwarder, asked: ClientRequest, passages: Sequence[Passage]
+    async def _answer_upstream(
+        self, forwarder: UpstreamForwarder, request: ClientRequest, passages: Sequence[Passage]
     ) -> str | None:
-        body = {key: value for key, value in asked.body.items() if key not in DROPPED_FIELDS}
-        until = asyncio.get_running_loop().time() + self.seconds
-        exchange = ForwardedRequest(body, b"", asked.headers, RequestTrace(), until, sent=body)
-        await forwarding.name_model(exchange)
+        body = {name: value for name, value in request.body.items() if name not in DROPPED_FIELDS}
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)
+        await forwarder.set_model(forwarded)
         if passages:
-            amend = REQUEST_FORMATS[asked.path].with_passages if asked.path in REQUEST_FORMATS else insert_passages
-            exchange.sent = amend(exchange.request, passages, forwarding.options.place)
-        return extract_answer(await forwarding.answer(exchange, asked.path))
+            insert_passages = REQUEST_FORMATS[request.path].insert_passages
+            forwarded.changed_body = insert_passages(forwarded.upstream_body, passages, forwarder.options.place)
+        return extract_answer(await forwarder.forward(forwarded, request.path))

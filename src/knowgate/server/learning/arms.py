@@ -1,11 +1,8 @@
-"""What is found out about one gate while it works: what skipping costs, whether a promise is broken, strange questions.
+"""A/B tests of gates: which gate decides on a request, whether it is followed, and what skipping costs.
 
-A share of the requests is drawn, whatever was decided on them. A drawn one that was looked up loses nothing. A drawn
-one that was skipped is also answered with passages; it is lost where that is another answer. The mean of both is what
-skipping costs of all answers, against always retrieving: no weights, and each number is between 0 and 1. By any gold
-answer no more is lost, for who says the same is as right.
-
-Distances say how far questions lie from those the gate was fitted on; one in a hundred is far there.
+Each arm of an experiment is a gate with a loss monitor. The same user (the field `user` of a request) always gets the
+same arm; requests without a user are assigned at random. A request that selects a gate itself takes no part in the
+experiment; one that only changes the threshold, filter or loss follows it but is not counted.
 """
 
 from __future__ import annotations
@@ -20,118 +17,144 @@ from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
 
-FAR_DISTANCE = 1.0 + 1e-6
-MAX_FAR_SHARE = 0.05  # share of far questions that is still put up with: one in a hundred is by construction
+FAR_DISTANCE = 1.0 + 1e-6  # 1 % of the training questions are farther away
+MAX_FAR_SHARE = 0.05  # a larger share of far questions is drift
+SHADOW_REASON = "shadow mode always retrieves"
+CANARY_REASON = "this request is not part of the canary share that follows the gate"
 
 
 @dataclass
 class LossMonitor:
-    """promised: the loss that was promised, None for none; then there is no alarm. delta: of all that is said here."""
+    """Monitors one gate: the share of answers that skipping loses, and drift of the questions.
 
-    promised: float | None = None
+    A random sample of requests is audited, whatever was decided. One that retrieved loses nothing. One that skipped is
+    also answered with passages, and counts as lost if the answers differ. The mean over both is the share of answers
+    that skipping changes compared to always retrieving; no more than that can become wrong.
+
+    Args:
+        guaranteed_loss: The share of answers that skipping may lose; None: there is no guarantee and no alarm.
+        delta: Probability that any bound or alarm is wrong at any time.
+    """
+
+    guaranteed_loss: float | None = None
     delta: float = 0.05
     loss: MeanConfidenceSequence = field(init=False)
-    test: GuaranteeTest | None = field(init=False)
+    loss_test: GuaranteeTest | None = field(init=False)
     far: MeanConfidenceSequence = field(init=False)
-    strange: GuaranteeTest = field(init=False)
+    drift_test: GuaranteeTest = field(init=False)
 
     def __post_init__(self) -> None:
-        self.begin_again()
-        self.far, self.strange = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
+        self.reset_loss()
+        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
 
-    def begin_again(self) -> None:
-        """Forget what was lost, and with it an alarm."""
+    def reset_loss(self) -> None:
+        """Discard all audits, and clear the alarm."""
         self.loss = MeanConfidenceSequence(self.delta)
-        self.test = None if self.promised is None else GuaranteeTest(self.promised, self.delta)
+        self.loss_test = None if self.guaranteed_loss is None else GuaranteeTest(self.guaranteed_loss, self.delta)
 
-    def see_loss(self, lost: float) -> None:
+    def add_audit(self, lost: float) -> None:
         self.loss.add(lost)
-        if self.test is not None:
-            self.test.add(lost)
+        if self.loss_test is not None:
+            self.loss_test.add(lost)
 
-    def see_distance(self, distance: float | None) -> None:
+    def add_distance(self, distance: float | None) -> None:
+        """Count how far a question is from the training data; None if the gate cannot tell."""
         if distance is not None:
             self.far.add(float(distance > FAR_DISTANCE))
-            self.strange.add(float(distance > FAR_DISTANCE))
+            self.drift_test.add(float(distance > FAR_DISTANCE))
 
     @property
     def alarm(self) -> str:
-        """Why everything must be looked up; '' where it need not."""
-        if self.test is None or not self.test.is_broken or self.promised is None:
+        """Why the server must always retrieve; "" while the guarantee holds."""
+        if self.loss_test is None or not self.loss_test.is_violated or self.guaranteed_loss is None:
             return ""
-        sure = f"{100 * (1 - self.delta):g} % sure"
-        return f"more than {100 * self.promised:.3g} % of the answers are lost by skipping, {sure}"
+        confidence = f"{100 * (1 - self.delta):g} % confidence"
+        return f"more than {100 * self.guaranteed_loss:.3g} % of the answers are lost by skipping, with {confidence}"
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """As JSON: for the dashboard and `GET /v1/learning`."""
-        promise = {
-            "promised": self.promised,
+    def to_json(self) -> dict[str, Any]:
+        loss = {
+            "drawn": self.loss.n,
+            "lost": self.loss.total,
+            **_bounds_to_json(self.loss),
+            "promised": self.guaranteed_loss,
             "confidence": 1 - self.delta,
-            "evidence": self.test.closeness if self.test else None,
+            "evidence": self.loss_test.evidence_share if self.loss_test else None,
             "alarm": self.alarm,
         }
-        loss = {"drawn": self.loss.n, "lost": self.loss.total, **_bounds(self.loss), **promise}
-        drift = {"questions": self.far.n, **_bounds(self.far), "drifted": self.strange.is_broken}
+        drift = {"questions": self.far.n, **_bounds_to_json(self.far), "drifted": self.drift_test.is_violated}
         return {"loss": loss, "drift": drift}
 
 
-def _bounds(bounds: MeanConfidenceSequence) -> dict[str, float | None]:
-    return {"mean": bounds.mean, "low": bounds.low, "high": bounds.high}
-
-
-SHADOW_REASON = "in shadow mode everything is looked up"
-CANARY_REASON = "the gate is obeyed for a share of the requests only, not for this one"
+def _bounds_to_json(sequence: MeanConfidenceSequence) -> dict[str, float | None]:
+    return {"mean": sequence.mean, "low": sequence.low, "high": sequence.high}
 
 
 @dataclass
 class ExperimentArm:
-    """A gate with what is found out about it. scope: names all that this depends on."""
+    """A gate with its loss monitor.
+
+    Attributes:
+        name: "a" or "b".
+        rag: The pipeline with this gate.
+        monitor: What is known about the gate from traffic.
+        scope: Hash of everything that the loss depends on; audits of other scopes do not count.
+    """
 
     name: str
     rag: AdaptiveRAG
-    watch: LossMonitor
+    monitor: LossMonitor
     scope: str
-    made: dict[str, AdaptiveRAG] = field(default_factory=dict)
+    _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
     @property
     def threshold(self) -> float:
         return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
 
-    def pipeline(self, shadow: str) -> AdaptiveRAG:
-        """The same one for the same words, so that requests can go together."""
-        if shadow not in self.made:
-            self.made = {key: value for key, value in self.made.items() if key in (SHADOW_REASON, CANARY_REASON)}
-            self.made[shadow] = self.rag.replace(shadow=shadow)
-        return self.made[shadow] if shadow else self.rag
+    def get_pipeline(self, shadow: str) -> AdaptiveRAG:
+        """Return the pipeline; with a reason in `shadow`, one that always retrieves.
+
+        The same reason returns the same pipeline, so that requests can be batched.
+        """
+        if not shadow:
+            return self.rag
+        if shadow not in self._shadow_pipelines:
+            if len(self._shadow_pipelines) > 2:  # the reason of an alarm changes from time to time
+                self._shadow_pipelines.clear()
+            self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
+        return self._shadow_pipelines[shadow]
 
 
 @dataclass
 class Experiment:
-    """share_b: of the requests that the second arm gets. canary: share for which gates are obeyed; 0 is shadow mode."""
+    """Assigns requests to arms.
+
+    Attributes:
+        arms: The arms by name: "a", and in an A/B test "b".
+        share_b: Share of requests that arm "b" decides.
+        canary: Share of requests that follow the gate; 0 is shadow mode.
+    """
 
     arms: Mapping[str, ExperimentArm]
     share_b: float = 0.0
     canary: float = 1.0
 
-    def assign(self, policy: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        if policy.chosen:
-            return policy
+    def assign(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
+        """Return the options with the arm of the request and whether its gate is followed."""
+        if options.gate_name:
+            return options
         user = body.get("user")
         key = user if isinstance(user, str) and user else trace.id
         name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
-        trace.arm = name if policy.is_ours else ""
-        trace.mode, shadow = self._mode(self.arms[name], key)
+        trace.arm = name if options.is_default else ""
+        trace.mode, shadow = self._choose_mode(self.arms[name], key)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")
-        return replace(policy, arm=name, shadow=shadow)
+        return replace(options, arm=name, shadow=shadow)
 
-    def _mode(self, arm: ExperimentArm, key: str) -> tuple[str, str]:
-        if arm.watch.alarm:
-            return "alarm", f"the alarm is on ({arm.watch.alarm})"
+    def _choose_mode(self, arm: ExperimentArm, key: str) -> tuple[str, str]:
+        """Return the mode ("" if the gate is followed) and the reason for it."""
+        if arm.monitor.alarm:
+            return "alarm", f"the alarm is on ({arm.monitor.alarm})"
         if not self.canary:
             return "shadow", SHADOW_REASON
         return ("", "") if hash_to_unit("canary", key) < self.canary else ("canary", CANARY_REASON)
-
-    def pipeline(self, arm: str, shadow: str) -> AdaptiveRAG:
-        return self.arms[arm].pipeline(shadow)

@@ -1,4 +1,7 @@
-"""So many calls an hour and no more: what is not used is saved up for one hour at most."""
+"""Audits: answer sampled requests the other way, too, and store whether the answers differ.
+
+Audits run one after the other, after the responses have been sent. Failures are counted and logged; no request waits.
+"""
 
 from __future__ import annotations
 
@@ -20,45 +23,54 @@ from knowgate.server.learning.history_labels import HistoryLabeler, answers_diff
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
+log = logging.getLogger(__name__)
+
 HOUR_SECONDS = 3600.0
+POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
+MAX_PENDING_AUDITS = 64  # while so many are pending, no request is sampled
+LOSS, LABEL, CLEARED = "loss", "label", "cleared"
+AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened"
+AUDIT_LOCK = "audits"  # rows become visible in the order of their numbers, so a reader that continues misses none
+INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @dataclass
 class CallBudget:
-    """per_hour: calls."""
+    """Limits the extra calls per hour. Unused calls accumulate for one hour at most."""
 
-    per_hour: int
+    calls_per_hour: int
     clock: Callable[[], float] = time.monotonic
-    left: float = field(init=False)
-    seen: float = field(init=False)
+    remaining: float = field(init=False)
+    _last_refill: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.left, self.seen = float(self.per_hour), self.clock()
+        self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
 
-    @property
-    def is_there(self) -> bool:
-        """Whether another call may be made."""
+    def allows_call(self) -> bool:
         now = self.clock()
-        self.left = min(float(self.per_hour), self.left + (now - self.seen) * self.per_hour / HOUR_SECONDS)
-        self.seen = now
-        return self.left >= 1
+        refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
+        self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
+        self._last_refill = now
+        return self.remaining >= 1
 
     def spend(self) -> None:
-        self.left -= 1
-
-
-LOSS, LABEL, CLEARED = "loss", "label", "cleared"
-AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened"
-AUDIT_LOCK = (
-    "audits"  # numbers are given in the order in which rows can be seen: who reads on from the last misses none
-)
-INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        self.remaining -= 1
 
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """kind: `loss` of a drawn request; `label`, where one that was looked up was also answered from memory; `cleared`,
-    where somebody said that the counting begins again. closed, opened: the answers, if their texts may be kept."""
+    """A row of the table of audits.
+
+    Attributes:
+        decision: Id of the decision.
+        arm: Arm of the experiment.
+        scope: Hash of everything that the loss depends on.
+        kind: "loss" (an audited request), "label" (a retrieved request that was also answered closed-book) or "cleared"
+            (the alarm was cleared).
+        lost: 1 if skipping changes the answer, else 0.
+        closed: The closed-book answer, if texts may be stored.
+        opened: The answer with passages, if texts may be stored.
+    """
 
     decision: str
     arm: str
@@ -70,221 +82,231 @@ class AuditRecord:
 
 
 class AuditStore:
-    """The tables. All that is done with them happens in the thread of the decision log."""
+    """Audits and corrections in the decision log, so that losses and alarms survive a restart.
 
-    def __init__(self, log: DecisionLog):
-        self._log = log
-        self._last = 0
+    Every server process reads the audits of all processes, in the order in which they were written.
+    """
 
-    def read(self) -> list[AuditRecord]:
-        """All there is, when a server starts."""
-        return self._log.begin(self._news)
+    def __init__(self, decisions: DecisionLog):
+        self._decisions = decisions
+        self._last_number = 0
+
+    def read_all(self) -> list[AuditRecord]:
+        """Return all audits. For use at startup."""
+        return self._decisions.run_blocking(self._fetch_new)
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
-        """Once this is over it is on disk. Gives back what is new since last time, of other workers, too."""
+        """Store an audit durably and return all audits since the last call, including those of other processes."""
 
-        def work(store: Store) -> list[AuditRecord]:
+        def insert(store: Store) -> list[AuditRecord]:
             values = [getattr(audit, name) for name in AUDIT_COLUMNS.split(", ")]
-            with store.writing(AUDIT_LOCK) as writes:
-                writes.execute(INSERT_AUDIT, [*values, time.time()])
-            return self._news(store)
+            with store.transaction(AUDIT_LOCK) as transaction:
+                transaction.execute(INSERT_AUDIT, [*values, time.time()])
+            return self._fetch_new(store)
 
-        return await self._log.beside(work)
+        return await self._decisions.run(insert)
 
-    async def news(self) -> list[AuditRecord]:
-        """What other workers found out since last time."""
-        return await self._log.beside(self._news)
+    async def read_new(self) -> list[AuditRecord]:
+        """Return the audits of all processes since the last call."""
+        return await self._decisions.run(self._fetch_new)
 
-    def _news(self, store: Store) -> list[AuditRecord]:
+    def _fetch_new(self, store: Store) -> list[AuditRecord]:
         query = f"SELECT number, {AUDIT_COLUMNS} FROM audits WHERE number > ? ORDER BY number"
-        rows = store.rows(query, (self._last,))
-        self._last = rows[-1][0] if rows else self._last
+        rows = store.fetch_rows(query, (self._last_number,))
+        self._last_number = rows[-1][0] if rows else self._last_number
         return [AuditRecord(*row[1:]) for row in rows]
 
-    async def correct(self, decision: str, answer: str) -> None:
-        def work(store: Store) -> None:
-            with store.writing() as writes:
-                writes.execute("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer))
+    async def add_correction(self, decision: str, answer: str) -> None:
+        """Store the right answer that a person gave."""
+        await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
 
-        await self._log.beside(work)
-
-    async def answers(self, decision: str) -> dict[str, Any]:
-        """Both answers of a decision that was audited, as far as their texts were kept."""
+    async def find_answers(self, decision: str) -> dict[str, Any]:
+        """Return both answers of an audited decision (`closed`, `opened`), if their texts are stored."""
         query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
-        rows = await self._log.beside(lambda store: store.rows(query, (decision,)))
+        rows = await self._decisions.run(lambda store: store.fetch_rows(query, (decision,)))
         return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
 
 
-async def delete_audit_texts(log: DecisionLog, ids: Sequence[str]) -> None:
-    """Both answers and corrections of these decisions; that something was lost stays counted."""
-
-    def work(store: Store) -> None:
-        with store.writing() as writes:
-            for id in ids:
-                writes.execute("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,))
-                writes.execute("DELETE FROM corrections WHERE decision = ?", (id,))
-        store.wipe(["audits", "corrections"])
-
+async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
+    """Delete the answers and corrections of these decisions. Whether an answer was lost remains counted."""
+    updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
+    deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
     if ids:
-        await log.beside(work)
-
-
-POLL_SECONDS = 2.0  # seconds between looks at what other workers found out
-MAX_PENDING_AUDITS = 64  # audits; while there are so many nothing is drawn
-log = logging.getLogger(__name__)
+        await decisions.execute(*updates, *deletions, vacuum=["audits", "corrections"])
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """A request that was drawn. skips: the gate would skip it, whether or not it was obeyed."""
+    """A sampled request.
+
+    Attributes:
+        id: Id of the request and its decision.
+        request: The client's request.
+        question: The question that was decided on.
+        arm: The arm of the experiment.
+        would_skip: Whether the gate would skip retrieval, even if it was not followed.
+        closed_answer: The closed-book answer, if there is one.
+        open_answer: The answer with passages, if there is one.
+    """
 
     id: str
-    asked: ClientRequest
+    request: ClientRequest
     question: str
     arm: ExperimentArm
-    skips: bool
-    closed: str | None
-    opened: str | None
+    would_skip: bool
+    closed_answer: str | None
+    open_answer: str | None
 
 
 @dataclass
 class Auditor:
-    """kept: None where decisions are not; then there is no room for anything.
+    """Runs audits and feeds their results to the loss monitors.
 
-    asks_llm: whether two answers say the same, where their words do not.
+    Attributes:
+        experiment: The gates that are monitored.
+        answerer: Generates the answers that were not given.
+        recent: Recent decisions, which the dashboard shows with both answers.
+        labeler: Adds labels to the history.
+        store: Audits on disk; None if there is no decision log, and then there are no audits.
+        budget: Limits the extra calls.
+        asks_llm: Whether the LLM compares answers whose words differ.
+        counts: Number of audits by arm and result.
     """
 
-    arms: Experiment
-    again: CounterfactualAnswerer
+    experiment: Experiment
+    answerer: CounterfactualAnswerer
     recent: RecentDecisions
-    labelling: HistoryLabeler
-    kept: AuditStore | None
+    labeler: HistoryLabeler
+    store: AuditStore | None
     budget: CallBudget
     asks_llm: bool = False
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    waiting: asyncio.Queue[AuditJob] = field(default_factory=lambda: asyncio.Queue(MAX_PENDING_AUDITS))
-    worker: asyncio.Task[None] | None = None
-    followed: float = 0.0
-    following: asyncio.Task[None] | None = None
+    _queue: asyncio.Queue[AuditJob] = field(default_factory=lambda: asyncio.Queue(MAX_PENDING_AUDITS))
+    _worker: asyncio.Task[None] | None = None
+    _poll_task: asyncio.Task[None] | None = None
+    _last_poll: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kept is not None:
-            self._take(self.kept.read())
-
-    async def close(self) -> None:
-        await asyncio.gather(*self.stop(), return_exceptions=True)
+        if self.store is not None:
+            self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Audits that are waiting are given up; that says nothing about how they would have gone."""
-        tasks = [task for task in (self.worker, self.following) if task is not None]
+        """Cancel pending audits; that does not bias the result, because it does not depend on theirs."""
+        tasks = [task for task in (self._worker, self._poll_task) if task is not None]
         for task in tasks:
             task.cancel()
         return tasks
 
-    @property
-    def has_room(self) -> bool:
-        return self.kept is not None and self.budget.is_there and not self.waiting.full()
+    async def close(self) -> None:
+        """Cancel pending audits and wait until they have ended."""
+        await asyncio.gather(*self.stop(), return_exceptions=True)
 
-    def put(self, job: AuditJob) -> None:
-        """Returns at once."""
-        if self.worker is None:
-            self.worker = asyncio.get_running_loop().create_task(self._work())
+    @property
+    def has_capacity(self) -> bool:
+        """Whether another request can be audited now."""
+        return self.store is not None and self.budget.allows_call() and not self._queue.full()
+
+    def submit(self, job: AuditJob) -> None:
+        """Queue an audit and return at once."""
+        if self._worker is None:
+            self._worker = asyncio.get_running_loop().create_task(self._run_jobs())
         try:
-            self.waiting.put_nowait(job)
+            self._queue.put_nowait(job)
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
 
-    async def _work(self) -> None:
+    async def _run_jobs(self) -> None:
         while True:
-            job = await self.waiting.get()
+            job = await self._queue.get()
             try:
                 await self._audit(job)
-            except Exception as error:  # noqa: BLE001 - the next one may go better
+            except Exception as error:  # noqa: BLE001 - the next audit may succeed
                 self.counts[job.arm.name, "failed"] += 1
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
 
     async def _audit(self, job: AuditJob) -> None:
-        if not job.skips:
-            await self._keep(job, LOSS, 0.0)  # it was looked up, so nothing is lost
-            if job.opened is None or job.closed is not None or self.labelling.history is None:
+        if not job.would_skip:
+            await self._store_result(job, LOSS, 0.0)  # retrieved, so nothing is lost
+            has_both = job.open_answer is None or job.closed_answer is not None
+            if has_both or self.labeler.history is None:
                 return
-        closed, opened = await self._both(job)
-        if closed is None or opened is None:
+        closed_answer, open_answer = await self._get_both_answers(job)
+        if closed_answer is None or open_answer is None:
             self.counts[job.arm.name, "failed"] += 1
             return
-        lost = float(await self._differ(job, closed, opened))
-        self.recent.add(job.id, {"closed": closed, "opened": opened, "lost": lost})
-        self.labelling.put(
-            job.question, KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN, LabelSource.AGREEMENT
-        )
-        await self._keep(job, LOSS if job.skips else LABEL, lost, closed, opened)
+        lost = float(await self._answers_differ(job, closed_answer, open_answer))
+        self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
+        label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
+        self.labeler.add(job.question, label, LabelSource.AGREEMENT)
+        await self._store_result(job, LOSS if job.would_skip else LABEL, lost, (closed_answer, open_answer))
 
-    async def _both(self, job: AuditJob) -> tuple[str | None, str | None]:
-        """From memory and with passages; at least one is there."""
-        if job.opened is None:
-            return job.closed, await self._ask(job, given=job.closed or "", opened=True)
-        if job.closed is None:
-            return await self._ask(job, given=job.opened, opened=False), job.opened
-        return job.closed, job.opened
+    async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
+        """Return the answers without and with passages; generate the one that is missing."""
+        if job.open_answer is None:
+            self.budget.spend()
+            closed_answer = job.closed_answer or ""
+            answer = await self.answerer.answer_with_passages(job.request, job.question, closed_answer)
+            return job.closed_answer, answer
+        if job.closed_answer is None:
+            self.budget.spend()
+            return await self.answerer.answer_closed_book(job.request, job.question), job.open_answer
+        return job.closed_answer, job.open_answer
 
-    async def _ask(self, job: AuditJob, *, given: str, opened: bool) -> str | None:
-        self.budget.spend()
-        return await self.again.answer(job.asked, job.question, given=given, opened=opened)
-
-    async def _differ(self, job: AuditJob, closed: str, opened: str) -> bool:
-        """By their words; where those differ, by what the LLM says to that, if it is to be asked."""
-        if not answers_differ(closed, opened):
+    async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
+        """Compare two answers by their words; if these differ and `asks_llm` is set, by the LLM's judgment."""
+        if not answers_differ(closed_answer, open_answer):
             return False
-        if not self.asks_llm or RULES_ARBITER.abstains(closed):
+        if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):
             return True
         self.budget.spend()
-        return not await self.again.says_same(job.asked, job.question, closed, opened)
+        return not await self.answerer.compare(job.request, job.question, closed_answer, open_answer)
 
-    async def _keep(
-        self, job: AuditJob, kind: str, lost: float, closed: str | None = None, opened: str | None = None
+    async def _store_result(
+        self, job: AuditJob, kind: str, lost: float, answers: tuple[str | None, str | None] = (None, None)
     ) -> None:
-        assert self.kept is not None
-        texts = (closed, opened) if self.recent.keeps_texts else (None, None)
+        assert self.store is not None
+        texts = answers if self.recent.stores_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
-        self._take(await self.kept.add(AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, *texts)))
+        self._apply(await self.store.add(AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, *texts)))
 
-    # --- what was found out ------------------------------------------------------------------------
+    # --- results of all server processes ------------------------------------------------------------
 
-    def follow(self) -> None:
-        """Now and then: what other workers found out, an alarm above all."""
+    def poll(self) -> None:
+        """Read the audits of other server processes in the background, every few seconds."""
         now = time.monotonic()
-        if self.kept is not None and now >= self.followed + POLL_SECONDS:
-            self.followed = now
-            self.following = asyncio.get_running_loop().create_task(self._read(self.kept))
+        if self.store is not None and now >= self._last_poll + POLL_SECONDS:
+            self._last_poll = now
+            self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
 
-    async def _read(self, kept: AuditStore) -> None:
+    async def _read_new(self, store: AuditStore) -> None:
         try:
-            self._take(await kept.news())
-        except Exception as error:  # noqa: BLE001 - it is tried again
-            log.warning("What other workers found out could not be read: %s", error)
+            self._apply(await store.read_new())
+        except Exception as error:  # noqa: BLE001 - the next poll tries again
+            log.warning("The audits of other workers could not be read: %s", error)
 
-    async def clear(self, name: str) -> None:
-        """Begin to count again, and end an alarm."""
-        arm = self.arms.arms.get(name)
-        if arm is None or self.kept is None:
-            raise ApiError(404, f"nothing is watched here under the name '{name[:40]}'.", "no_arm")
-        self._take(await self.kept.add(AuditRecord("", name, arm.scope, CLEARED)))
-        log.warning("Somebody cleared the alarm of arm %s; the counting begins again.", name)
+    async def clear_alarm(self, arm_name: str) -> None:
+        """Discard the audits of an arm, and clear its alarm."""
+        arm = self.experiment.arms.get(arm_name)
+        if arm is None or self.store is None:
+            raise ApiError(404, f"no gate is monitored under the name '{arm_name[:40]}'.", "no_arm")
+        self._apply(await self.store.add(AuditRecord("", arm_name, arm.scope, CLEARED)))
+        log.warning("The alarm of arm %s was cleared; its audits start again.", arm_name)
 
-    def _take(self, news: Sequence[AuditRecord]) -> None:
-        """Of the gates as they are now, found out by this worker or another one."""
-        for audit in news:
-            for arm in self.arms.arms.values():
+    def _apply(self, audits: Sequence[AuditRecord]) -> None:
+        """Feed audits to the monitors of the arms with the same scope."""
+        for audit in audits:
+            for arm in self.experiment.arms.values():
                 if arm.scope == audit.scope:
-                    _tell(arm, audit)
+                    _update_monitor(arm, audit)
 
 
-def _tell(arm: ExperimentArm, audit: AuditRecord) -> None:
+def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
     if audit.kind == CLEARED:
-        arm.watch.begin_again()
+        arm.monitor.reset_loss()
     if audit.kind != LOSS or audit.lost is None:
         return
-    before, gate = arm.watch.alarm, arm.rag.gate.name
-    arm.watch.see_loss(audit.lost)
-    if arm.watch.alarm and not before:
-        log.error("Alarm, gate %s: %s. Everything is looked up until it is cleared.", gate, arm.watch.alarm)
+    was_alarm = arm.monitor.alarm
+    arm.monitor.add_audit(audit.lost)
+    if arm.monitor.alarm and not was_alarm:
+        gate = arm.rag.gate.name
+        log.error("Alarm for gate %s: %s. The server retrieves until it is cleared.", gate, arm.monitor.alarm)

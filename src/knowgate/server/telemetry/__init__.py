@@ -1,1 +1,1 @@
-"""knowgate.server.telemetry."""
+"""What the server records about requests: traces, metrics, spans, statistics and the decision log."""

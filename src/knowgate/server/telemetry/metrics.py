@@ -1,12 +1,12 @@
-"""What is counted, for Prometheus; by several workers together.
+"""Prometheus metrics of requests and of learning from traffic, combined over all workers of a server.
 
-Labels are bounded: routes, statuses, gates; never a word of a question.
+Label values are bounded (routes, statuses, gates) and never contain text of a question.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -21,99 +21,105 @@ DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 
 
 class ServerMetrics:
-    """Of one server: a registry of its own, so that several can live in a process."""
+    """Metrics of one server, in a registry of their own, so that a process can run several servers."""
 
     def __init__(self, breakers: list[CircuitBreaker]):
         self.registry = CollectorRegistry()
         self.breakers = breakers
         self.requests = self._counter("requests", "Requests by route and status.", ["route", "status"])
         labels = ["decision", "reason", "gate", "way"]
-        self.decisions = self._counter("decisions", "Decisions by what made them.", labels)
-        self.degraded = self._counter("degraded", "Requests that went on without a part.", ["part"])
-        self.passages = self._counter("passages", "Passages put into requests.", [])
+        self.decisions = self._counter("decisions", "Decisions by gate and reason.", labels)
+        self.degraded = self._counter("degraded", "Requests answered without a failed component.", ["part"])
+        self.passages = self._counter("passages", "Passages inserted into requests.", [])
         self.duration = self._histogram(
-            "request_duration_seconds", "From request to reply (streams: to their first byte).", ["route"]
+            "request_duration_seconds", "Time to the response; for streams, to its first byte.", ["route"]
         )
-        self.stages = self._histogram("stage_duration_seconds", "What each stage of a request took.", ["stage"])
-        words = "1 where a part is left alone."
-        self.open = Gauge("knowgate_breaker_open", words, ["part"], registry=self.registry, multiprocess_mode="livemax")
+        self.stages = self._histogram("stage_duration_seconds", "Time of each stage of a request.", ["stage"])
+        self.open_breakers = Gauge(
+            "knowgate_breaker_open",
+            "1 while the circuit breaker of a component is not closed.",
+            ["part"],
+            registry=self.registry,
+            multiprocess_mode="livemax",
+        )
 
-    def _counter(self, name: str, words: str, labels: list[str]) -> Counter:
-        return Counter(f"knowgate_{name}_total", words, labels, registry=self.registry)
+    def _counter(self, name: str, description: str, labels: list[str]) -> Counter:
+        return Counter(f"knowgate_{name}_total", description, labels, registry=self.registry)
 
-    def _histogram(self, name: str, words: str, labels: list[str]) -> Histogram:
-        return Histogram(f"knowgate_{name}", words, labels, buckets=DURATION_BUCKETS, registry=self.registry)
+    def _histogram(self, name: str, description: str, labels: list[str]) -> Histogram:
+        return Histogram(f"knowgate_{name}", description, labels, buckets=DURATION_BUCKETS, registry=self.registry)
 
-    def see(self, route: str, status: int, seconds: float, trace: RequestTrace) -> None:
+    def add_request(self, route: str, status: int, seconds: float, trace: RequestTrace) -> None:
+        """Count a request that was answered with this HTTP status after so many seconds."""
         self.requests.labels(route, str(status)).inc()
         self.duration.labels(route).observe(seconds)
-        for stage, taken in trace.milliseconds.items():
-            self.stages.labels(stage).observe(taken / 1000)
+        for stage, milliseconds in trace.milliseconds.items():
+            self.stages.labels(stage).observe(milliseconds / 1000)
         for part in trace.degraded:
             self.degraded.labels(part).inc()
         if trace.decision is not None:
-            verdict = "retrieve" if trace.decision.retrieve else "skip"
-            self.decisions.labels(verdict, _reason(trace), trace.decision.gate, trace.way).inc()
+            decision = "retrieve" if trace.decision.retrieve else "skip"
+            reason = "degraded" if trace.degraded else "rule" if trace.decision.rule else "score"
+            self.decisions.labels(decision, reason, trace.decision.gate, trace.way).inc()
             self.passages.inc(len(trace.passages))
 
-    @property
-    def text(self) -> bytes:
+    def format(self, learner: TrafficLearner | None) -> bytes:
+        """Return all metrics in Prometheus' text format."""
         for breaker in self.breakers:
-            self.open.labels(breaker.name).set(breaker.state != "closed")
-        if not _shares():
+            self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
+        return self._format_requests() + (b"" if learner is None else _format_learning(learner))
+
+    def _format_requests(self) -> bytes:
+        if not _has_several_workers():
             return generate_latest(self.registry)
-        of_all = CollectorRegistry()
-        MultiProcessCollector(of_all)  # type: ignore[no-untyped-call]
-        return generate_latest(of_all)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)
 
     def close(self) -> None:
-        """Counts stay; a worker that is gone leaves nothing alone any more."""
-        if _shares():
+        """Remove the gauges of this worker; its counters stay."""
+        if _has_several_workers():
             mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
 
-def _shares() -> bool:
-    """Several workers count together (prometheus_client reads this name when it is imported)."""
+def _has_several_workers() -> bool:
+    """Whether several workers share their metrics; prometheus_client checks the same variable."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
-def _reason(trace: RequestTrace) -> str:
-    if trace.degraded:
-        return "degraded"
-    return "rule" if trace.decision is not None and trace.decision.rule else "score"
-
-
-class LearningCollector(Collector):
-    def __init__(self, learner: TrafficLearner):
-        self.learner = learner
-
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        arms = self.learner.auditor.arms.arms
-        watches = {name: arm.watch for name, arm in arms.items()}
-        yield _gauge("loss", "Share of answers that skipping costs.", {k: w.loss.mean for k, w in watches.items()})
-        yield _gauge("loss_low", "Its lower bound, at all times.", {k: w.loss.low for k, w in watches.items()})
-        yield _gauge("loss_high", "Its upper bound, at all times.", {k: w.loss.high for k, w in watches.items()})
-        yield _gauge("loss_promised", "What was promised.", {k: w.promised for k, w in watches.items()})
-        yield _gauge("alarm", "1 while everything is looked up.", {k: float(bool(w.alarm)) for k, w in watches.items()})
-        yield _gauge("far", "Share of questions unlike those of the fit.", {k: w.far.mean for k, w in watches.items()})
-        audits = CounterMetricFamily("knowgate_audits", "Audits by what became of them.", labels=["arm", "result"])
-        for (arm, result), count in self.learner.auditor.counts.items():
-            audits.add_metric([arm, result], count)
-        yield audits
-
-
-def format_learning_metrics(learner: TrafficLearner | None) -> bytes:
-    """What is said beside the server's own counts; each worker says it, from what all of them found out."""
-    if learner is None:
-        return b""
+def _format_learning(learner: TrafficLearner) -> bytes:
     registry = CollectorRegistry()
     registry.register(LearningCollector(learner))
     return generate_latest(registry)
 
 
-def _gauge(name: str, words: str, values: dict[str, float | None]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(f"knowgate_{name}", words, labels=["arm"])
+class LearningCollector(Collector):
+    """Reads the metrics of a TrafficLearner at the moment they are requested."""
+
+    def __init__(self, learner: TrafficLearner):
+        self.learner = learner
+
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        auditor = self.learner.auditor
+        monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
+        gauges: dict[str, tuple[str, dict[str, float | None]]] = {
+            "loss": ("Share of answers that skipping loses.", {k: m.loss.mean for k, m in monitors.items()}),
+            "loss_low": ("Its lower bound, valid at all times.", {k: m.loss.low for k, m in monitors.items()}),
+            "loss_high": ("Its upper bound, valid at all times.", {k: m.loss.high for k, m in monitors.items()}),
+            "loss_promised": ("The guaranteed loss.", {k: m.guaranteed_loss for k, m in monitors.items()}),
+            "alarm": ("1 while the alarm is on.", {k: float(bool(m.alarm)) for k, m in monitors.items()}),
+            "far": ("Share of questions unlike the training data.", {k: m.far.mean for k, m in monitors.items()}),
+        }
+        yield from (_make_gauge(name, description, values) for name, (description, values) in gauges.items())
+        audits = CounterMetricFamily("knowgate_audits", "Audits by result.", labels=["arm", "result"])
+        for (arm, result), count in auditor.counts.items():
+            audits.add_metric([arm, result], count)
+        yield audits
+
+
+def _make_gauge(name: str, description: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
     for arm, value in values.items():
         if value is not None:
-            family.add_metric([arm], value)
-    return family
+            gauge.add_metric([arm], value)
+    return gauge

@@ -1,4 +1,4 @@
-"""What became of one request: decision, passages, failures, what each stage took; as JSON and as headers."""
+"""What happened to one request: decision, passages, failures and timings, as JSON and as response headers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ from typing import Any, NamedTuple
 from starlette.datastructures import Headers
 
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.auth.api_keys import ApiKey
 from knowgate.types import ArbiterChoice, Completion, Decision, Passage
 
 HEADER_PREFIX = "x-knowgate-"
-MAX_HEADER_CHARS = 300  # characters of a reason in a header
+MAX_HEADER_CHARS = 300
 
 
-def _new_id() -> str:
+def _create_request_id() -> str:
     return f"kg-{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request: its body and headers. path: where it goes at the upstream."""
+    """A request as the client sent it. `path` is its path at the upstream."""
 
     body: Mapping[str, Any]
     headers: Headers
@@ -33,96 +32,103 @@ class ClientRequest:
 
 
 class StageTiming(NamedTuple):
-    """A stage of a request. begun: of `time.perf_counter`."""
+    """A stage of a request. `start` is a time of `time.perf_counter`."""
 
     name: str
-    begun: float
+    start: float
     seconds: float
 
 
 @dataclass
 class RequestTrace:
-    """way: in-process, draft, race, question or pass-through. ungated: why nothing was decided.
+    """Collects what happens to one request while it is processed.
 
-    question: what was asked, as it was understood; never part of the record.
-    arm, mode: which of the server's gates decided, and why it is not obeyed (shadow, canary, alarm), if it is not.
-    asked, draft: the request as it came and what the LLM said from memory, for whoever learns from them.
-    key: whose request it is, where there are keys. model: the LLM that answers.
-    choice: what the arbiter did, where it was asked. unweighed: why it was not, where there is one and a draft.
-    ignored: fields of the request that mean nothing to a model in this process.
+    Attributes:
+        way: How the request is answered: "in-process", "draft", "race", "question" or "pass-through".
+        id: Identifier of the request and of its decision.
+        decision: The decision of the gate, if one was made.
+        passages: Passages that the LLM was given.
+        degraded: Components that failed or were bypassed, such as "gate" or "retriever".
+        ungated_reason: Why no decision was made.
+        question: The question that was decided on. Never part of the JSON.
+        arm: Arm of the experiment that decided.
+        mode: Why the decision was not followed: "shadow", "canary" or "alarm".
+        client_request: The original request, for audits.
+        draft: The closed-book answer that the gate read.
+        choice: What the arbiter chose.
+        arbitration_gap: Why the arbiter was not used although there is a draft.
+        model_name: The LLM that answers.
+        ignored_fields: Request fields that have no effect on a model in this process.
     """
 
     way: str = "pass-through"
-    id: str = field(default_factory=_new_id)
+    id: str = field(default_factory=_create_request_id)
     decision: Decision | None = None
     passages: tuple[Passage, ...] = ()
     degraded: list[str] = field(default_factory=list)
-    ungated: str = ""
+    ungated_reason: str = ""
     question: str | None = None
     arm: str = ""
     mode: str = ""
-    asked: ClientRequest | None = None
+    client_request: ClientRequest | None = None
     draft: Completion | None = None
     choice: ArbiterChoice | None = None
-    unweighed: str = ""
-    key: ApiKey | None = None
-    model: str = ""
-    ignored: tuple[str, ...] = ()
+    arbitration_gap: str = ""
+    model_name: str = ""
+    ignored_fields: tuple[str, ...] = ()
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
-    begun: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=time.perf_counter)
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def measure(self, stage: str) -> Iterator[None]:
+        """Measure the time of the body as a stage of the request."""
         start = time.perf_counter()
         try:
             yield
         finally:
             self.add_time(stage, time.perf_counter() - start, start)
 
-    def add_time(self, stage: str, seconds: float, begun: float | None = None) -> None:
-        """begun: where it is known; else it came after the stage before."""
-        last = self.stages[-1] if self.stages else StageTiming("", self.begun, 0.0)
-        begun = last.begun + last.seconds if begun is None else begun
-        if last.name == stage:  # it goes on: a reply was sent for, then read
-            self.stages[-1] = StageTiming(stage, last.begun, begun + seconds - last.begun)
+    def add_time(self, stage: str, seconds: float, start: float | None = None) -> None:
+        """Add the time of a stage. Without `start`, it began when the previous stage ended."""
+        last = self.stages[-1] if self.stages else StageTiming("", self.start, 0.0)
+        start = last.start + last.seconds if start is None else start
+        if last.name == stage:  # the stage continues, for example with reading the body of a response
+            self.stages[-1] = StageTiming(stage, last.start, start + seconds - last.start)
         else:
-            self.stages.append(StageTiming(stage, begun, seconds))
+            self.stages.append(StageTiming(stage, start, seconds))
         self.milliseconds[stage] = round(self.milliseconds.get(stage, 0.0) + 1000 * seconds, 3)
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """The `knowgate` object of a reply, as far as things are known now."""
-        decided = {} if self.decision is None else decision_record(self.decision)
+    def to_json(self) -> dict[str, Any]:
+        """Return the `knowgate` object of a response, with everything that is known so far."""
         return {
             "id": self.id,
             "way": self.way,
             "gated": self.decision is not None,
-            **decided,
-            **({"why_not": self.ungated} if self.ungated else {}),
+            **({} if self.decision is None else decision_record(self.decision)),
+            **({"why_not": self.ungated_reason} if self.ungated_reason else {}),
             **({"arm": self.arm} if self.arm else {}),
             **({"mode": self.mode} if self.mode else {}),
-            "passages": [{"id": one.id, "title": one.title, "score": one.score} for one in self.passages],
-            **self._chosen,
+            "passages": [{"id": hit.id, "title": hit.title, "score": hit.score} for hit in self.passages],
+            **self._choice_json(),
             "degraded": list(self.degraded),
-            **({"ignored": list(self.ignored)} if self.ignored else {}),
-            "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.begun), 3)},
+            **({"ignored": list(self.ignored_fields)} if self.ignored_fields else {}),
+            "milliseconds": {**self.milliseconds, "total": round(1000 * (time.perf_counter() - self.start), 3)},
         }
 
-    @property
-    def _chosen(self) -> dict[str, Any]:
-        chosen = self.choice
-        if chosen is None:
-            return {"unweighed": self.unweighed} if self.unweighed else {}
-        given = "draft" if chosen.is_closed_book else "passages"
-        return {"choice": {"given": given, "arbiter": chosen.arbiter, "reason": chosen.reason}}
+    def _choice_json(self) -> dict[str, Any]:
+        if self.choice is None:
+            return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
+        source = "draft" if self.choice.is_closed_book else "passages"
+        return {"choice": {"given": source, "arbiter": self.choice.arbiter, "reason": self.choice.reason}}
 
     @property
     def headers(self) -> dict[str, str]:
-        found = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated}
-        found |= {"arm": self.arm, "mode": self.mode}
+        """The same information as `to_json`, in short, as response headers."""
+        values = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated_reason}
+        values |= {"arm": self.arm, "mode": self.mode}
         if self.decision is not None:
-            found |= {
+            values |= {
                 "retrieve": "true" if self.decision.retrieve else "false",
                 "need": f"{self.decision.need:.4f}",
                 "threshold": f"{self.decision.threshold:g}",
@@ -130,12 +136,12 @@ class RequestTrace:
                 "reason": self.decision.reason,
                 "passages": str(len(self.passages)),
             }
-        found["ms"] = ", ".join(f"{stage}={value:.1f}" for stage, value in self.milliseconds.items())
-        return {HEADER_PREFIX + name: _plain(value) for name, value in found.items() if value}
+        values["ms"] = ", ".join(f"{stage}={value:.1f}" for stage, value in self.milliseconds.items())
+        return {HEADER_PREFIX + name: _to_header_value(value) for name, value in values.items() if value}
 
 
-def _plain(text: str) -> str:
-    """Headers hold printable ASCII; a line break would begin another one."""
+def _to_header_value(text: str) -> str:
+    """Shorten a text and replace everything that is not printable ASCII, which would allow header injection."""
     text = text[:MAX_HEADER_CHARS]
     if text.isascii() and text.isprintable():
         return text

@@ -1,15 +1,13 @@
-"""The server behind this one: requests go to it, its replies come back as they are. Redirects are not followed.
+"""HTTP client of the upstream, with timeouts and a circuit breaker.
 
-Its address comes from the settings alone. The key is the one of the environment; where there is none, and clients of
-this server need no key, it is the client's own.
+The URL comes from the settings only, and redirects are not followed. The API key is the one in the environment; if there
+is none and the clients of this server need no key, the client's own key is forwarded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -19,237 +17,146 @@ from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from yarl import URL
 
-from knowgate.errors import BadSetting
 from knowgate.models.openai.client import find_api_key
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
+from knowgate.server.options import ServeOptions
 
-FORWARDED_RESPONSE_HEADERS = (
-    "content-type",
-    "retry-after",
-    "x-request-id",
-    "openai-processing-ms",
-)  # headers of a reply
-FORWARDED_REQUEST_HEADERS = (  # headers of a request
-    "openai-organization",
-    "openai-project",
-    "openai-beta",
-    "x-request-id",
-    "traceparent",
-    "tracestate",
-)
+FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
+FORWARDED_REQUEST_HEADERS = (
+    "openai-organization", "openai-project", "openai-beta", "x-request-id", "traceparent", "tracestate"
+)  # fmt: skip
 MAX_CONNECTIONS = 256
-CONNECT_TIMEOUT = 10.0  # seconds
 
 
 class UpstreamClient:
-    """A client; opened when it is first used, on the event loop that uses it."""
+    """Sends requests to the upstream. Connects at the first request, in the event loop that makes it.
 
-    def __init__(self, url: str, *, passes_keys: bool, name: str = "upstream"):
+    Args:
+        url: URL of the upstream, up to /v1.
+        options: Timeouts, and whether this server has API keys of its own.
+    """
+
+    def __init__(self, url: str, options: ServeOptions):
         self.url = url
-        self.breaker = CircuitBreaker(name)
-        self._passes_keys = passes_keys
+        self.breaker = CircuitBreaker("upstream")
+        self._forwards_keys = options.keys is None
+        self._connect_timeout = options.connect_seconds
+        self._first_byte_timeout = options.first_byte_seconds
         self._session: aiohttp.ClientSession | None = None
-        self._model: str | None = None
+        self._default_model: str | None = None
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
                 skip_auto_headers=("User-Agent",),
-                **_proxy(self.url),
+                **_find_proxy(self.url),
             )
         return self._session
 
     async def send(
-        self, method: str, path: str, content: bytes | None, given: Headers, *, guarded: bool = True
+        self, method: str, path: str, content: bytes | None, headers: Headers, *, uses_breaker: bool = True
     ) -> aiohttp.ClientResponse:
-        """The reply, not yet read. Whoever gets it closes it. guarded: failures count for the breaker."""
-        if guarded and not self.breaker.allows():
-            wait = f"{max(1, round(self.breaker.left))}"
-            raise ApiError(
-                503, "the upstream failed too often and is left alone.", "upstream_down", {"retry-after": wait}
-            )
+        """Send a request and return the response as soon as its headers arrive. The caller must close it.
+
+        Args:
+            method: HTTP method.
+            path: Path below the URL of the upstream.
+            content: Request body.
+            headers: Headers of the client's request; some are forwarded.
+            uses_breaker: Whether an open circuit breaker blocks the request.
+
+        Raises:
+            ApiError: 503 while the breaker is open, 504 after the first-byte timeout, 502 if there is no connection.
+        """
+        if uses_breaker and not self.breaker.try_acquire():
+            seconds = f"{max(1, round(self.breaker.seconds_until_probe))}"
+            message = f"the upstream failed repeatedly; try again in {seconds} seconds."
+            raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
         try:
-            reply = await self.session.request(
-                method, f"{self.url}{path}", data=content, headers=self._headers(given), allow_redirects=False
-            )
+            async with asyncio.timeout(self._first_byte_timeout):
+                response = await self._get_session().request(
+                    method,
+                    f"{self.url}{path}",
+                    data=content,
+                    headers=self._build_headers(headers),
+                    allow_redirects=False,
+                )
         except asyncio.CancelledError:
-            self.breaker.forget()
+            self.breaker.record_cancellation()
             raise
         except (ClientError, OSError) as error:
-            self.breaker.fail()
-            raise make_unreachable_error(error) from None
-        self.breaker.succeed() if reply.status < 500 else self.breaker.fail()
-        return reply
+            self.breaker.record_failure()
+            raise make_connection_error(error) from None
+        if response.status < 500:
+            self.breaker.record_success()
+        else:
+            self.breaker.record_failure()
+        return response
 
-    def _headers(self, given: Headers) -> dict[str, str]:
-        headers = {name: given[name] for name in FORWARDED_REQUEST_HEADERS if name in given}
+    def _build_headers(self, client_headers: Headers) -> dict[str, str]:
+        headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
-        headers["Accept-Encoding"] = "identity"  # what is streamed is not unpacked and packed again
+        headers["Accept-Encoding"] = "identity"  # do not decompress and compress streams again
         key, _ = find_api_key()
         if key:
             headers["Authorization"] = f"Bearer {key}"
-        elif self._passes_keys and "authorization" in given:
-            headers["Authorization"] = given["authorization"]
+        elif self._forwards_keys and "authorization" in client_headers:
+            headers["Authorization"] = client_headers["authorization"]
         return headers
 
-    async def models(self, given: Headers) -> list[dict[str, Any]]:
-        reply = await self.send("GET", "/models", None, given, guarded=False)
-        async with reply:
+    async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
+        """Return the upstream's models; an empty list if it does not list them."""
+        response = await self.send("GET", "/models", None, headers, uses_breaker=False)
+        async with response:
             try:
-                cards = (await reply.json(content_type=None))["data"] if reply.status == 200 else []
+                models = (await response.json(content_type=None))["data"] if response.status == 200 else []
             except (ValueError, KeyError, TypeError, ClientError):
                 return []
-        return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
+        return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
-    async def default_model(self, given: Headers) -> str:
-        """The first one it lists."""
-        if self._model is None:
-            names = [card.get("id") for card in await self.models(given)]
+    async def get_default_model(self, headers: Headers) -> str:
+        """Return the name of the first model that the upstream lists."""
+        if self._default_model is None:
+            names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):
                 raise ApiError(
-                    404, "the upstream lists no models: name one, or start with --upstream-model.", "model_not_found"
+                    404,
+                    "the upstream lists no models. Name one in the request, or set `upstream_model` on the server.",
+                    "model_not_found",
                 )
-            self._model = names[0]
-        return self._model
+            self._default_model = names[0]
+        return self._default_model
 
 
-def _proxy(url: str) -> dict[str, Any]:
-    """The environment's proxy for this address. Read once: aiohttp's own `trust_env` goes to a thread twice for each
-    request, which cost more than all else."""
+def _find_proxy(url: str) -> dict[str, Any]:
+    """Return the proxy settings of the environment for a URL, as arguments of `aiohttp.ClientSession`.
+
+    aiohttp's own `trust_env` would start two threads for each request, which costs more than the rest of it.
+    """
     parts = urlsplit(url)
-    found = getproxies().get(parts.scheme)
-    if not found or proxy_bypass(parts.hostname or ""):
+    proxy_url = getproxies().get(parts.scheme)
+    if not proxy_url or proxy_bypass(parts.hostname or ""):
         return {}
-    proxy = URL(found)
+    proxy = URL(proxy_url)
     login = aiohttp.BasicAuth(proxy.user, proxy.password or "") if proxy.user else None
     return {"proxy": str(proxy.with_user(None)), "proxy_auth": login}
 
 
-def build_response_headers(reply: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
-    return {**{name: reply.headers[name] for name in FORWARDED_RESPONSE_HEADERS if name in reply.headers}, **added}
+def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of the upstream's response that are forwarded, and our own."""
+    forwarded = {name: response.headers[name] for name in FORWARDED_RESPONSE_HEADERS if name in response.headers}
+    return {**forwarded, **added}
 
 
-def make_unreachable_error(error: BaseException) -> ApiError:
+def make_connection_error(error: BaseException) -> ApiError:
+    """Turn a connection error or timeout into a 502 or 504 response."""
+    if isinstance(error, TimeoutError) and not isinstance(error, ClientError):
+        return ApiError(504, "the upstream did not respond in time.", "upstream_timeout")
     return ApiError(502, f"the upstream cannot be reached ({type(error).__name__}).", "upstream_unreachable")
-
-
-TOO_MANY_REQUESTS = 429  # of one server, not of the next
-SERVER_ERROR = 500
-WEIGHT_SUFFIX = ",weight="
-MAX_WEIGHT = 1_000_000.0
-
-
-@dataclass(frozen=True)
-class WeightedAddress:
-    """Where an upstream is, and how much of the traffic it gets beside the others. 0: only where others fail."""
-
-    url: str
-    weight: float = 1.0
-
-
-def parse_weighted_address(written: str) -> WeightedAddress:
-    """`URL` or `URL,weight=3`."""
-    url, found, weight = written.partition(WEIGHT_SUFFIX)
-    if not found:
-        return WeightedAddress(written)
-    try:
-        value = float(weight)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= MAX_WEIGHT:
-        raise BadSetting(f"the weight '{weight[:40]}' of an upstream is no number of at least 0: URL,weight=3.")
-    return WeightedAddress(url, value)
-
-
-class UpstreamPool:
-    """Stands where one `Upstream` stands. draw: a random number in [0, 1)."""
-
-    def __init__(
-        self, addresses: Sequence[WeightedAddress], *, passes_keys: bool, draw: Callable[[], float] = random.random
-    ):
-        names = ["upstream", *(f"upstream {number}" for number in range(2, len(addresses) + 1))]
-        self.members = [
-            UpstreamClient(one.url, passes_keys=passes_keys, name=name)
-            for one, name in zip(addresses, names, strict=True)
-        ]
-        self._weights = {member.url: one.weight for member, one in zip(self.members, addresses, strict=True)}
-        self._draw = draw
-
-    @property
-    def breakers(self) -> list[CircuitBreaker]:
-        return [member.breaker for member in self.members]
-
-    @property
-    def is_down(self) -> bool:
-        """All of them are left alone."""
-        return all(breaker.state == "open" for breaker in self.breakers)
-
-    async def close(self) -> None:
-        for member in self.members:
-            await member.close()
-
-    async def send(
-        self, method: str, path: str, content: bytes | None, given: Headers, *, guarded: bool = True
-    ) -> aiohttp.ClientResponse:
-        """The first good reply, else the last one; not yet read. Whoever gets it closes it."""
-        *first, last = self._order()
-        for member in first:
-            try:
-                reply = await member.send(method, path, content, given, guarded=guarded)
-            except ApiError:
-                continue
-            if reply.status < SERVER_ERROR and reply.status != TOO_MANY_REQUESTS:
-                return reply
-            reply.close()
-        return await last.send(method, path, content, given, guarded=guarded)
-
-    def _order(self) -> list[UpstreamClient]:
-        """Drawn by weight, one after the other; those that are left alone come last."""
-        if len(self.members) == 1:
-            return self.members
-        waiting, order = list(self.members), list[UpstreamClient]()
-        while waiting:
-            order.append(self._drawn(waiting))
-            waiting.remove(order[-1])
-        return sorted(order, key=lambda member: member.breaker.state == "open")
-
-    def _drawn(self, members: Sequence[UpstreamClient]) -> UpstreamClient:
-        left = self._draw() * sum(self._weights[member.url] for member in members)
-        for member in members:
-            left -= self._weights[member.url]
-            if left < 0:
-                return member
-        return members[-1]
-
-    async def models(self, given: Headers) -> list[dict[str, Any]]:
-        """Those of all that can be reached, each once."""
-        cards: dict[str, dict[str, Any]] = {}
-        problem: ApiError | None = None
-        for member in self.members:
-            try:
-                found = await member.models(given)
-            except ApiError as error:
-                problem = error
-                continue
-            cards = {str(card.get("id")): card for card in found} | cards
-        if problem is not None and not cards:
-            raise problem
-        return list(cards.values())
-
-    async def default_model(self, given: Headers) -> str:
-        """The first one that the first of them lists which can be reached."""
-        *first, last = sorted(self.members, key=lambda member: member.breaker.state == "open")
-        for member in first:
-            try:
-                return await member.default_model(given)
-            except ApiError:
-                continue
-        return await last.default_model(given)

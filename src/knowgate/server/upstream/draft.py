@@ -1,4 +1,4 @@
-"""The upstream's answer to the request itself, read as a draft: all of it, or as much of a stream as the gate reads."""
+"""Drafts: the upstream's closed-book answer to a request, read completely or as far as the gate needs it."""
 
 from __future__ import annotations
 
@@ -21,57 +21,65 @@ from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.server.streaming import LineTooLong, parse_event_data, remove_logprobs, split_lines
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
-MIN_TOP_LOGPROBS = 2  # the margin needs two
-STREAM_END_TIMEOUT = 2.0  # between the end of an answer and that of its stream
+MIN_TOP_LOGPROBS = 2  # the margin between the two best tokens needs both
+STREAM_END_TIMEOUT = 2.0  # seconds between the end of an answer and the end of its stream
 
 
 @dataclass
 class UpstreamDraft:
-    """What came: `content` of a reply in one piece; of a stream the `lines` so far and the `rest`.
+    """An answer of the upstream, complete or still streaming.
 
-    completion: None where it could not be read. hides_logprobs: they were asked for by us, not by the client.
-    ended: of a stream, that the answer came to its end.
+    Attributes:
+        response: The HTTP response.
+        completion: The answer so far; None if it could not be parsed.
+        calls_tool: Whether the LLM called a tool.
+        content: Body of a response that is not streamed.
+        lines: Lines of a stream that have been read.
+        remaining_lines: Lines of a stream that are still to come; None for a response that is not streamed.
+        hides_logprobs: Whether log-probabilities must be removed, because the client did not ask for them.
+        has_ended: Whether a streamed answer has ended.
     """
 
-    reply: aiohttp.ClientResponse
+    response: aiohttp.ClientResponse
     completion: Completion | None = None
-    called_tool: bool = False
+    calls_tool: bool = False
     content: bytes = b""
     lines: list[bytes] = field(default_factory=list)
-    rest: AsyncGenerator[bytes, None] | None = None
+    remaining_lines: AsyncGenerator[bytes, None] | None = None
     hides_logprobs: bool = False
-    ended: bool = False
+    has_ended: bool = False
 
-    async def read_on(self) -> None:
-        """What comes after the end of an answer (usage, [DONE]), so that it could be the reply."""
-        assert self.rest is not None
+    @property
+    def is_complete(self) -> bool:
+        """Whether the whole answer has arrived, so that it can be sent to the client later."""
+        if self.remaining_lines is None:
+            return True
+        return self.has_ended and self.completion is not None and self.completion.finished
+
+    async def read_to_end(self) -> None:
+        """Read the lines after the end of a streamed answer, such as usage and [DONE]."""
+        assert self.remaining_lines is not None
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
-                self.lines += [line async for line in self.rest]
-        except (ClientError, OSError, LineTooLong, TimeoutError):
-            self.ended = False
-
-    @property
-    def is_whole(self) -> bool:
-        """It could be the reply: all of it is here."""
-        return self.rest is None or (self.ended and self.completion is not None and self.completion.finished)
+                self.lines += [line async for line in self.remaining_lines]
+        except (ClientError, OSError, LineTooLong):
+            self.has_ended = False
 
     def close(self) -> None:
-        """Hang up: what is left of the draft is not wanted."""
-        self.reply.close()
+        """Close the connection without reading the rest."""
+        self.response.close()
 
-    @property
-    def shown(self) -> bytes:
-        """A reply in one piece as the client may see it."""
+    def get_client_content(self) -> bytes:
+        """Return the body of a response that is not streamed as the client may see it."""
         if not self.hides_logprobs:
             return self.content
-        reply = json.loads(self.content)
-        remove_logprobs(reply)
-        return json.dumps(reply, separators=(",", ":")).encode()
+        completion = json.loads(self.content)
+        remove_logprobs(completion)
+        return json.dumps(completion, separators=(",", ":")).encode()
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
-    """The request, asking for what the gate or arbiter reads as well."""
+    """Return the request, also asking for log-probabilities if the gate or arbiter needs them."""
     if Signal.LOGPROBS not in reader.needs:
         return request
     top = request.get("top_logprobs")
@@ -82,59 +90,62 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
     }
 
 
-async def read_draft(reply: aiohttp.ClientResponse) -> UpstreamDraft:
-    async with reply:
-        content = await reply.read()
+async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
+    """Read a response that is not streamed."""
+    async with response:
+        content = await response.read()
     try:
-        record = json.loads(content)
-        completion = parse_completions(record)[0]
+        body = json.loads(content)
+        completion = parse_completions(body)[0]
     except (ValueError, ModelError):
-        return UpstreamDraft(reply, content=content)
-    message = record["choices"][0].get("message")
-    return UpstreamDraft(reply, completion, isinstance(message, dict) and bool(message.get("tool_calls")), content)
+        return UpstreamDraft(response, content=content)
+    message = body["choices"][0].get("message")
+    calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
+    return UpstreamDraft(response, completion, calls_tool, content)
 
 
-async def read_streamed_draft(reply: aiohttp.ClientResponse, tokens: int) -> UpstreamDraft:
-    """Until there are so many tokens, or the end."""
-    return await read_stream(reply, lambda gathered: _count(gathered) >= tokens)
+async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
+    """Read a stream until it has so many tokens, or to its end."""
+    return await _read_stream(response, lambda answer: _count_tokens(answer) >= count)
 
 
-async def read_until_released(reply: aiohttp.ClientResponse, lets_out: Callable[[str], bool]) -> UpstreamDraft:
-    """Until its beginning may be let out, or the end."""
-    return await read_stream(reply, lambda gathered: lets_out("".join(gathered.texts)))
+async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
+    """Read a stream until the text so far is enough, or to its end."""
+    return await _read_stream(response, lambda answer: is_enough("".join(answer.texts)))
 
 
-async def read_stream(reply: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]) -> UpstreamDraft:
-    found = UpstreamDraft(reply, rest=split_lines(reply.content.iter_any()))
-    gathered = StreamedResponse()
-    assert found.rest is not None
-    async for line in found.rest:
-        found.lines.append(line)
+async def _read_stream(
+    response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
+) -> UpstreamDraft:
+    remaining_lines = split_lines(response.content.iter_any())
+    draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
+    async for line in remaining_lines:
+        draft.lines.append(line)
         chunk = parse_event_data(line)
         if chunk is None:
             continue
         if _calls_tool(chunk):
-            found.called_tool = True
-            return found
+            draft.calls_tool = True
+            return draft
         try:
-            gathered.add(chunk)
+            answer.add(chunk)
         except ModelError:
-            return found
-        if gathered.finish is not None or is_enough(gathered):
+            return draft
+        if answer.finish_reason is not None or is_enough(answer):
             break
-    found.ended = gathered.finish is not None
-    choice = {"text": "".join(gathered.texts), "finish_reason": gathered.finish or "length"}
+    draft.has_ended = answer.finish_reason is not None
+    choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
     try:
-        (found.completion,) = parse_completions({"choices": [{**choice, "logprobs": gathered.logprobs or None}]})
+        (draft.completion,) = parse_completions({"choices": [{**choice, "logprobs": answer.logprobs or None}]})
     except ModelError:
-        found.completion = None
-    return found
+        draft.completion = None
+    return draft
 
 
-def _count(gathered: StreamedResponse) -> int:
-    """Tokens so far; pieces of text where the server does not say."""
-    listed = gathered.logprobs.get("content")
-    return len(listed) if listed is not None else sum(bool(text) for text in gathered.texts)
+def _count_tokens(answer: StreamedResponse) -> int:
+    """Count the tokens so far; without log-probabilities, the pieces of text."""
+    tokens = answer.logprobs.get("content")
+    return len(tokens) if tokens is not None else sum(bool(text) for text in answer.texts)
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
@@ -144,12 +155,14 @@ def _calls_tool(chunk: dict[str, Any]) -> bool:
     return isinstance(delta, dict) and bool(delta.get("tool_calls"))
 
 
-CURRENT_DRAFT: ContextVar[Completion | None] = ContextVar("what the upstream answered", default=None)
+# --- the draft as a reading -----------------------------------------------------------------------
+
+CURRENT_DRAFT: ContextVar[Completion | None] = ContextVar("the upstream's answer", default=None)
 
 
 @contextmanager
 def use_draft(draft: Completion | None) -> Iterator[None]:
-    """What is decided inside is decided on this draft."""
+    """Make a draft available to the gates that decide inside the context."""
     token = CURRENT_DRAFT.set(draft)
     try:
         yield
@@ -158,7 +171,12 @@ def use_draft(draft: Completion | None) -> Iterator[None]:
 
 
 class UpstreamDraftModel(Backend):
-    """Gives drafts that are there already. url, model: of the upstream, which fitted gates are held against."""
+    """A model whose only reading is the draft of the current context (`use_draft`); it never calls the upstream.
+
+    Args:
+        url: URL of the upstream, for the fingerprint that fitted gates are checked against.
+        model: Name of the upstream's LLM, if it is fixed.
+    """
 
     offers = frozenset({Signal.DRAFT, Signal.LOGPROBS})
     depth = 0
@@ -173,16 +191,16 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """As of the same LLM in `openai:MODEL@URL`, which gates are fitted on."""
+        """Equal to the fingerprint of the same LLM as `openai:MODEL@URL`, on which gates are fitted."""
         if self._model is None:
             return "openai-unnamed"
-        asked = OpenAIModel(self._model, self._url)
+        model = OpenAIModel(self._model, self._url)
         try:
-            return asked.fingerprint
+            return model.fingerprint
         finally:
-            asked.close()
+            model.close()
 
-    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         draft = CURRENT_DRAFT.get()
         if draft is None:
             raise NotOffered("the upstream was not asked for a draft.")
@@ -198,11 +216,11 @@ class UpstreamDraftModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Nothing: follow-ups are then joined to the question before them, without a call."""
+        """Return empty completions, so that follow-up questions are joined to earlier ones instead of rewritten."""
         return [[Completion("")] for _ in prompts]
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered("the upstream is asked nothing beside what the application asks.")
+        raise NotOffered("an upstream gives no label logits.")

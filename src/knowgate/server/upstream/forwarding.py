@@ -1,4 +1,8 @@
-"""An upstream's reply on its way to the client, whole or event by event, with what we have to say put into it."""
+"""Answers chats with the upstream: decides, retrieves if necessary, and forwards the client's own request.
+
+There are three modes. `question`: the gate reads only the question. `draft`: the upstream answers first, and if the gate
+trusts that answer, it is the response. `race`: like draft, but the search already runs while the draft is generated.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,13 @@ from starlette.responses import Response
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages, read_messages
-from knowgate.server.chat.request_options import is_knowgate_model, read_request_options
-from knowgate.server.json_api import ApiError, read_bool
+from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
+from knowgate.server.chat.request_options import is_knowgate_model
+from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.options import ServeOptions
+from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
-    EVENT_TERMINATORS,
+    BLANK_LINES,
     EventStreamResponse,
     LineTooLong,
     StreamAnnotator,
@@ -30,285 +35,297 @@ from knowgate.server.streaming import (
     split_lines,
 )
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.client import UpstreamPool, build_response_headers, make_unreachable_error
-from knowgate.server.upstream.draft import (
-    UpstreamDraft,
-    build_draft_request,
-    read_draft,
-    read_streamed_draft,
-    read_until_released,
-)
+from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
+from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
 from knowgate.types import AnswerPair, Arbiter, Passage, Question
 
-
-async def forward_response(reply: aiohttp.ClientResponse, trace: RequestTrace, *, tells: bool = True) -> Response:
-    """A reply in one piece: good ones with our record, errors just as they came. tells: not in its body, if False."""
-    async with reply:
-        try:
-            content = await reply.read()
-        except (ClientError, OSError) as error:
-            raise make_unreachable_error(error) from None
-    content = annotate_body(content, trace) if reply.status == 200 and tells else content
-    return Response(content, reply.status, build_response_headers(reply, trace.headers))
-
-
-def annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """A JSON object with one field more; its own bytes stay as they are."""
-    text = content.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return content
-    comma = b"," if text[1:-1].strip() else b""
-    return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.record, separators=(",", ":")).encode() + b"}"
-
-
-async def forward_stream(
-    reply: aiohttp.ClientResponse,
-    amending: StreamAnnotator | None,
-    begun: list[bytes],
-    rest: AsyncGenerator[bytes, None],
-) -> AsyncGenerator[bytes, None]:
-    """The upstream's stream, amended, event by event; when nobody listens any more the upstream is hung up on."""
-    waiting = b""
-    try:
-        async for line in chain_lines(begun, rest):
-            waiting += amending.amend(line) if amending else line
-            if line in EVENT_TERMINATORS:
-                yield waiting
-                waiting = b""
-        if waiting:
-            yield waiting
-    except (ClientError, OSError, LineTooLong):
-        yield format_event(
-            ApiError(502, "the upstream broke off in the middle of its answer.", "upstream_broke_off").record
-        )
-    finally:
-        await rest.aclose()
-        reply.close()
-
-
-async def arbitrate(
-    keeper: GateService,
-    rag: AdaptiveRAG,
-    question: Question,
-    draft: UpstreamDraft,
-    opened: UpstreamDraft,
-    trace: RequestTrace,
-) -> UpstreamDraft:
-    """Which of the two is the reply."""
-    arbiter = rag.bound_arbiter
-    if arbiter is None or draft.completion is None or opened.completion is None or opened.called_tool:
-        return opened
-    both = AnswerPair(question, draft.completion, opened.completion, trace.passages)
-    try:
-        with trace.timed("arbiter"):
-            (trace.choice,) = await keeper.apart(lambda: choose_answers(arbiter, [both]))
-    except Exception as error:  # noqa: BLE001 - whatever an arbiter does, there is an answer to give
-        keeper.give_up("arbiter", trace, error)
-        return opened
-    return draft if trace.choice.is_closed_book else opened
-
-
 CHAT_PATH = "/chat/completions"
-PARTIAL_DRAFT_REASON = "of this stream only the beginning was drafted; without stream both answers are weighed"
-LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # how servers say that they give no log-probabilities
+PARTIAL_DRAFT_REASON = "only the beginning of this stream was drafted; without streaming, both answers are compared"
+LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # how servers refuse to return log-probabilities
 
 
 @dataclass
 class ForwardedRequest:
-    """One request on its way. sent: what goes up, None while the bytes that came can go as they are.
+    """A request on its way to the upstream.
 
-    draft: the answer without passages, where it was not good enough.
+    Attributes:
+        body: The client's request.
+        raw_body: The same as bytes, forwarded as they are if nothing changes.
+        headers: Headers of the client's request.
+        trace: What happens to the request.
+        deadline: Time of the event loop's clock at which the request must have ended.
+        changed_body: The body to forward, if it differs from the client's.
+        draft: The closed-book answer that the gate did not trust.
     """
 
     body: dict[str, Any]
-    raw: bytes
+    raw_body: bytes
     headers: Headers
     trace: RequestTrace
-    until: float
-    sent: dict[str, Any] | None = None
+    deadline: float
+    changed_body: dict[str, Any] | None = None
     draft: UpstreamDraft | None = None
 
     @property
-    def request(self) -> dict[str, Any]:
-        return self.body if self.sent is None else self.sent
+    def upstream_body(self) -> dict[str, Any]:
+        return self.body if self.changed_body is None else self.changed_body
 
     @property
     def content(self) -> bytes:
-        return self.raw if self.sent is None else json.dumps(self.sent).encode()
+        return self.raw_body if self.changed_body is None else json.dumps(self.changed_body).encode()
 
     @property
-    def is_streamed(self) -> bool:
+    def is_streaming(self) -> bool:
         return bool(self.body.get("stream"))
 
 
 class UpstreamForwarder:
-    """Chats go this way when there is an upstream."""
+    """Answers requests with the upstream."""
 
-    def __init__(self, upstream: UpstreamPool, keeper: GateService, options: ServeOptions):
+    def __init__(self, upstream: UpstreamClient, gate_service: GateService, options: ServeOptions):
         self.upstream = upstream
-        self.keeper = keeper
+        self.gate_service = gate_service
         self.options = options
 
-    async def chat(self, exchange: ForwardedRequest) -> Response:
-        messages, policy = read_messages(exchange.body), read_request_options(exchange.body)
-        read_bool(exchange.body, "stream")
-        rag = self.keeper.choose(self.keeper.assign(policy, exchange.body, exchange.trace))
-        await self.name_model(exchange)
-        asked = extract_question(rag.model, messages)
-        if isinstance(asked, UngatedRequest):
-            exchange.trace.ungated = asked.why
-            return await self.answer(exchange)
-        return await self._gated(exchange, rag, asked)
+    async def chat(self, request: ForwardedRequest) -> Response:
+        """Answer a chat request."""
+        messages = parse_request(ChatRequest, request.body).messages
+        rag = self.gate_service.prepare(request.body, request.trace)
+        await self.set_model(request)
+        question = extract_question(rag.model, messages)
+        if isinstance(question, UngatedRequest):
+            request.trace.ungated_reason = question.reason
+            return await self.forward(request)
+        return await self._answer_question(request, rag, question)
 
-    async def name_model(self, exchange: ForwardedRequest) -> None:
-        """The request as the upstream may see it: without our own field, with a model name of its own."""
-        body = exchange.body
-        if "knowgate" in body:
-            exchange.sent = {key: value for key, value in body.items() if key != "knowgate"}
-        if is_knowgate_model(body.get("model")):
-            name = self.options.upstream_model or await self.upstream.default_model(exchange.headers)
-            exchange.sent = {**exchange.request, "model": name}
-        exchange.trace.model = str(exchange.request.get("model", ""))[:200]
+    async def set_model(self, request: ForwardedRequest) -> None:
+        """Remove our own field from the request, and replace our model names by one of the upstream's."""
+        if "knowgate" in request.body:
+            request.changed_body = {name: value for name, value in request.body.items() if name != "knowgate"}
+        if is_knowgate_model(request.body.get("model")):
+            model = self.options.upstream_model or await self.upstream.get_default_model(request.headers)
+            request.changed_body = {**request.upstream_body, "model": model}
+        request.trace.model_name = str(request.upstream_body.get("model", ""))[:200]
 
-    async def _gated(self, exchange: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        trace, search = exchange.trace, None
-        trace.question = question.text
-        trace.way = "question"
-        trace.decision = self.keeper.foresee(rag, question)
-        if trace.decision is None and not self.keeper.want_of(rag).is_empty:
+    async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
+        trace, search = request.trace, None
+        trace.question, trace.way = question.text, "question"
+        trace.decision = self.gate_service.apply_rules(rag, question)
+        if trace.decision is None and self.gate_service.get_signal_request(rag).is_empty:
+            await self.gate_service.decide(rag, question, None, trace)
+        elif trace.decision is None:
             trace.way = "race" if self.options.way == "race" else "draft"
-            search = BackgroundSearch(self.keeper, rag, question) if trace.way == "race" else None
+            search = BackgroundSearch(self.gate_service, rag, question) if trace.way == "race" else None
             try:
-                drafted = await self._draft(exchange, rag, question)
+                response = await self._answer_with_draft(request, rag, question)
             except BaseException:
                 if search is not None:
                     search.cancel()
                 raise
-            if drafted is not None:
+            if response is not None:
                 if search is not None:
                     search.cancel()
-                return drafted
-        elif trace.decision is None:
-            await self.keeper.decide(rag, question, None, trace)
-        if trace.decision is not None and trace.decision.retrieve and rag.retriever is not None:
-            trace.passages = await (search or BackgroundSearch(self.keeper, rag, question)).result(trace)
-            if trace.passages:
-                exchange.sent = insert_passages(exchange.request, trace.passages, self.options.place)
-                if exchange.draft is not None and rag.bound_arbiter is not None:
-                    if exchange.draft.is_whole:
-                        return await self._weighed(exchange, rag, question, exchange.draft, rag.bound_arbiter)
-                    trace.unweighed = PARTIAL_DRAFT_REASON
-        return await self.answer(exchange)
-
-    async def _weighed(
-        self, exchange: ForwardedRequest, rag: AdaptiveRAG, question: Question, draft: UpstreamDraft, arbiter: Arbiter
-    ) -> Response:
-        """The upstream's answer with passages, or its draft. A stream is held back as long as it may be replaced."""
-        request = build_draft_request(exchange.request, arbiter)
-        with exchange.trace.timed("answer"):
-            reply = await self.upstream.send("POST", CHAT_PATH, json.dumps(request).encode(), exchange.headers)
-        if reply.status != 200:
-            return await forward_response(reply, exchange.trace)
-        reading = read_until_released(reply, arbiter.accepts_beginning) if exchange.is_streamed else read_draft(reply)
-        opened = await self._read(reply, exchange, reading, "answer")
-        opened.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
-        if exchange.is_streamed and not opened.ended:
-            return self._given(opened, exchange)
-        return self._given(await arbitrate(self.keeper, rag, question, draft, opened, exchange.trace), exchange)
+                return response
+        if trace.decision is None or not trace.decision.retrieve or rag.retriever is None:
+            return await self.forward(request)
+        trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
+        return await self._answer_with_passages(request, rag, question)
 
     # --- the draft --------------------------------------------------------------------------------
 
-    async def _draft(self, exchange: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response | None:
-        """The upstream's own answer, where it is the reply; None where it must be looked up."""
-        request = build_draft_request(exchange.request, rag.bound_gate)
-        with exchange.trace.timed("draft"):
-            reply = await self.upstream.send("POST", CHAT_PATH, json.dumps(request).encode(), exchange.headers)
-        if reply.status != 200:
-            if request == exchange.request or reply.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(reply, exchange.trace)
-            reply.close()
-            self.keeper.give_up_gate(rag, exchange.trace, f"the upstream refuses to give a draft ({reply.status})")
+    async def _answer_with_draft(
+        self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
+    ) -> Response | None:
+        """Ask for a draft and let the gate decide; return the response if it is the draft, None to retrieve."""
+        body = build_draft_request(request.upstream_body, rag.bound_gate)
+        with request.trace.measure("draft"):
+            response = await self._post(body, request)
+        if response.status != 200:
+            if body == request.upstream_body or response.status not in LOGPROBS_REFUSAL_STATUSES:
+                return await forward_response(response, request.trace)
+            response.close()
+            reason = f"the upstream returns no log-probabilities (status {response.status})"
+            self.gate_service.bypass_failed_gate(rag, request.trace, reason)
             return None
-        tokens = rag.bound_gate.request.draft_tokens
-        reading = read_streamed_draft(reply, tokens) if exchange.is_streamed else read_draft(reply)
-        drafted = await self._read(reply, exchange, reading, "draft")
-        drafted.hides_logprobs = request is not exchange.request and not exchange.body.get("logprobs")
-        if drafted.called_tool:
-            exchange.trace.ungated = "the LLM called a tool"
-        else:
-            decision = await self.keeper.decide(rag, question, drafted.completion, exchange.trace)
-            if decision.retrieve and rag.retriever is not None:
-                if drafted.ended and rag.bound_arbiter is not None:
-                    await drafted.read_on()
-                drafted.close()
-                exchange.draft = drafted
-                return None
-        return self._given(drafted, exchange)
+        token_count = rag.bound_gate.request.draft_tokens
+        reading = read_first_tokens(response, token_count) if request.is_streaming else read_draft(response)
+        draft = await _await_reading(response, request.trace, reading, "draft")
+        draft.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
+        if draft.calls_tool:
+            request.trace.ungated_reason = "the LLM called a tool"
+            return _send_draft(draft, request)
+        decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
+        if not decision.retrieve or rag.retriever is None:
+            return _send_draft(draft, request)
+        if draft.has_ended and rag.bound_arbiter is not None:
+            await draft.read_to_end()
+        draft.close()
+        request.draft = draft
+        return None
 
-    async def _read(
-        self, reply: aiohttp.ClientResponse, exchange: ForwardedRequest, reading: Awaitable[UpstreamDraft], stage: str
+    # --- the answer with passages -----------------------------------------------------------------
+
+    async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
+        """Forward the request with its passages; if there is a complete draft, let the arbiter choose."""
+        if not request.trace.passages:
+            return await self.forward(request)
+        request.changed_body = insert_passages(request.upstream_body, request.trace.passages, self.options.place)
+        if request.draft is None or rag.bound_arbiter is None:
+            return await self.forward(request)
+        if not request.draft.is_complete:
+            request.trace.arbitration_gap = PARTIAL_DRAFT_REASON
+            return await self.forward(request)
+        return await self._answer_with_arbiter(request, rag.bound_arbiter, question, request.draft)
+
+    async def _answer_with_arbiter(
+        self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
+    ) -> Response:
+        """Answer with passages or with the draft. A stream is held back while the arbiter may still replace it."""
+        body = build_draft_request(request.upstream_body, arbiter)
+        with request.trace.measure("answer"):
+            response = await self._post(body, request)
+        if response.status != 200:
+            return await forward_response(response, request.trace)
+        reading = read_until(response, arbiter.accepts_beginning) if request.is_streaming else read_draft(response)
+        answer = await _await_reading(response, request.trace, reading, "answer")
+        answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
+        if request.is_streaming and not answer.has_ended:
+            return _send_draft(answer, request)
+        return _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
+
+    async def _arbitrate(
+        self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
     ) -> UpstreamDraft:
+        """Return the draft or the answer with passages, as the arbiter chooses; the latter if it fails."""
+        if draft.completion is None or answer.completion is None or answer.calls_tool:
+            return answer
+        pair = AnswerPair(question, draft.completion, answer.completion, trace.passages)
         try:
-            with exchange.trace.timed(stage):
-                return await reading
-        except (ClientError, OSError, LineTooLong) as error:
-            raise make_unreachable_error(error) from None
-        except BaseException:
-            reply.close()
-            raise
+            with trace.measure("arbiter"):
+                (trace.choice,) = await self.gate_service.run_in_gate_thread(lambda: choose_answers(arbiter, [pair]))
+        except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
+            self.gate_service.bypass_arbiter(trace, error)
+            return answer
+        return draft if trace.choice.is_closed_book else answer
 
-    def _given(self, drafted: UpstreamDraft, exchange: ForwardedRequest) -> Response:
-        if drafted.rest is not None:
-            amending = StreamAnnotator(exchange.trace, hides_logprobs=drafted.hides_logprobs)
-            pieces = forward_stream(drafted.reply, amending, drafted.lines, drafted.rest)
-            return EventStreamResponse(
-                pieces, build_response_headers(drafted.reply, exchange.trace.headers), exchange.until
-            )
-        return Response(
-            annotate_body(drafted.shown, exchange.trace),
-            200,
-            build_response_headers(drafted.reply, exchange.trace.headers),
-        )
+    # --- forwarding -------------------------------------------------------------------------------
 
-    # --- the answer -------------------------------------------------------------------------------
+    async def _post(self, body: dict[str, Any], request: ForwardedRequest) -> aiohttp.ClientResponse:
+        return await self.upstream.send("POST", CHAT_PATH, json.dumps(body).encode(), request.headers)
 
-    async def hand_on(self, exchange: ForwardedRequest, path: str) -> Response:
-        """A request that nothing is decided about; its reply comes back as it is, but for headers."""
-        await self.name_model(exchange)
-        reply = await self.upstream.send("POST", path, exchange.content, exchange.headers)
-        if reply.status == 200 and reply.content_type.startswith("text/event-stream"):
-            pieces = forward_stream(reply, None, [], split_lines(reply.content.iter_any()))
-            return EventStreamResponse(pieces, build_response_headers(reply, exchange.trace.headers), exchange.until)
-        return await forward_response(reply, exchange.trace, tells=False)
+    async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
+        """Forward the request as it is now, and annotate the response."""
+        with request.trace.measure("answer"):
+            response = await self.upstream.send("POST", path, request.content, request.headers)
+            if response.status != 200 or not response.content_type.startswith("text/event-stream"):
+                return await forward_response(response, request.trace)
+        return _send_stream(response, request, StreamAnnotator(request.trace))
 
-    async def answer(self, exchange: ForwardedRequest, path: str = CHAT_PATH) -> Response:
-        """The upstream's reply to the request as it is now."""
-        with exchange.trace.timed("answer"):
-            reply = await self.upstream.send("POST", path, exchange.content, exchange.headers)
-            if reply.status != 200 or not reply.content_type.startswith("text/event-stream"):
-                return await forward_response(reply, exchange.trace)
-        pieces = forward_stream(reply, StreamAnnotator(exchange.trace), [], split_lines(reply.content.iter_any()))
-        return EventStreamResponse(pieces, build_response_headers(reply, exchange.trace.headers), exchange.until)
+    async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
+        """Forward a request that is not decided on; only the headers of the response are annotated."""
+        await self.set_model(request)
+        response = await self.upstream.send("POST", path, request.content, request.headers)
+        if response.status == 200 and response.content_type.startswith("text/event-stream"):
+            return _send_stream(response, request, None)
+        return await forward_response(response, request.trace, annotates_body=False)
+
+
+async def _await_reading(
+    response: aiohttp.ClientResponse, trace: RequestTrace, reading: Awaitable[UpstreamDraft], stage: str
+) -> UpstreamDraft:
+    """Await the reading of a response; close the connection if it fails or is cancelled."""
+    try:
+        with trace.measure(stage):
+            return await reading
+    except (ClientError, OSError, LineTooLong) as error:
+        raise make_connection_error(error) from None
+    except BaseException:
+        response.close()
+        raise
+
+
+async def forward_response(
+    response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
+) -> Response:
+    """Read a response that is not streamed and return it, successful ones with our annotation, errors unchanged."""
+    async with response:
+        try:
+            content = await response.read()
+        except (ClientError, OSError) as error:
+            raise make_connection_error(error) from None
+    content = _annotate_body(content, trace) if response.status == 200 and annotates_body else content
+    return Response(content, response.status, build_response_headers(response, trace.headers))
+
+
+def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
+    """Add a field `knowgate` to a JSON object without changing its other bytes."""
+    text = content.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return content
+    comma = b"," if text[1:-1].strip() else b""
+    return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
+
+
+def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+    """Send an answer that was read, completely or in part, to the client."""
+    headers = build_response_headers(draft.response, request.trace.headers)
+    if draft.remaining_lines is None:
+        return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
+    annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
+    events = forward_stream(draft.response, annotator, draft.lines, draft.remaining_lines)
+    return EventStreamResponse(events, headers, request.deadline)
+
+
+def _send_stream(
+    response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
+) -> Response:
+    events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
+    headers = build_response_headers(response, request.trace.headers)
+    return EventStreamResponse(events, headers, request.deadline)
+
+
+async def forward_stream(
+    response: aiohttp.ClientResponse,
+    annotator: StreamAnnotator | None,
+    first_lines: list[bytes],
+    remaining_lines: AsyncGenerator[bytes, None],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the upstream's stream event by event; closes the upstream's connection when the client stops reading."""
+    event = b""
+    try:
+        async for line in chain_lines(first_lines, remaining_lines):
+            event += annotator.annotate(line) if annotator else line
+            if line in BLANK_LINES:
+                yield event
+                event = b""
+        if event:
+            yield event
+    except (ClientError, OSError, LineTooLong):
+        error = ApiError(502, "the upstream closed the connection before the answer ended.", "upstream_broke_off")
+        yield format_event(error.to_json())
+    finally:
+        await remaining_lines.aclose()
+        response.close()
 
 
 class BackgroundSearch:
-    """A retrieval that has begun. What it has to say of itself is said only if it is used."""
+    """A search that runs in the background. It is reported in the trace of the request only if its result is used."""
 
-    def __init__(self, keeper: GateService, rag: AdaptiveRAG, question: Question):
-        self.own = RequestTrace()
-        self.task = asyncio.ensure_future(keeper.search(rag, question, self.own))
+    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
+        self._trace = RequestTrace()
+        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
 
-    async def result(self, trace: RequestTrace) -> tuple[Passage, ...]:
+    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
+        """Wait for the passages, and add the timings and failures of the search to the request's trace."""
         try:
-            return await self.task
+            return await self._task
         finally:
             self.cancel()
-            trace.degraded += self.own.degraded
-            trace.milliseconds |= self.own.milliseconds
-            trace.stages += self.own.stages
+            trace.degraded += self._trace.degraded
+            trace.milliseconds |= self._trace.milliseconds
+            trace.stages += self._trace.stages
 
     def cancel(self) -> None:
-        self.task.cancel()
-        self.task.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # looked at, so not complained of
+        self._task.cancel()
+        # Retrieve the exception, so that asyncio does not log it as never retrieved.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

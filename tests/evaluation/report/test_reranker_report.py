@@ -1,0 +1,50 @@
+import re
+
+from knowgate.evaluation.report.reranker_report import build_reranker_verdict, write_reranker_page
+from knowgate.evaluation.reranker_comparison import ComparisonSettings, compare_rerankers
+from tests.evaluation.test_reranker_comparison import ALIGNED, BOTH, Table, answering, held, row
+from tests.support.chromium import needs_browser, open_page
+
+
+def many(n=40):
+    """The second passage helps; the retriever puts it second, a good reranker first."""
+    return [row(f"q{number}", {f"{number}a": -0.1, f"{number}b": 0.2, f"{number}c": -0.3}) for number in range(n)]
+
+
+def good(rows):
+    return Table(**{one.id: one.shift for found in rows for one in found.candidates})
+
+
+def test_a_reranker_that_ranks_better_is_worth_a_try_until_answers_show_it():
+    said = build_reranker_verdict(compare_rerankers([held(many())], {"good": good(many())}))
+    assert (said.level, said.best) == ("try", "good")
+    assert "puts a passage that helps first for 100.0 %, the retriever for 0.0 %: +100.0 points" in said.sentences[0]
+    assert "name one in `model` to see whether answers improve" in said.sentences[1]
+
+
+def test_a_reranker_that_ranks_no_better_is_left(tmp_path):
+    said = build_reranker_verdict(compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)}))
+    assert said.level == "leave"
+    assert said.headline == "Leave the retriever's order as it is."
+    assert "Answers of fake to nq with the top 1 passages" in " ".join(said.sentences)
+
+
+def test_without_a_reranker_nothing_is_recommended():
+    assert build_reranker_verdict(compare_rerankers([held()], {})).level == "unknown"
+
+
+def test_controls_are_never_recommended():
+    said = build_reranker_verdict(
+        compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(controls=True))
+    )
+    assert said.best == "aligned"
+
+
+@needs_browser
+def test_the_page_is_drawn_in_a_browser_without_console_lines(tmp_path):
+    page = tmp_path / "report.html"
+    write_reranker_page(compare_rerankers([held(many())], {"<b>good": good(many())}), page)
+    opened = open_page(page, tmp_path / "profile")
+    assert opened.console == []
+    assert len(re.findall(r'<svg class="rows" role="img"', opened.dom)) == 1
+    assert "<b>" not in opened.dom

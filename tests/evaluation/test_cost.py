@@ -1,0 +1,131 @@
+"""What always, never and gated retrieval cost: sums worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.cost import compare_traffic_costs, compute_break_even_price, read_prices
+from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent
+from knowgate.evaluation.server_log import read_server_log
+
+# Four questions; the gate drafts 2 tokens of each. Retrieved: 100 tokens read, 5 written; from memory: 10 and 5.
+READ, CLOSED, OPENED = EventCost(0, 10, 2, 1.0), EventCost(0, 0, 3, 1.5), EventCost(0, 100, 5, 4.0)
+EVENTS = [
+    TrafficEvent(
+        need, reading=READ, closed=CLOSED, opened=OPENED, loses_answer=loses, closed_only=EventCost(0, 10, 5, 2.5)
+    )
+    for need, loses in ((0.1, False), (0.2, True), (0.8, True), (0.9, True))
+]
+PRICES = Prices(search=0.01, input_token=0.001, output_token=0.002)
+
+
+def test_always_pays_a_search_and_the_passages_of_every_question():
+    assert compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES).always.money(PRICES) == pytest.approx(0.01 + 0.1 + 0.01)
+
+
+def test_never_pays_the_closed_book_answer_and_no_gate():
+    never = compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES).never
+    assert (never.searches, never.money(PRICES)) == (0.0, pytest.approx(0.01 + 0.01))
+
+
+def test_gated_pays_its_reading_and_then_one_of_the_two():
+    gated = compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES).gated
+    assert (gated.searches, gated.prompt, gated.completion) == (0.5, 60.0, 6.0)
+    assert gated.money(PRICES) == pytest.approx(0.005 + 0.06 + 0.012)
+
+
+def test_an_hour_of_the_gpu_is_paid_by_its_seconds():
+    costing = compare_traffic_costs(Traffic(EVENTS), 0.5, Prices(gpu_hour=3600.0))
+    assert (costing.always.money(costing.prices), costing.gated.money(costing.prices)) == (4.0, 1.0 + (1.5 + 4.0) / 2)
+
+
+def test_at_the_break_even_price_gated_costs_what_always_does():
+    costly = [
+        TrafficEvent(event.need, reading=EventCost(0, 400, 2, 1.0), closed=CLOSED, opened=OPENED) for event in EVENTS
+    ]
+    price = compare_traffic_costs(Traffic(costly), 0.5, PRICES).break_even
+    at_it = PRICES.replace(search=price)
+    found = compare_traffic_costs(Traffic(costly), 0.5, at_it)
+    assert price > 0
+    assert found.always.money(at_it) == pytest.approx(found.gated.money(at_it))
+
+
+@pytest.mark.parametrize(
+    ("always", "gated", "skipped", "price"), [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)]
+)
+def test_a_gate_pays_from_some_price_on_or_at_any_or_at_none(always, gated, skipped, price):
+    assert compute_break_even_price(always, gated, skipped) == price
+
+
+def test_right_answers_that_a_skip_loses_are_counted_on_graded_rows():
+    costing = compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES)
+    assert [bill.lost.hits for bill in (costing.always, costing.never, costing.gated)] == [0, 3, 1]
+
+
+def test_what_is_not_on_record_has_no_sum_unless_it_has_no_price():
+    unknown = [TrafficEvent(0.2, retrieved=False), TrafficEvent(0.8, retrieved=True)]
+    costing = compare_traffic_costs(Traffic(unknown), 0.5, PRICES)
+    assert costing.gated.money(PRICES) is None
+    assert costing.break_even is None
+    assert costing.gated.money(Prices(search=0.01)) == pytest.approx(0.005)
+
+
+def test_a_table_of_prices_is_toml(tmp_path):
+    (tmp_path / "prices.toml").write_text("search = 0.01\ngpu_hour = 2\n")
+    assert read_prices(tmp_path / "prices.toml") == Prices(search=0.01, gpu_hour=2.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("serch = 1", "serch"), ("search = -1", "at least 0"), ("search = 'x'", "it must be a number")]
+)
+def test_a_table_of_other_things_is_refused(tmp_path, text, words):
+    (tmp_path / "prices.toml").write_text(text)
+    with pytest.raises((BadInput, BadSetting), match=words):
+        read_prices(tmp_path / "prices.toml")
+
+
+def decisions(path, records):
+    file = sqlite3.connect(path)
+    file.execute("CREATE TABLE decisions (id TEXT, at REAL, question TEXT, record TEXT)")
+    file.executemany("INSERT INTO decisions VALUES (?, ?, NULL, ?)", [(str(i), i, json.dumps(r)) for i, r in records])
+    file.commit()
+    file.close()
+
+
+def test_decisions_that_a_server_kept_are_traffic(tmp_path):
+    one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "skr", "gated": True}
+    let_through = {"gated": False, "why_not": "no question"}
+    decisions(tmp_path / "d.sqlite", enumerate([one, {**one, "need": 0.1, "retrieve": False}, let_through]))
+    log = read_server_log(tmp_path / "d.sqlite")
+    assert ([event.need for event in log.events], dict(log.thresholds)) == ([0.8, 0.1], {0.5: 2})
+    assert math.isnan(log.events[0].opened.prompt)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["null", "[1]", '{"need": 0.', '{"retrieve": true}', '{"need": NaN, "retrieve": true, "threshold": 1, "gate": "g"}',
+     '{"need": "x", "retrieve": true, "threshold": 0.5, "gate": "skr"}',
+     '{"retrieve": true, "threshold": 1, "gate": "g"}',
+     '{"need": 1, "retrieve": true, "threshold": 0.5, "gate": "skr", "milliseconds": {"total": "long"}}'],
+)  # fmt: skip
+def test_a_damaged_decision_is_left_out_and_counted(tmp_path, damaged):
+    one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "skr", "gated": True}
+    decisions(tmp_path / "d.sqlite", [(0, one)])
+    with sqlite3.connect(tmp_path / "d.sqlite") as file:
+        file.execute("INSERT INTO decisions VALUES ('x', 1, NULL, ?)", (damaged,))
+    log = read_server_log(tmp_path / "d.sqlite")
+    assert (len(log.events), log.left_out) == (1, {"that cannot be read": 1})
+
+
+def test_another_database_is_refused_in_a_sentence(tmp_path):
+    file = sqlite3.connect(tmp_path / "d.sqlite")
+    file.execute("CREATE TABLE other (x)")
+    file.commit()
+    file.close()
+    with pytest.raises(BadInput, match="no table of decisions"):
+        read_server_log(tmp_path / "d.sqlite")

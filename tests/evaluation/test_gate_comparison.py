@@ -1,0 +1,288 @@
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from knowgate.cli.gate_specs import split_gate_specs
+from knowgate.cli.main import run as knowgate
+from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered
+from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
+from knowgate.evaluation.report import evaluation_tables as eval_sheets
+from knowgate.evaluation.report.evaluation_page import write_evaluation_page
+from knowgate.gates.offline_scoring import drop_seen_rows, score_gate, score_gates
+from knowgate.models.fake import FakeModel
+from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.training.examples import load_examples
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.probe import fit_probe
+from knowgate.types import Question
+from tests.support.chromium import needs_browser, open_page
+from tests.support.planted_run import planted_rows
+from tests.support.planted_run import write_run as planted_run
+from tests.support.runs_by_hand import row, side, write_run
+from tests.support.trials_by_hand import SETTINGS, four_rows, trial_run, varied_run
+
+
+def evaluated(*runs, gates=("auto",), resamples=50):
+    trial = load_label_table(runs)
+    return compare_gates(trial, score_gates(trial, gates), resamples=resamples)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_the_main_numbers_by_hand(tmp_path):
+    found = evaluated(trial_run(tmp_path / "run"))
+    good = {name: value.value for name, value in found.gate("good").measures.items()}
+    # skips q0 (right) and q2 (right closed-book), retrieves q1 (helped) and q3 (hopeless)
+    assert good["accuracy"] == 0.75
+    assert good["rate"] == 0.5
+    assert good["random"] == pytest.approx(0.5)
+    assert good["gain"] == pytest.approx(0.25)
+    assert good["loss"] == pytest.approx(-0.25)
+    assert (good["harm"], good["waste"]) == (0.0, 0.0)
+    assert good["recovered"] == pytest.approx(1.0)
+    assert good["auroc"] == 1.0
+    assert good["closed_if_known"] == 1.0
+    assert good["closed_if_unknown"] == 0.0
+
+
+def test_never_always_and_oracle_are_always_there(tmp_path):
+    found = evaluated(trial_run(tmp_path / "run"), gates=["good"])
+    assert [gate.gate for gate in found.gates] == ["never", "always", "good", "oracle"]
+    values = {gate.gate: gate.measures["accuracy"].value for gate in found.gates}
+    assert values == {"never": 0.5, "always": 0.5, "good": 0.75, "oracle": 0.75}
+    assert found.gate("never").measures["harm"].value == 0.25
+    assert found.gate("always").measures["waste"].value == 0.5
+    assert "auroc" not in found.gate("always").measures
+
+
+def test_where_nothing_was_found_the_answer_is_the_closed_book_one(tmp_path):
+    rows = [*four_rows(), row("q4", side(True), None)]
+    trial = load_label_table([trial_run(tmp_path / "run", rows)])
+    assert trial.n_without_passages == 1
+    assert trial.open_right is not None
+    assert bool(trial.open_right[-1]) is True
+
+
+def test_failed_and_ungraded_rows_are_counted_not_scored(tmp_path):
+    rows = [*four_rows(), row("bad", error="timeout"), row("free", side(None), side(None))]
+    trial = load_label_table([trial_run(tmp_path / "run", rows)])
+    assert len(trial.rows) == 4
+    assert trial.left_out == {"failed": 1, "not graded": 1}
+
+
+def test_without_open_book_answers_only_ranking_is_measured(tmp_path):
+    rows = [row(f"q{i}", side(i % 2 == 0), None) for i in range(6)]
+    found = evaluated(trial_run(tmp_path / "run", rows))
+    assert [gate.gate for gate in found.gates] == ["good", "poor"]
+    assert "accuracy" not in found.gate("good").measures
+    assert found.gate("good").measures["auroc"].value == 1.0
+
+
+def test_runs_of_several_data_sets_are_one_trial_with_slices(tmp_path):
+    found = evaluated(varied_run(tmp_path / "a"), varied_run(tmp_path / "b"))
+    parts = {(one.dimension, one.value): one.n for one in found.slices}
+    assert parts["data set", "nq"] + parts["data set", "webqa"] == len(found.table.rows)
+    assert {"rare", "middle", "frequent"} <= {value for dimension, value in parts if dimension == "answer frequency"}
+
+
+def test_each_gate_is_compared_with_always_and_the_best_with_the_others(tmp_path):
+    found = evaluated(varied_run(tmp_path / "a"))
+    pairs = {(one.gate, one.against) for one in found.comparisons}
+    assert pairs == {("good", "always"), ("poor", "always"), ("good", "poor")}
+    assert all(one.p_holm >= one.p_mcnemar for one in found.comparisons)
+
+
+def test_a_threshold_is_chosen_on_dev_rows_and_realised_on_the_others(tmp_path):
+    tuned = evaluated(varied_run(tmp_path / "a")).gate("good").tuned
+    assert tuned is not None
+    assert 0 < tuned.n < 58
+    assert tuned.dev_accuracy >= tuned.always - 0.5
+
+
+def test_the_summary_is_plain_json(tmp_path):
+    found = json.loads(json.dumps(evaluation_to_dict(evaluated(varied_run(tmp_path / "a")))))
+    assert [gate["gate"] for gate in found["gates"]] == ["never", "always", "good", "poor", "oracle"]
+
+
+# --- needs on record ------------------------------------------------------------------------------
+
+
+def test_recorded_needs_come_back_and_replace_earlier_ones(tmp_path):
+    run = trial_run(tmp_path / "run")
+    write_needs(run, [RecordedNeeds("good", 0.4, {"q0": 0.25}, "anew", 0.5)])
+    assert [item.gate for item in read_needs(run)] == ["poor", "good"]
+    assert read_needs(run)[-1] == RecordedNeeds("good", 0.4, {"q0": 0.25}, "anew", 0.5)
+
+
+def test_a_recorded_gate_that_lacks_questions_is_refused(tmp_path):
+    run = trial_run(tmp_path / "run")
+    write_needs(run, [RecordedNeeds("good", 0.5, {"q0": 0.5})])
+    with pytest.raises(BadSetting, match="lacks 3 of 4 questions"):
+        score_gate(load_label_table([run]), "good")
+
+
+@pytest.mark.parametrize("line", ['{"gate": "x"}', '{"gate": "x", "threshold": 0.5, "needs": {"a": 2}}', "[]"])
+def test_broken_needs_are_an_error_with_the_place(tmp_path, line):
+    run = trial_run(tmp_path / "run")
+    (run / NEEDS_FILE).write_text(line + "\n")
+    with pytest.raises((ArtifactError, BadInput), match=NEEDS_FILE):
+        load_label_table([run])
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def test_runs_of_different_models_are_not_mixed(tmp_path):
+    runs = [trial_run(tmp_path / "a"), trial_run(tmp_path / "b", model_fingerprint="other")]
+    with pytest.raises(BadSetting, match="different models"):
+        load_label_table(runs)
+
+
+def test_runs_of_different_rerankers_are_not_mixed(tmp_path):
+    chosen = {"reranker": "aligned", "reranker_fingerprint": "r1", "candidates": 20}
+    runs = [trial_run(tmp_path / "a"), trial_run(tmp_path / "b", **chosen)]
+    with pytest.raises(BadSetting, match=r"different rerankers .*side by side: knowgate sweep beta"):
+        load_label_table(runs)
+
+
+def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
+    run = trial_run(tmp_path / "run")
+    manifest = json.loads((run / "run.json").read_text())
+    del manifest["settings"]["prompts_fingerprint"]
+    (run / "run.json").write_text(json.dumps(manifest))
+    with pytest.raises(ArtifactError, match="lacks prompts_fingerprint"):
+        load_label_table([run])
+
+
+def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_path):
+    with pytest.raises(BadInput, match="every closed-book answer is wrong"):
+        evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), None) for i in range(3)]))
+
+
+def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
+    found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
+    assert found.gate("good").measures["accuracy"].value == 1.0
+    assert found.gate("good").measures["auroc"].value is None
+    assert {row[0]: row[1] for row in eval_sheets.build_ranking_table(found).rows} == {
+        "good": "–",
+        "poor": "–",
+        "majority": "–",
+    }
+
+
+def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
+    run = write_run(tmp_path / "run", [row("a", error="timeout")], **SETTINGS)
+    with pytest.raises(BadInput, match="no graded row"):
+        load_label_table([run])
+
+
+def test_a_gate_that_asks_the_llm_is_refused_with_the_command_that_can(tmp_path):
+    with pytest.raises(NotOffered, match="Label again with"):
+        score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
+
+
+@pytest.fixture
+def fitted(tmp_path):
+    """A run with a rule in it, and a gate fitted on it."""
+    rows, states = planted_rows(120)
+    run, out = planted_run(tmp_path / "run", rows, states), tmp_path / "gate"
+    examples = load_examples([run])
+    save_fitted(fit_probe(examples, kind="linear"), examples, out)
+    return run, str(out), len(examples.split.test)
+
+
+def test_a_gate_is_refused_on_questions_it_was_fitted_on(fitted):
+    run, gate, tested = fitted
+    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*drop_seen"):
+        score_gate(load_label_table([run]), gate)
+
+
+def test_rows_packed_without_their_texts_are_recognised_by_id(fitted):
+    run, gate, tested = fitted
+    trial = load_label_table([run])
+    packed = replace(trial, rows=[replace(row, question="") for row in trial.rows])
+    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these"):
+        score_gate(packed, gate)
+
+
+def test_seen_questions_can_be_left_out_and_are_counted(fitted):
+    run, gate, tested = fitted
+    trial = drop_seen_rows(load_label_table([run]), [gate, "never"])
+    assert len(trial.rows) == len(trial.closed_right) == tested
+    assert trial.left_out["seen by a gate"] == 120 - tested
+    assert len(score_gate(trial, gate).needs) == tested
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_page_summary_and_table(tmp_path, capsys):
+    out = tmp_path / "report"
+    run = varied_run(tmp_path / "a")
+    assert knowgate(["eval", "--labels", str(run), "--out", str(out), "--resamples", "50"]) == 0
+    assert "matched" in capsys.readouterr().out
+    assert (out / "report.html").stat().st_size < 5e5
+    assert json.loads((out / "summary.json").read_text())["questions"] == 58
+    assert "| good |" in (out / "table.md").read_text()
+
+
+def test_labels_or_data_must_be_given(capsys):
+    assert knowgate(["eval"]) == 1
+    assert "either label runs (--labels)" in capsys.readouterr().err
+
+
+def test_questions_are_answered_now_and_kept_for_another_evaluation(tmp_path, capsys):
+    data = tmp_path / "q.jsonl"
+    asked = [f"Question {i}?" for i in range(12)]
+    said = FakeModel().generate([AnswerPrompts().closed(Question(text)) for text in asked], max_tokens=32)
+    golds = [completions[0].text if i % 2 else "nobody" for i, completions in enumerate(said)]
+    records = [{"question": text, "answers": [gold]} for text, gold in zip(asked, golds, strict=True)]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    command = ["eval", "--data", f"jsonl:{data}", "--model", "fake", "--gates", "prompt,logprob:mean", "--no-html"]
+    assert knowgate([*command, "--out", str(tmp_path / "out"), "--resamples", "20"]) == 0
+    assert "logprob:mean" in capsys.readouterr().out
+    kept = list((tmp_path / "out" / "runs").iterdir())
+    assert len(kept) == 1
+    assert {item.gate for item in read_needs(kept[0])} == {"prompt", "logprob:mean"}
+    assert all(item.seconds is not None for item in read_needs(kept[0]))
+    assert knowgate(["eval", "--labels", str(kept[0]), "--resamples", "20"]) == 0
+
+
+def test_gates_may_be_repeated_and_must_be_named(tmp_path, capsys):
+    run = trial_run(tmp_path / "run")
+    command = ["eval", "--labels", str(run), "--resamples", "10", "--json"]
+    assert knowgate([*command, "--gates", "good", "--gates", "poor"]) == 0
+    named = [gate["gate"] for gate in json.loads(capsys.readouterr().out)["gates"]]
+    assert named == ["never", "always", "good", "poor", "oracle"]
+    assert knowgate([*command, "--gates", ""]) == 1
+    assert "--gates names no gate" in capsys.readouterr().err
+
+
+def test_a_recorded_gate_with_commas_in_its_name_can_be_named(tmp_path):
+    run = varied_run(tmp_path / "a")
+    needs = {one.id: 0.5 for one in load_label_table([run]).rows}
+    write_needs(run, [RecordedNeeds(name, 0.5, needs) for name in ("fusion", "fusion, cheap", "k=5, old")])
+    assert split_gate_specs(["fusion, cheap,good,fusion"], [run]) == ["fusion, cheap", "good", "fusion"]
+    assert split_gate_specs(["good,k=5, old"], [run]) == ["good", "k=5, old"]
+    command = ["eval", "--labels", str(run), "--resamples", "0", "--gates", "fusion, cheap,fusion"]
+    assert knowgate(command) == 0
+
+
+def test_commas_inside_options_do_not_split_a_gate():
+    assert split_gate_specs(["flare,dhicl:k=5,words=1/2, my-gate"]) == ["flare", "dhicl:k=5,words=1/2", "my-gate"]
+
+
+@needs_browser
+def test_every_chart_is_drawn_in_a_real_browser(tmp_path):
+    page = tmp_path / "report.html"
+    write_evaluation_page(evaluated(varied_run(tmp_path / "a")), page)
+    opened = open_page(page, tmp_path / "profile")
+    shutil.rmtree(tmp_path / "profile", ignore_errors=True)
+    assert opened.console == []
+    assert opened.dom.count('<svg class="') == opened.dom.count("<figcaption>")
+    assert opened.dom.count('class="tip"') == opened.dom.count("<figcaption>")

@@ -1,0 +1,209 @@
+import numpy as np
+import pytest
+
+from knowgate.data.runs.records import RecordedNeeds, write_needs
+from knowgate.errors import BadSetting
+from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost
+from knowgate.evaluation.gate_comparison import GateGuarantee
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.recommendation import (
+    Z_CERTAIN,
+    CorrectAnswers,
+    GateOption,
+    _is_above_zero,
+    choose_gate,
+    recommend,
+)
+from knowgate.evaluation.report.evaluation_page import write_evaluation_page
+from knowgate.evaluation.report.evaluation_tables import build_cost_table
+from knowgate.evaluation.report.evaluation_verdict import build_verdict
+from knowgate.gates.calibration.threshold_calibration import calibrate
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
+from tests.support.pairs_by_hand import Prefers
+from tests.support.runs_by_hand import row, side, write_run
+from tests.support.trials_by_hand import SETTINGS, trial_run
+
+N = 400
+
+
+def planted(path, *, known, helped=1.0, n=N, needs=None):
+    """A run whose LLM knows every `known`-th question; passages help with a share of the others, and never hurt."""
+    rows = [
+        row(f"q{i}", side(i % known == 0), side(i % known == 0 or i % 10 < 10 * helped), question=f"what is {i}?")
+        for i in range(n)
+    ]
+    run = write_run(path, rows, **SETTINGS)
+    good = {one.id: 0.1 if one.closed.correct else 0.9 for one in rows} if needs is None else needs(rows)
+    write_needs(run, [RecordedNeeds("good", 0.5, good)])
+    return run
+
+
+def evaluated(run):
+    return evaluate(runs=run, resamples=200)
+
+
+def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
+    found = recommend(evaluated(planted(tmp_path / "run", known=4)))
+    assert (found.level, found.gate, found.agreeing_folds) == ("use", "good", 5)
+    assert found.threshold == pytest.approx(0.5)
+    assert (found.skipped.value, found.difference.value) == (0.25, 0.0)
+    assert found.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
+
+
+def test_a_gate_that_ranks_at_random_is_not(tmp_path):
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    assert recommend(evaluated(run)).level == "leave"
+
+
+def hash_share(text):
+    return sum(map(ord, text)) % 97 / 97
+
+
+def test_a_gain_that_might_be_luck_does_not_beat_chance():
+    """One gain among 100: mean 1/100, less one loss 0. Twenty: 0.19 against 2.576 standard errors of about 0.042."""
+    gains = np.zeros(100)
+    gains[0] = 1
+    assert not _is_above_zero(gains, Z_CERTAIN)
+    gains[:20] = 1
+    assert _is_above_zero(gains, Z_CERTAIN)
+
+
+def test_where_passages_never_help_no_search_is_made(tmp_path):
+    found = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
+    assert (found.level, found.gate, found.skipped.value) == ("use", "never", 1.0)
+    assert found.gain.value is None
+    assert build_verdict(
+        evaluated(planted(tmp_path / "other", known=2, helped=0.0)), CostAssumptions(), 0.02
+    ).headline.startswith("Do without retrieval here.")
+
+
+def test_few_questions_show_nothing(tmp_path):
+    assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).level == "unknown"
+
+
+def test_a_question_asked_many_times_is_one(tmp_path):
+    rows = [row(f"q{i}", side(i % 4 == 0), side(True), question=f"what is {i % 8}?") for i in range(N)]
+    assert recommend(evaluated(trial_run(tmp_path / "run", rows))).level == "unknown"
+
+
+def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
+    found = recommend(evaluation)
+    assert (found.level, found.threshold, found.guarantee, found.agreeing_folds) == (
+        "use",
+        0.5,
+        "It loses at most 2 %.",
+        0,
+    )
+
+
+def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path):
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    evaluation = evaluated(run)
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
+    found = recommend(evaluation)
+    assert (found.level, found.guarantee) == ("leave", "")
+
+
+def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
+    assert recommend(evaluation).guarantee == ""
+
+
+def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
+        " No guarantee is stored (needs on record keep none, folders of gates do): knowgate calibrate gives one."
+    )
+    evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
+    assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
+        " No guarantee is stored for that; one is with 'good': It loses at most 2 %. This does not hold here: …."
+    )
+
+
+def test_one_loss_is_added_so_that_nothing_seen_is_not_nothing_there():
+    """10 skips without loss among n: the bound is -(1 + 1.645 sqrt(1 - 1/n)) / n, which must be above -0.01."""
+    n = 200
+    needs = np.where(np.arange(n) < 10, 0.1, 0.9)
+    closed, opened = np.arange(n) < 10, np.ones(n, dtype=bool)
+    lever = GateOption("g", needs, opened)
+    every = np.ones(n, dtype=bool)
+    assert choose_gate([lever], CorrectAnswers(closed, opened), every, 0.01) is None
+    chosen = choose_gate([lever], CorrectAnswers(closed, opened), every, 0.0133)
+    assert chosen is not None
+    assert chosen.skipped == 0.05
+
+
+def test_a_gate_that_decides_in_two_steps_stays_at_its_threshold():
+    needs = np.linspace(0, 1, 200)
+    right = np.ones(200, dtype=bool)
+    chosen = choose_gate([GateOption("two", needs, right, 0.5)], CorrectAnswers(~right, right), right, 0.02)
+    assert chosen is not None
+    assert (chosen.threshold, chosen.skipped) == (0.5, 0.5)
+
+
+def test_no_gate_is_worth_using_where_the_llm_knows_nothing(tmp_path):
+    said = build_verdict(evaluated(planted(tmp_path / "run", known=100)), CostAssumptions(), 0.02)
+    assert said.headline == "No gate is worth using here: retrieve for every question."
+    assert "answers only 1.0 % of these questions right without passages" in said.sentences[0]
+
+
+@pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"–"})])
+def test_tokens_that_the_rows_do_not_tell_are_not_zero(tmp_path, text, shown):
+    rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
+    evaluation = evaluated(trial_run(tmp_path / "run", rows))
+    assert {line[3] for line in build_cost_table(evaluation).rows} == shown
+    assert estimate_always_cost(evaluation.table).answer_tokens == (2 if text else None)
+
+
+def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
+    said = build_verdict(
+        evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
+    )
+    assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in said.text
+    assert [tile.value for tile in said.key_figures] == ["25.0 %", "0.0", "250"]
+
+
+@pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
+def test_given_prices_are_spoken_of_where_nothing_is_recommended_too(tmp_path, known, n):
+    evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
+    said = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
+    assert not said.recommendation.is_positive
+    assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in said.text
+    assert "below" not in said.text  # on a terminal it is the last that is said
+
+
+def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path):
+    rows = [row(f"q{i}", side(i % 2 == 0)) for i in range(10)]
+    said = build_verdict(evaluated(trial_run(tmp_path / "run", rows)), CostAssumptions(), 0.02)
+    assert (said.recommendation.level, said.label) == ("unknown", "Cannot be said")
+    assert "'good' tells known from unknown questions best" in said.text
+
+
+def test_a_negative_price_is_refused():
+    with pytest.raises(BadSetting, match="price_search=-1"):
+        CostAssumptions(price_search=-1)
+
+
+def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
+    gate = write_gate(tmp_path / "gate")
+    rows = varied_rows(600)
+    calibrate(gate, write_rows(tmp_path / "calibration", rows[::2]), max_loss=0.2, confidence=0.9)
+    said = build_verdict(
+        evaluate([gate], write_rows(tmp_path / "test", rows[1::2]), resamples=50), CostAssumptions(), 0.02
+    )
+    assert said.recommendation.gate == "gate"
+    assert said.recommendation.n_calibrated == 0
+    assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
+    again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
+    assert 100 < again.n_calibrated < 200  # half of the 300
+
+
+def test_an_arbiter_is_told_of_in_the_verdict_and_on_the_page(tmp_path):
+    run = write_rows(tmp_path / "run", varied_rows(40))
+    evaluation = evaluate("logprob:first", run, arbiter=Prefers("pick"), resamples=20)
+    assert "The arbiter 'prefers' after every search: " in build_verdict(evaluation, CostAssumptions(), 0.02).text
+    write_evaluation_page(evaluation, tmp_path / "p.html")
+    assert "With an arbiter behind the gate" in (tmp_path / "p.html").read_text(encoding="utf-8")

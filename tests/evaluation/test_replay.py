@@ -1,0 +1,102 @@
+"""What thresholds save and risk on logged traffic, worked out by hand on a handful of questions."""
+
+import math
+
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent, TrafficSaving, replay_traffic
+
+READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
+
+
+def event(need, retrieved=None, loses=None, **costs):
+    return TrafficEvent(
+        need, retrieved, **{"reading": READ, "closed": CLOSED, "opened": OPENED, **costs}, loses_answer=loses
+    )
+
+
+def line(events, threshold, prices=None):
+    return replay_traffic(Traffic(events), [threshold], prices or Prices())[0]
+
+
+def test_what_is_not_above_the_threshold_is_not_retrieved():
+    found = line([event(0.2), event(0.5), event(0.7), event(0.9)], 0.5)
+    assert (found.retrieved, found.rate) == (2, 0.5)
+    assert found.savings["retrievals"] == TrafficSaving(2, 4)
+
+
+def test_skipping_saves_the_open_book_answer_and_pays_for_the_reading():
+    # always: 2 * 3 s. gated: 2 * 1 s reading, 3 s for the one looked up, 0.5 s for the one skipped
+    found = line([event(0.2), event(0.8)], 0.5)
+    assert found.savings["seconds"] == TrafficSaving(6 - 5.5, 6)
+    # always: 2 * 105. gated: 2 * 12 + 105 + 4
+    assert found.savings["tokens"] == TrafficSaving(210 - 133, 210)
+
+
+def test_a_gate_that_never_skips_costs_its_reading():
+    found = line([event(0.8), event(0.9)], 0.5)
+    assert found.savings["seconds"] == TrafficSaving(-2, 6)
+
+
+def test_money_is_searches_and_tokens_at_their_prices():
+    prices = Prices(search=1.0, input_token=0.01, output_token=0.1)
+    found = line([event(0.2), event(0.8)], 0.5, prices)
+    # searches 1; prompt tokens 200 - (20 + 100 + 0) = 80; written 10 - (4 + 5 + 4) = -3
+    assert found.savings["money"].saved == pytest.approx(1 + 0.8 - 0.3)
+    assert found.savings["money"].always == pytest.approx(2 + 2 + 1)
+
+
+def test_a_way_a_question_did_not_go_is_taken_at_the_mean_of_those_that_did():
+    events = [
+        event(0.2, False, opened=EventCost()),
+        event(0.8, True, opened=EventCost(2.0)),
+        event(0.9, True, opened=EventCost(4.0)),
+    ]
+    assert line(events, 0.5).savings["seconds"] == TrafficSaving(9 - (3 + 0.5 + 2 + 4), 9)
+    assert Traffic(events).count_known("opened") == 2
+
+
+def test_what_nobody_recorded_is_not_known():
+    found = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
+    assert (found.savings["seconds"], found.savings["tokens"], found.savings["money"]) == (None, None, None)
+
+
+def test_searches_have_a_price_even_where_tokens_are_unknown():
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == TrafficSaving(2, 2)
+
+
+def test_risk_is_the_share_of_checked_questions_that_a_skip_would_answer_otherwise():
+    events = [event(0.6, True, True), event(0.7, True, False), event(0.9, True, True), event(0.8, True, None)]
+    risk = line(events, 0.75).risks["retrieved"]
+    assert (risk.hits, risk.n) == (1, 3)
+    assert 0 < risk.low < 1 / 3 < risk.high < 1
+
+
+def test_audited_skips_and_graded_rows_are_counted_apart():
+    events = [event(0.1, False, True), event(0.2, False, False), event(0.9, True, True), event(0.3, None, True)]
+    risks = line(events, 0.5).risks
+    assert {name: (risk.hits, risk.n) for name, risk in risks.items()} == {
+        "retrieved": (0, 1),
+        "audited": (1, 2),
+        "graded": (1, 1),
+    }
+
+
+def test_thresholds_come_once_and_in_order():
+    assert [found.threshold for found in replay_traffic(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [0.1, 0.9]
+
+
+def test_always_retrieving_is_a_threshold_too():
+    assert line([event(0.0)], -1.0).rate == 1.0
+
+
+def test_no_events_are_refused():
+    with pytest.raises(BadInput, match="no question to replay"):
+        Traffic([])
+
+
+@pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
+def test_a_price_is_a_number_from_0(price):
+    with pytest.raises(BadSetting, match="input_token="):
+        Prices(input_token=price)

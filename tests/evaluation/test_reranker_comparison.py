@@ -1,0 +1,219 @@
+"""Rankers side by side, by hand: three questions, scores by table, a fake LLM."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from knowgate.data.preferences import CandidatePassage, Preference
+from knowgate.errors import BadInput
+from knowgate.evaluation.rankers import PassageMeanRanker, ShortestFirstRanker
+from knowgate.evaluation.reranker_cache import CachedAnswerer, CachedReranker
+from knowgate.evaluation.reranker_comparison import (
+    ComparisonSettings,
+    HeldOutPreferences,
+    build_reranker_tables,
+    compare_rerankers,
+    iter_prediction_lines,
+    reranker_comparison_to_dict,
+)
+from knowgate.labels.grading import StringGrader
+from knowgate.models.fake import FakeModel
+from knowgate.types import Passage
+from tests.support.counting import CountingModel
+
+
+class Table:
+    """Scores by passage id."""
+
+    name = fingerprint = "table"
+
+    def __init__(self, **scores: float):
+        self.scores = scores
+        self.asked: list[str] = []
+
+    def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
+        self.asked += questions
+        return [[self.scores[passage.id] for passage in found] for found in passages]
+
+
+def row(name: str, shifts: dict[str, float], *, scores: tuple[float, ...] = (9.0, 8.0, 7.0)) -> Preference:
+    candidates = tuple(
+        CandidatePassage(key, f"text {key}", score=score, shift=shift)
+        for (key, shift), score in zip(shifts.items(), scores, strict=True)
+    )
+    places = range(len(candidates))
+    return Preference(
+        name, f"what is {name}?", "test", answers=("gold",), base=0.5, candidates=candidates,
+        positives=tuple(place for place in places if candidates[place].shift > 0),
+        negatives=tuple(place for place in places if candidates[place].shift < 0),
+    )  # fmt: skip
+
+
+ROWS = [
+    row("a", {"a1": -0.1, "a2": 0.2, "a3": -0.3}),
+    row("b", {"b1": 0.1, "b2": -0.2, "b3": 0.0}, scores=(9.0, 1.0, 0.5)),
+    row("c", {"c1": -0.1, "c2": -0.2, "c3": -0.3}),
+]
+BASE = Table(a1=1, a2=0, a3=2, b1=0, b2=1, b3=2, c1=0, c2=0, c3=1)
+ALIGNED = Table(a1=0, a2=1, a3=0, b1=0, b2=1, b3=0, c1=0, c2=1, c3=0)
+BOTH = {"base": BASE, "aligned": ALIGNED}
+ANSWERS = {f"what is {name}?": {"closed": "no", "open": "gold", "when": f"text {name}2"} for name in "abc"}
+
+
+def held(
+    rows: Sequence[Preference] = ROWS, name: str = "confidence", learnt: Sequence[Preference] = ()
+) -> HeldOutPreferences:
+    return HeldOutPreferences(name, "m", {"nq": list(rows)}, list(learnt))
+
+
+def compared(*sets: HeldOutPreferences, **options):
+    return reranker_comparison_to_dict(compare_rerankers(sets or [held()], **options))
+
+
+def answering(tmp_path: Path, model=None) -> CachedAnswerer:
+    return CachedAnswerer(model or FakeModel(ANSWERS), StringGrader(), tmp_path / "answers.jsonl")
+
+
+def test_measures_of_every_ranker_by_hand():
+    found = compared(rerankers=BOTH)["rankings"]["confidence"]
+    values = {name: value["value"] for name, value in found["values"]["P@1"].items()}
+    assert values == {"retriever": 0.5, "base": 0.0, "aligned": 0.5, "oracle": 1.0}
+    assert found["values"]["MRR@3"]["base"]["value"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert found["less"]["base"]["P@1"]["aligned"]["value"] == 0.5
+    assert found["less"]["retriever"]["P@1"]["aligned"] == {"value": 0.0, "low": -1.0, "high": 1.0}
+    assert found["questions"] == 2
+    assert found["chance"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+
+
+def test_without_a_base_rankers_are_held_against_the_retriever():
+    assert list(compared(rerankers={"aligned": ALIGNED})["rankings"]["confidence"]["less"]) == ["retriever"]
+
+
+def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
+    found = compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(margin=0.5))
+    ranking = reranker_comparison_to_dict(found)["rankings"]["confidence"]
+    assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
+    assert ranking["values"]["P@1"]["aligned, margin 0.5"]["value"] == 1.0
+    assert "the margin 0.5 skips 33.3%" in build_reranker_tables(found)[0].title
+
+
+def test_answers_are_graded_and_asked_once(tmp_path: Path):
+    model = CountingModel(FakeModel(ANSWERS))
+    (found,) = compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, model)})["answers"]
+    top = {name: value["value"] for name, value in found["values"]["top 1"].items()}
+    expected = {"no passages": 0.0, "retriever": 0.0, "aligned": 1.0, "oracle, confidence": 1 / 3}
+    assert top == pytest.approx(expected)
+    assert found["values"]["top 3"]["retriever"]["value"] == 1.0
+    keys = [json.loads(line)["key"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert len(keys) == len(set(keys))
+    again = CountingModel(FakeModel(ANSWERS))
+    compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, again)})
+    assert not [call for call in again.calls if call[0] == "generate"]
+
+
+def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
+    both = HeldOutPreferences("confidence", "m", {"nq": ROWS[:1], "hotpotqa": ROWS[1:]}, [])
+    knowing = FakeModel({f"what is {name}?": "gold" for name in "abc"}, name="knowing")
+    llms = {"fake": answering(tmp_path), "knowing": answering(tmp_path, knowing)}
+    found = compare_rerankers([both], BOTH, answerers=llms)
+    right, less = build_reranker_tables(found)[-2:]
+    assert right.columns == ("LLM", "ranker", "nq, top 1", "nq, top 3", "hotpotqa, top 1", "hotpotqa, top 3")
+    cells = {line[:2]: line[2:] for line in right.rows}
+    assert cells["knowing", "no passages"][0] == "100.0 % [100.0, 100.0]"
+    assert cells["fake", "aligned"][2] == "100.0 % [100.0, 100.0]"
+    assert less.title == "Right answers less those of base, in points"
+    assert ("fake", "base") not in [line[:2] for line in less.rows]
+
+
+def test_an_ungraded_answer_is_left_out_on_both_sides(tmp_path: Path):
+    rows = [ROWS[0], replace(ROWS[1], answers=())]
+    llm = answering(tmp_path, FakeModel({"what is a?": "gold"}))
+    (found,) = compared(held(rows), rerankers={"aligned": ALIGNED}, answerers={"fake": llm})["answers"]
+    assert found["values"]["top 1"]["no passages"]["value"] == 1.0
+    assert found["less"]["retriever"]["top 1"]["aligned"]["value"] == 0.0
+
+
+def test_each_source_has_a_table_and_its_own_order_answers_too(tmp_path: Path):
+    other = [replace(one, candidates=tuple(replace(c, shift=-c.shift) for c in one.candidates),
+                     positives=one.negatives, negatives=one.positives) for one in ROWS]  # fmt: skip
+    sets = [held(), held(other, "likelihood"), held(ROWS[:1], "benefit")]
+    found = compare_rerankers(sets, BOTH, answerers={"fake": answering(tmp_path)})
+    assert list(found.rankings) == ["confidence", "likelihood", "benefit"]
+    rankers = found.answers["fake", "nq"].rankers
+    assert rankers[-2:] == ["oracle, confidence", "oracle, likelihood"]  # benefit did not measure all questions
+
+
+def test_controls_read_no_question():
+    learnt = [row("z", {"a2": 0.5, "b1": -0.5, "x": 0.1})]
+    found = compare_rerankers([held(learnt=learnt)], BOTH, settings=ComparisonSettings(controls=True))
+    values = reranker_comparison_to_dict(found)["rankings"]["confidence"]
+    assert values["values"]["P@1"]["passage means"]["value"] == 0.5  # a2 first for a; for b anything but b1
+    assert values["seen_by_passage_means"] == pytest.approx(2 / 9)
+    assert "shortest first" in values["values"]["P@1"]
+
+
+def test_controls_by_hand():
+    passages = [[Passage("1", "long text"), Passage("2", "short")]]
+    assert ShortestFirstRanker().score(["q"], passages) == [[-9.0, -5.0]]
+    rows = [row("z", {"1": 0.5, "x": 0.1, "y": 0.0}), row("y", {"1": -0.1, "x": 0.1, "y": 0.0})]
+    assert PassageMeanRanker(rows).score(["q"], passages) == [[pytest.approx(0.2), 0.0]]
+
+
+def test_scores_are_kept_and_not_asked_for_again(tmp_path: Path):
+    questions, passages = ["a?", "b?"], [[Passage("a1", "x"), Passage("a2", "y")], [Passage("b1", "z")]]
+    seen: list[tuple[int, int]] = []
+    first = CachedReranker(ALIGNED, tmp_path / "s.jsonl", lambda *how_far: seen.append(how_far)).score(
+        questions, passages
+    )
+    fresh = Table(**ALIGNED.scores)
+    again = CachedReranker(fresh, tmp_path / "s.jsonl")
+    assert again.score([*questions, "c?"], [*passages, [Passage("c1", "w")]]) == [*first, [0.0]]
+    assert fresh.asked == ["c?"]
+    assert seen == [(2, 2)]
+
+
+def test_a_line_torn_by_a_kill_is_asked_for_again(tmp_path: Path):
+    file = tmp_path / "s.jsonl"
+    found = CachedReranker(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
+    file.write_bytes(file.read_bytes()[:-9])
+    assert (
+        CachedReranker(Table(**ALIGNED.scores), file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]]) == found
+    )
+    assert len(file.read_text().splitlines()) == 3  # the whole line, and both scores anew
+
+
+def test_kept_scores_of_other_weights_are_other_scores(tmp_path: Path):
+    CachedReranker(ALIGNED, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]])
+    other = Table(a1=7.0)
+    other.fingerprint = "retrained"
+    assert CachedReranker(other, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]]) == [[7.0]]
+
+
+def test_predictions_hold_no_texts_and_are_enough_for_the_gate_metric(tmp_path: Path):
+    found = compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)})
+    lines = [json.loads(line) for line in iter_prediction_lines(found)]
+    hits = {line["ranker"]: line["hits"] for line in lines if "hits" in line}
+    assert hits["base"] == {"a": "001", "b": "01"}
+    right = next(line["right"] for line in lines if line.get("ranker") == "aligned" and line.get("shown") == "top 1")
+    assert right == {"a": 1, "b": 1, "c": 1}
+    assert "text a1" not in "".join(map(str, lines))
+
+
+def test_the_tables_say_what_they_are_measured_on():
+    first, second = build_reranker_tables(compare_rerankers([held()], BOTH))
+    assert first.title == (
+        "Rankers: preferences by confidence, 2 questions with passages of both kinds; a random order has P@1 0.417"
+    )
+    assert first.columns[:4] == ("ranker", "P@1", "R@1", "MRR@1")
+    assert [line[0] for line in first.rows] == ["retriever", "base", "aligned", "oracle"]
+    assert [line[0] for line in second.rows] == ["retriever", "aligned", "oracle"]
+
+
+def test_nothing_to_rank_is_an_error():
+    with pytest.raises(BadInput, match="none of the 1 held-out questions has both passages"):
+        compare_rerankers([held(ROWS[2:])], {"aligned": ALIGNED})

@@ -1,0 +1,95 @@
+"""Skip, one retrieval or several, by expected gain against the price of a search."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knowgate.data.runs.rows import GradedAnswer
+from knowgate.data.runs.table import load_label_table
+from knowgate.errors import BadSetting
+from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.evaluation.report.evaluation_tables import COLUMN_DEFINITIONS, build_evaluation_tables
+from knowgate.evaluation.retrieval_actions import ActionOutcomes, choose_actions, predict_action_success
+from tests.support.hand_gate import write_rows
+from tests.support.pairs_by_hand import pair_rows
+from tests.support.processes import python
+
+
+@pytest.fixture
+def run(tmp_path):
+    """After several rounds everything is right."""
+    rows = [replace(row, iterative=GradedAnswer("all", correct=True), rounds=2) for row in pair_rows(200)]
+    return write_rows(tmp_path / "run", rows)
+
+
+def test_the_action_of_highest_expected_gain_is_taken():
+    chances = np.array([[0.9, 0.9, 0.95], [0.2, 0.6, 0.65], [0.1, 0.2, 0.9]])
+    assert choose_actions(chances, (0, 1, 3), 0.05).tolist() == [0, 1, 2]
+    assert choose_actions(chances, (0, 1, 3), 0.0).tolist() == [2, 2, 2]
+    assert choose_actions(chances, (0, 1, 3), 1.0).tolist() == [0, 0, 0]
+
+
+def test_chances_follow_need_where_it_tells_anything():
+    rng = np.random.default_rng(0)
+    needs = rng.uniform(size=4000)
+    right = np.stack([rng.uniform(size=4000) < 1 - needs, rng.uniform(size=4000) < 0.6, np.ones(4000, dtype=bool)], 1)
+    found = predict_action_success(ActionOutcomes(needs, right, right[:, 1]), np.array([0.2, 0.8]))
+    assert found[0, 0] == pytest.approx(0.8, abs=0.04)
+    assert found[1, 0] == pytest.approx(0.2, abs=0.04)
+    assert found[:, 1] == pytest.approx([0.6, 0.6], abs=0.04)
+    assert found[:, 2].tolist() == [1.0, 1.0]  # all were right
+
+
+def test_free_searches_are_all_made_and_dear_ones_are_not(run):
+    free, dear = (
+        evaluate("logprob:first", run, price_retrieval=price, resamples=20).actions[0] for price in (0.0, 5.0)
+    )
+    assert free.shares[2] == pytest.approx(1.0)
+    assert (free.accuracy.value, free.searches) == (1.0, pytest.approx(2.0))  # as many rounds as the rows say
+    assert dear.shares == (1.0, 0.0, 0.0)
+    assert dear.searches == 0
+
+
+def test_a_wrong_answer_that_costs_more_pays_for_more_searches(run):
+    cheap, dear = (
+        evaluate("logprob:first", run, price_retrieval=0.1, price_wrong=wrong, resamples=20).actions[0].searches
+        for wrong in (0.2, 2.0)
+    )
+    assert cheap < dear
+
+
+def test_the_table_and_the_json_have_them(run):
+    found = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
+    sheet = next(one for one in build_evaluation_tables(found) if one.title.startswith("Skip"))
+    assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
+    assert evaluation_to_dict(found)["actions"][0]["price"] == 0.05
+
+
+def test_rows_without_such_answers_are_refused(tmp_path):
+    with pytest.raises(BadSetting, match="Label with iterative=True"):
+        evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
+
+
+@pytest.mark.parametrize(("prices", "said"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
+def test_prices_that_are_none_are_refused(run, prices, said):
+    with pytest.raises(BadSetting, match=said):
+        evaluate("logprob:first", run, price_retrieval=prices[0], price_wrong=prices[1])
+
+
+def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
+    rows = [replace(row, iterative=GradedAnswer("all", correct=True)) for row in pair_rows(20)]
+    rows[0] = replace(rows[0], open=None, iterative=None, benefit=None)
+    trial = load_label_table([write_rows(tmp_path / "run", rows)])
+    assert trial.iterative_right[0] == trial.closed_right[0]
+    assert trial.mean_rounds == 3.0
+
+
+def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():
+    assert (
+        "sklearn"
+        not in python(
+            "import sys; from knowgate.evaluation.gate_evaluation import evaluate; print(*sys.modules)"
+        ).split()
+    )

@@ -1,0 +1,70 @@
+"""CBDR's Table 3 by hand: four questions, two rerankers, two numbers of passages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from knowgate.core.display import MISSING_VALUE
+from knowgate.errors import BadSetting
+from knowgate.gates.offline_scoring import TableScores
+from knowgate.papers.cbdr_tables import build_beta_tables
+from knowgate.papers.sweeps import select_unsure_questions
+from tests.support.runs_by_hand import row, side
+from tests.support.trials_by_hand import four_rows, trial_run
+
+BM25 = {"retriever": "bm25", "retriever_fingerprint": "i"}
+RERANKED = {**BM25, "reranker": "cross-encoder:some/where/aligned", "reranker_fingerprint": "r", "candidates": 20}
+
+
+def runs(folder: Path) -> list[Path]:
+    """Reranked, the first passage always leads to the right answer."""
+    perfect = [replace(one, open=side(True)) for one in four_rows()]
+    return [
+        trial_run(folder / "plain-1", k=1, **BM25),
+        trial_run(folder / "plain-3", k=3, **BM25),
+        trial_run(folder / "reranked-1", perfect, k=1, **RERANKED),
+    ]
+
+
+def test_each_way_of_choosing_passages_has_its_rows_and_columns(tmp_path):
+    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    assert sheet.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
+    assert [row[:2] for row in sheet.rows] == [
+        (MISSING_VALUE, "never retrieve"),
+        ("bm25", "always retrieve"), ("bm25", "0.5"), ("bm25", "0.9"),
+        ("aligned", "always retrieve"), ("aligned", "0.5"), ("aligned", "0.9"),
+    ]  # fmt: skip
+
+
+def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
+    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    cells = {row[:2]: row[2:] for row in sheet.rows}
+    assert cells[MISSING_VALUE, "never retrieve"] == ("50.0 % (0.0 %)", "50.0 % (0.0 %)")
+    assert cells["bm25", "always retrieve"] == ("50.0 % (100.0 %)", "50.0 % (100.0 %)")
+    assert cells["bm25", "0.5"] == ("75.0 % (50.0 %)", "75.0 % (50.0 %)")  # retrieved for the two it does not know
+    assert cells["aligned", "0.5"] == ("100.0 % (50.0 %)", MISSING_VALUE)
+    assert cells["aligned", "0.9"] == ("100.0 % (100.0 %)", MISSING_VALUE)  # nowhere is it that sure
+
+
+def test_runs_of_one_choice_are_one_trial(tmp_path):
+    other = [row("z", side(True), side(True))]
+    both = [trial_run(tmp_path / "a", **BM25), trial_run(tmp_path / "b", other, **BM25)]
+    (sheet,) = build_beta_tables(both, ["good"], betas=(0.5,))
+    assert sheet.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
+
+
+def test_different_questions_are_not_put_side_by_side(tmp_path):
+    plain = trial_run(tmp_path / "plain", **BM25)
+    fewer = trial_run(tmp_path / "fewer", four_rows()[:3], **RERANKED)
+    with pytest.raises(BadSetting, match=r"different questions \(4 and 3\).*Label the same questions"):
+        build_beta_tables([plain, fewer], ["good"])
+
+
+def test_beta_is_held_against_the_raw_score_where_there_is_one():
+    scores = TableScores("probe", np.array([0.4, 0.4, 0.4]), 0.5, raw=np.array([0.01, 0.05, 0.5]))
+    assert select_unsure_questions(scores, 0.95).tolist() == [False, True, True]  # confidence must be above beta
+    assert select_unsure_questions(replace(scores, raw=None), 0.95).tolist() == [True, True, True]

@@ -1,0 +1,279 @@
+"""What every search engine must do behind the same role: ours, those that run in-process, and two stubs."""
+
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from knowgate.errors import AdapterError, BadSetting, KnowgateError, ServerError
+from knowgate.gates import load_gate
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.engines.base import FieldNames, check_filter, get_field, parse_collection_spec
+from knowgate.retrieval.engines.elastic import ElasticRetriever
+from tests.support.elastic_stub import ElasticStub
+from tests.support.engines import DOCUMENTS, EMBEDDER, ENGINES, vector
+from tests.support.hash_embedder import HashEmbedder
+
+QUERY = "Who runs the canteen of Balaland?"
+OTHER = "Who wrote the glossary of terms?"
+ODD = ["", " ", "\0", "a" * 20_000, "\ud800", "🙂", "' OR 1=1 --", '{"query": {}}', "中文 问题"]
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request, tmp_path):
+    return ENGINES[request.param](tmp_path)
+
+
+@pytest.fixture(params=sorted(set(ENGINES) - {"bm25", "dense", "hybrid"}))
+def outside(request, tmp_path):
+    """Engines of others: they have fields to filter by."""
+    return ENGINES[request.param](tmp_path)
+
+
+def test_the_best_passage_comes_first_and_scores_fall(engine):
+    (found,) = engine.retriever.search([QUERY], 3)
+    assert (found[0].id.split("#")[0], found[0].text) == ("canteen", DOCUMENTS["canteen"]["text"])
+    scores = [one.score for one in found]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_no_more_than_k_come_and_fewer_where_there_are_fewer(engine):
+    assert [len(row) for row in engine.retriever.search([QUERY, OTHER], 1)] == [1, 1]
+    assert len(engine.retriever.search([QUERY], 50)[0]) <= 3
+
+
+def test_a_batch_gives_what_its_queries_give_one_by_one(engine):
+    together = engine.retriever.search([QUERY, OTHER, QUERY], 2)
+    alone = [engine.retriever.search([query], 2)[0] for query in (QUERY, OTHER, QUERY)]
+    assert [[one.id for one in row] for row in together] == [[one.id for one in row] for row in alone]
+    assert together[0][0].id != together[1][0].id
+
+
+def test_no_queries_find_nothing_and_no_k_is_an_error(engine):
+    assert engine.retriever.search([], 3) == []
+    with pytest.raises(BadSetting, match="k=0 is not allowed"):
+        engine.retriever.search([QUERY], 0)
+
+
+def test_odd_queries_are_searched_like_others(engine):
+    found = engine.retriever.search(ODD, 2)
+    assert len(found) == len(ODD)
+    assert all(len(row) <= 2 for row in found)
+
+
+def test_the_fingerprint_is_that_of_the_collection_and_changes_with_it(engine):
+    before = engine.retriever.fingerprint
+    assert engine.reopen().fingerprint == before
+    engine.add()
+    assert engine.reopen().fingerprint != before
+
+
+def test_another_thread_than_the_one_that_made_it_may_search(engine):
+    with ThreadPoolExecutor(1) as other:
+        (found,) = other.submit(engine.retriever.search, [QUERY], 1).result()
+        assert other.submit(lambda: engine.retriever.fingerprint).result() == engine.retriever.fingerprint
+    assert found[0].text == DOCUMENTS["canteen"]["text"]
+
+
+def test_a_pipeline_retrieves_from_it(engine):
+    model = FakeModel({QUERY: {"closed": "Nobody", "open": "Mira"}})
+    answer = AdaptiveRAG(model, load_gate("always"), engine.retriever).answer(QUERY)
+    assert (answer.text, answer.passages[0].text) == ("Mira", DOCUMENTS["canteen"]["text"])
+
+
+# --- engines of others ----------------------------------------------------------------------------
+
+
+def test_titles_and_ids_come_from_the_named_fields(outside):
+    (found,) = outside.retriever.search([QUERY], 1)
+    assert (found[0].id, found[0].title) == ("canteen", "Canteen")
+
+
+@pytest.mark.parametrize(
+    ("where", "ids"),
+    [
+        ({"team": "mountain"}, {"stove"}),
+        ({"team": "office", "year": 2024}, {"glossary"}),
+        ({"year": [2023, 2024]}, {"canteen", "stove", "glossary"}),
+        ({"team": "it's nobody's"}, set()),
+    ],
+)
+def test_a_filter_leaves_only_what_fits(outside, where, ids):
+    words = "Mira Ada wrote runs the canteen stove glossary"
+    found = outside.retriever.filtered(where).search([words], 5)[0]
+    assert {one.id for one in found} == ids
+
+
+def test_filters_only_narrow(outside):
+    """Whoever was given part of a collection cannot ask for another part of it."""
+    office, words = outside.retriever.filtered({"team": "office"}), "Mira Ada runs the canteen stove glossary"
+    assert office.filtered({"team": "mountain"}).search([words], 5) == [[]]
+    assert {one.id for one in office.filtered({"team": ["office", "mountain"]}).search([words], 5)[0]} == {
+        "canteen",
+        "glossary",
+    }
+    assert {one.id for one in office.filtered({"year": 2024}).search([words], 5)[0]} == {"glossary"}
+
+
+def test_a_filter_is_part_of_the_fingerprint_and_changes_nobody_else(outside):
+    before = outside.retriever.fingerprint
+    assert outside.retriever.filtered({"team": "office"}).fingerprint != before
+    assert outside.retriever.fingerprint == before
+    assert len(outside.retriever.search(["Mira Ada the"], 5)[0]) >= 2
+
+
+def test_a_text_field_that_is_not_there_is_named(outside):
+    other = outside.reopen()
+    other.fields = dataclasses.replace(other.fields, text="body")
+    with pytest.raises(AdapterError, match=r"without a text in the field 'body'.*Name the field: \?text=FIELD"):
+        other.search([QUERY], 1)
+
+
+def test_vectors_of_another_width_are_refused(outside):
+    other = outside.reopen()
+    other.__dict__["embedder"] = HashEmbedder(8, "other")
+    if not other.is_dense:  # searches by words: which embedder there would be is all the same
+        assert other.search([QUERY], 1)[0][0].id == "canteen"
+        return
+    assert other.fingerprint != outside.retriever.fingerprint
+    with pytest.raises(KnowgateError, match=r"failed|status 400"):
+        other.search([QUERY], 1)
+
+
+# --- specs ----------------------------------------------------------------------------------------
+
+
+def test_a_spec_is_parsed():
+    spec = parse_collection_spec(
+        "qdrant", "http://h:6333/hand%20book?text=body&title=t&filter.team=hr,it&filter.year=2024&version=7"
+    )
+    assert (spec.address, spec.collection) == ("http://h:6333", "hand book")
+    assert spec.options == {
+        "fields": FieldNames("body", "t"),
+        "embedder": "minilm",
+        "where": {"team": ["hr", "it"], "year": [2024]},
+        "version": "7",
+    }
+
+
+@pytest.mark.parametrize("value", ["", "collection", "http://host", "http://", "x?text=a"])
+def test_a_spec_without_a_collection_says_how_to_write_it(value):
+    with pytest.raises(BadSetting, match=r"names no collection\. Write qdrant:ADDRESS/COLLECTION"):
+        parse_collection_spec("qdrant", value)
+
+
+def test_an_unknown_option_lists_the_known_ones():
+    with pytest.raises(BadSetting, match=r"no option 'txt'. Known options: text, title, .*mode, filter.FIELD"):
+        parse_collection_spec("elastic", "http://h/i?txt=a", extra_options=("mode",))
+
+
+@pytest.mark.parametrize("where", [{"a b": 1}, {"a": []}, {"a": {"b": 1}}, {"a; DROP": 1}, {"a": None}])
+def test_a_filter_that_is_none_is_refused(where):
+    with pytest.raises(BadSetting, match="cannot be used"):
+        check_filter(where)
+
+
+def test_fields_inside_fields_are_found():
+    assert get_field({"meta": {"a": {"b": 1}}, "x.y": 2}, "meta.a.b") == 1
+    assert get_field({"x.y": 2}, "x.y") == 2
+    assert get_field({"meta": "text"}, "meta.a") is None
+
+
+@pytest.mark.parametrize("engine", ["qdrant", "chroma", "lancedb"])
+def test_a_collection_that_is_not_there_is_named(engine, tmp_path, monkeypatch):
+    pytest.importorskip({"qdrant": "qdrant_client", "chroma": "chromadb"}.get(engine, engine))
+    monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: EMBEDDER)
+    with pytest.raises(AdapterError, match="failed"):
+        load_retriever(f"{engine}:{tmp_path}/nothing").search([QUERY], 1)
+
+
+def kept_by_qdrant(folder):
+    qdrant = pytest.importorskip("qdrant_client", reason="needs the extra qdrant")
+    client = qdrant.QdrantClient(path=str(folder))
+    size = qdrant.models.VectorParams(size=EMBEDDER.width, distance=qdrant.models.Distance.COSINE)
+    client.create_collection("handbook", vectors_config=size)
+    for number, one in enumerate(DOCUMENTS.values()):
+        payload = {"body": one["text"], "team": one["team"]}
+        point = qdrant.models.PointStruct(id=number, vector=vector(one["text"]), payload=payload)
+        client.upsert("handbook", [point])
+    client.close()
+
+
+def kept_by_chroma(folder):
+    chromadb = pytest.importorskip("chromadb", reason="needs the extra chroma")
+    quiet = chromadb.config.Settings(anonymized_telemetry=False)
+    client = chromadb.PersistentClient(str(folder), settings=quiet)
+    made = client.create_collection("handbook", embedding_function=None)
+    for name, one in DOCUMENTS.items():
+        about = {"team": one["team"], "body": one["text"]}
+        made.add(ids=[name], embeddings=[vector(one["text"])], metadatas=[about], documents=["other"])
+
+
+def kept_by_lancedb(folder):
+    lance = pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    rows = [{"body": one["text"], "team": one["team"], "vector": vector(one["text"])} for one in DOCUMENTS.values()]
+    lance.connect(str(folder)).create_table("handbook", rows)
+
+
+@pytest.mark.parametrize("keep", [kept_by_qdrant, kept_by_chroma, kept_by_lancedb], ids=lambda keep: keep.__name__[8:])
+def test_a_folder_that_an_engine_keeps_is_opened_by_spec(keep, tmp_path, monkeypatch):
+    monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: {"hash": EMBEDDER}[spec])
+    keep(tmp_path)
+    spec = f"{keep.__name__[8:]}:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain"
+    (found,) = load_retriever(spec).search([QUERY], 3)
+    assert [one.text for one in found] == [DOCUMENTS["stove"]["text"]]
+
+
+# --- Elasticsearch and OpenSearch over HTTP -------------------------------------------------------
+
+
+def elastic(handler, **options):
+    return ElasticRetriever("http://search.test:9200", "handbook", transport=httpx.MockTransport(handler), **options)
+
+
+def test_an_index_that_is_not_there_is_told_in_the_servers_words():
+    stub = ElasticStub("elastic", "other", {})
+    with pytest.raises(ServerError, match=r"status 404.*no such index \[handbook\]"):
+        elastic(stub).search([QUERY], 1)
+
+
+def test_the_key_is_sent_and_never_shown(monkeypatch):
+    monkeypatch.setenv("KNOWGATE_SEARCH_KEY", "c2VjcmV0a2V5")
+    seen = []
+
+    def refuse(request):
+        seen.append(request.headers["Authorization"])
+        return httpx.Response(401, json={"error": f"no such key c2VjcmV0a2V5 {request.headers['Authorization']}"})
+
+    with pytest.raises(ServerError) as told:
+        elastic(refuse).search([QUERY], 1)
+    assert seen == ["ApiKey c2VjcmV0a2V5"]
+    assert "c2VjcmV0a2V5" not in str(told.value)
+
+
+@pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b'{"hits": {}}', b'{"hits": {"hits": [{}]}}', b"null"])
+def test_a_reply_that_is_none_of_theirs_is_an_error(reply):
+    with pytest.raises(ServerError):
+        elastic(lambda request: httpx.Response(200, content=reply)).search([QUERY], 1)
+
+
+def test_half_a_result_is_not_taken_for_a_whole_one():
+    late = {"timed_out": True, "hits": {"hits": []}}
+    with pytest.raises(ServerError, match="ran out of time"):
+        elastic(lambda request: httpx.Response(200, json=late)).search([QUERY], 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"mode": "fuzzy"}, "must be bm25 or knn"), ({"mode": "knn"}, "vector=FIELD")]
+)
+def test_a_mode_that_cannot_be_is_refused(options, said):
+    with pytest.raises(BadSetting, match=said):
+        elastic(lambda request: httpx.Response(500), **options)
+
+
+def test_specs_open_both(monkeypatch):
+    assert load_retriever("elastic:http://127.0.0.1:9/i?mode=knn&vector=v").name == "elastic"
+    assert load_retriever("opensearch:http://127.0.0.1:9/i").name == "opensearch"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from knowgate.errors import BadSetting, ServerError
+from knowgate.retrieval.engines.http import HttpRetriever
+from knowgate.types import Passage
+from tests.support.processes import PATIENCE
+
+URL = "https://search.example/find"
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def retriever(handler: Handler, url: str = URL, **options: Any) -> HttpRetriever:
+    options = {"deadline": PATIENCE, "pause": 0.0, **options}
+    return HttpRetriever(url, transport=httpx.MockTransport(handler), **options)
+
+
+def answering(value: object) -> Handler:
+    return lambda request: httpx.Response(200, json=value)
+
+
+def test_the_query_is_posted_as_json():
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked = json.loads(request.content)
+        return httpx.Response(200, json=[{"id": request.method, "text": f"{asked['query']} {asked['k']}"}])
+
+    assert retriever(handler).search(["who?", "北京"], 3) == [
+        [Passage("POST", "who? 3")],
+        [Passage("POST", "北京 3")],
+    ]
+
+
+def test_a_template_is_fetched_with_get():
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=[{"id": request.method, "text": str(request.url.params)}])
+
+    (found,) = retriever(handler, "https://search.example/?q={query}&n={k}").search(["a&b c"], 2)
+    assert found == [Passage("GET", "q=a%26b+c&n=2")]
+
+
+@pytest.mark.parametrize("name", ["passages", "results", "documents", "hits"])
+@pytest.mark.parametrize("text", ["text", "content"])
+def test_usual_shapes_are_read(name: str, text: str):
+    reply = {name: [{"id": 4, "title": "T", text: "body", "score": 2}], "took": 3}
+    assert retriever(answering(reply)).search(["q"], 5) == [[Passage("4", "body", "T", 2.0)]]
+
+
+def test_more_passages_than_asked_for_are_cut_off():
+    (found,) = retriever(answering([{"id": str(n), "text": "x"} for n in range(9)])).search(["q"], 2)
+    assert [passage.id for passage in found] == ["0", "1"]
+
+
+def test_an_empty_list_is_an_answer():
+    assert retriever(answering({"results": []})).search(["q"], 2) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("reply", "problem"),
+    [
+        ({"answer": 42}, "no list of passages"),
+        ("text", "no list of passages"),
+        (["text"], "passage 0 is not an object"),
+        ([{"id": "1"}], "passage 0 has no text"),
+        ([{"id": "1", "text": 7}], "passage 0 has no text"),
+        ([{"id": "1", "text": "x", "score": "high"}], "score that is not a number"),
+        ([{"id": [], "text": "x"}], "id or title"),
+    ],
+)
+def test_nonsense_names_the_url_and_what_was_expected(reply: object, problem: str):
+    with pytest.raises(ServerError, match=rf"https://search\.example/find.*{problem}.*Expected: a JSON list"):
+        retriever(answering(reply)).search(["q"], 2)
+
+
+def test_a_reply_that_is_not_json_is_nonsense():
+    with pytest.raises(ServerError, match=r"not valid JSON.*'<html>"):
+        retriever(lambda request: httpx.Response(200, text="<html>hello")).search(["q"], 2)
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_busy_server_is_asked_again(status: int):
+    replies = iter([httpx.Response(status), httpx.Response(200, json=[{"id": "1", "text": "x"}])])
+    assert retriever(lambda request: next(replies)).search(["q"], 1) == [[Passage("1", "x")]]
+
+
+def test_a_lost_connection_is_tried_three_times_in_all():
+    tries: list[int] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        tries.append(1)
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ServerError, match="ConnectError: refused, after 3 tries"):
+        retriever(handler).search(["q"], 1)
+    assert len(tries) == 3
+
+
+def test_a_refusal_is_not_tried_again():
+    tries: list[int] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        tries.append(1)
+        return httpx.Response(401, text="no key")
+
+    with pytest.raises(ServerError, match="status 401: no key"):
+        retriever(handler).search(["q"], 1)
+    assert len(tries) == 1
+
+
+def test_a_wait_beyond_the_deadline_is_not_waited():
+    def busy(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(429, headers={"Retry-After": "1000000"})
+
+    with pytest.raises(ServerError, match="status 429, after 1 tries"):
+        retriever(busy).search(["q"], 1)
+
+
+def test_a_reply_that_drips_ends_at_the_deadline():
+    def drip() -> Iterator[bytes]:
+        while True:
+            time.sleep(0.02)
+            yield b" "
+
+    with pytest.raises(ServerError, match="ReadTimeout"):
+        retriever(lambda request: httpx.Response(200, content=drip()), deadline=0.1).search(["q"], 1)
+
+
+def test_keys_in_the_url_are_not_shown():
+    with pytest.raises(ServerError) as caught:
+        retriever(lambda request: httpx.Response(403), "https://me:secret@x.example/s?key=hidden").search(["q"], 1)
+    assert "https://x.example/s" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "search.example", "http://x:notaport/"])
+def test_what_is_not_a_url_is_refused(url: str):
+    with pytest.raises(BadSetting, match="is not an address of the search server"):
+        HttpRetriever(url)

@@ -1,0 +1,282 @@
+"""Web search on replies as the three engines document them; the network is never asked."""
+
+import json
+
+import httpx
+import pytest
+
+from knowgate.errors import BadInput, BadSetting, ServerError
+from knowgate.gates import load_gate
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.engines import web as web_store
+from knowgate.retrieval.engines.web import WebOptions, WebRetriever, convert_results, open_web, parse_web_options
+from knowgate.retrieval.engines.web_engines import WebResult
+from tests.integrations.conftest import TABLE, UNKNOWN
+
+SEARXNG = {
+    "query": "canteen",
+    "number_of_results": 0,
+    "results": [
+        {
+            "url": "https://bala.example/canteen",
+            "title": "Canteen",
+            "content": "Mira <b>runs</b> the canteen &amp; bar.",
+            "engine": "duckduckgo",
+            "score": 2.5,
+            "category": "general",
+        },
+        {
+            "url": "http://www.bala.example/canteen/?utm_source=x#top",
+            "title": "Canteen again",
+            "content": "The same page.",
+            "score": 1.0,
+        },
+        {"url": "https://other.example/", "title": "Copy", "content": "Mira runs the canteen & bar.", "score": 0.5},
+        {"url": "https://empty.example/", "title": "Empty", "content": ""},
+    ],
+    "answers": [],
+    "suggestions": [],
+    "unresponsive_engines": [],
+}
+TAVILY = {
+    "query": "canteen",
+    "follow_up_questions": None,
+    "answer": None,
+    "images": [],
+    "results": [
+        {
+            "title": "Canteen",
+            "url": "https://bala.example/c",
+            "content": "Mira runs it.",
+            "score": 0.91,
+            "raw_content": None,
+        }
+    ],
+    "response_time": 0.9,
+}
+BRAVE = {
+    "type": "search",
+    "query": {"original": "canteen", "more_results_available": True},
+    "web": {
+        "type": "search",
+        "results": [
+            {
+                "title": "Canteen",
+                "url": "https://bala.example/c",
+                "description": "Mira <strong>runs</strong> it.",
+                "extra_snippets": ["Since 1990."],
+                "language": "en",
+            }
+        ],
+    },
+}
+
+
+class Engine:
+    """Replies with JSON, or with what is in line first; remembers the requests."""
+
+    def __init__(self, reply, *first):
+        self.reply, self.first, self.requests = reply, list(first), []
+
+    def __call__(self, request):
+        self.requests.append(request)
+        return self.first.pop(0) if self.first else httpx.Response(200, json=self.reply)
+
+
+@pytest.fixture(autouse=True)
+def keys(monkeypatch):
+    monkeypatch.setenv("TAVILY_API_KEY", "tvly-secret")
+    monkeypatch.setenv("BRAVE_API_KEY", "brave-secret")
+
+
+@pytest.fixture
+def web(tmp_path):
+    def opened(name, handler, url="", **options):
+        url = url or ("http://searx.test" if name == "searxng" else "")
+        transport = httpx.MockTransport(handler)
+        return WebRetriever(name, url, WebOptions(**options), cache=tmp_path / "cache", transport=transport)
+
+    return opened
+
+
+def test_searxng_is_asked_in_its_own_words_and_markup_becomes_text(web):
+    engine = Engine(SEARXNG)
+    (found,) = web("searxng", engine, lang="en", safe=2).search(["canteen"], 5)
+    assert dict(engine.requests[0].url.params) == {
+        "q": "canteen", "format": "json", "safesearch": "2", "language": "en"
+    }  # fmt: skip
+    assert [(one.id, one.title, one.text, one.score) for one in found] == [
+        ("https://bala.example/canteen", "Canteen", "Mira runs the canteen & bar.", 2.5)
+    ]
+
+
+def test_tavily_is_asked_in_its_own_words(web):
+    engine = Engine(TAVILY)
+    (found,) = web("tavily", engine).search(["canteen"], 3)
+    assert engine.requests[0].headers["Authorization"] == "Bearer tvly-secret"
+    assert json.loads(engine.requests[0].content)["query"] == "canteen"
+    assert (found[0].id, found[0].text, found[0].score) == ("https://bala.example/c", "Mira runs it.", 0.91)
+
+
+def test_brave_is_asked_in_its_own_words(web):
+    engine = Engine(BRAVE)
+    (found,) = web("brave", engine, lang="en").search(["canteen"], 3)
+    request = engine.requests[0]
+    assert request.headers["X-Subscription-Token"] == "brave-secret"
+    assert dict(request.url.params) == {"q": "canteen", "count": "10", "safesearch": "moderate", "search_lang": "en"}
+    assert found[0].text == "Mira runs it. Since 1990."
+
+
+def test_nothing_found_is_nothing(web):
+    assert web("brave", Engine({"type": "search"})).search(["x"], 3) == [[]]
+    assert web("searxng", Engine({"results": []})).search(["x", "  ", ""], 3) == [[], [], []]
+
+
+def test_a_long_question_is_cut_and_odd_ones_are_asked(web):
+    engine = Engine(SEARXNG)
+    web("searxng", engine).search(["word " * 500, "\0a\ud800"], 3)
+    assert sorted(len(request.url.params["q"]) for request in engine.requests) == [2, 249]
+
+
+def test_the_same_question_is_asked_once(web):
+    engine = Engine(SEARXNG)
+    retriever = web("searxng", engine)
+    retriever.search(["canteen", " canteen ", "canteen"], 3)
+    retriever.search(["canteen"], 8)
+    assert len(engine.requests) == 1
+
+
+def test_a_kept_reply_expires(web, monkeypatch):
+    engine = Engine(SEARXNG)
+    retriever = web("searxng", engine, days=1)
+    retriever.search(["canteen"], 3)
+    now = web_store.time.time()
+    monkeypatch.setattr(web_store.time, "time", lambda: now + 86_399)
+    retriever.search(["canteen"], 3)
+    assert len(engine.requests) == 1
+    monkeypatch.setattr(web_store.time, "time", lambda: now + 86_401)
+    retriever.search(["canteen"], 3)
+    assert len(engine.requests) == 2
+
+
+def test_an_expired_reply_is_used_where_that_was_chosen_and_it_is_said(web, caplog):
+    refusing = Engine(SEARXNG, httpx.Response(200, json=SEARXNG), *[httpx.Response(400)] * 4)
+    web("searxng", refusing, days=1e-9).search(["canteen"], 3)
+    with pytest.raises(ServerError, match="status 400"):
+        web("searxng", refusing, days=1e-9).search(["canteen"], 3)
+    (found,) = web("searxng", refusing, days=1e-9, stale=True).search(["canteen"], 3)
+    assert found[0].title == "Canteen"
+    assert "using an expired response" in caplog.text
+
+
+def test_a_damaged_reply_is_asked_for_again(web, tmp_path):
+    engine = Engine(SEARXNG)
+    retriever = web("searxng", engine)
+    retriever.search(["canteen"], 3)
+    (file,) = (tmp_path / "cache" / "replies").glob("*.json")
+    file.write_text('{"at": ', encoding="utf-8")
+    assert retriever.search(["canteen"], 3)[0]
+    assert len(engine.requests) == 2
+
+
+def test_busy_engines_are_tried_again_and_then_said_to_be_over_quota(web):
+    busy = httpx.Response(429, headers={"Retry-After": "0"})
+    engine = Engine(BRAVE, busy)
+    assert web("brave", engine).search(["canteen"], 1)[0]
+    assert len(engine.requests) == 2
+    with pytest.raises(ServerError, match=r"status 429.*quota is used up"):
+        web("brave", Engine(BRAVE, *[busy] * 3)).search(["other"], 1)
+
+
+def test_a_plan_that_is_used_up_is_said_so(web):
+    spent = httpx.Response(432, json={"detail": {"error": "This request exceeds your plan's set usage limit."}})
+    with pytest.raises(ServerError, match=r"over its quota: .*usage limit"):
+        web("tavily", Engine(TAVILY, spent)).search(["canteen"], 1)
+
+
+def test_a_searxng_without_json_says_how_to_allow_it(web):
+    with pytest.raises(ServerError, match=r"formats: \[html, json\]"):
+        web("searxng", Engine(SEARXNG, httpx.Response(403))).search(["canteen"], 1)
+
+
+def test_keys_are_never_shown(web):
+    with pytest.raises(ServerError) as told:
+        web("brave", Engine(BRAVE, httpx.Response(401, text="bad token brave-secret"))).search(["canteen"], 1)
+    assert "brave-secret" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["TAVILY_API_KEY", "BRAVE_API_KEY"])
+def test_a_missing_key_names_its_variable(name, monkeypatch):
+    monkeypatch.delenv(name)
+    with pytest.raises(BadSetting, match=f"set {name}"):
+        open_web(name.split("_")[0].lower())
+
+
+def test_the_budget_of_a_minute_and_a_day_is_kept(web):
+    slow = web("searxng", Engine(SEARXNG), minute=2, deadline=0.2, days=0)
+    slow.search(["a", "b"], 1)
+    with pytest.raises(ServerError, match="2 searches per minute is used up"):
+        slow.search(["c"], 1)
+    with pytest.raises(ServerError, match="2 searches per day is used up"):
+        web("searxng", Engine(SEARXNG), day=2, days=0).search(["d"], 1)
+
+
+def test_a_recording_is_replayed_without_anybody_being_asked(web, tmp_path):
+    recording = tmp_path / "recorded"
+    web("searxng", Engine(SEARXNG), record=str(recording)).search([UNKNOWN], 3)
+    retriever = load_retriever(f"web:replay@{recording}")
+    rag = AdaptiveRAG(FakeModel(TABLE), load_gate("always"), retriever)
+    answer = rag.answer(UNKNOWN)
+    assert [one.id for one in answer.passages] == ["https://bala.example/canteen"]
+    before = retriever.fingerprint
+    with pytest.raises(BadInput, match=r"contains no search for 'who else\?'\. Record it"):
+        retriever.search(["who else?"], 3)
+    web("searxng", Engine(SEARXNG), record=str(recording)).search(["more"], 3)
+    assert retriever.fingerprint != before
+
+
+@pytest.mark.parametrize("reply", [[], {"results": 5}, {"results": None}, "text"])
+def test_a_reply_that_is_none_of_theirs_is_an_error(web, reply):
+    with pytest.raises(ServerError, match="no list of results"):
+        web("searxng", Engine(reply)).search(["x"], 1)
+
+
+def test_results_of_odd_kinds_are_left_out(web):
+    odd = {"results": [5, {}, {"url": 5}, {"url": "http://a/", "content": 7, "title": None, "score": "high"}]}
+    assert web("searxng", Engine(odd)).search(["x"], 3) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("web:google", "Known: searxng, tavily, brave, replay"),
+        ("web:searxng", "needs its address: web:searxng@https"),
+        ("web:searxng@ftp://x", "not an address of the web search"),
+        ("web:replay@nowhere", "there is no recording"),
+        ("web:tavily?colour=red", "unknown option 'colour'"),
+        ("web:tavily?safe=9", "safe='9' is not allowed"),
+        ("web:tavily?minute=0", "minute='0' is not allowed"),
+        ("web:tavily?minute=x", "must be a whole number"),
+        ("web:tavily?days=nan", "days"),
+        ("web:tavily?stale=maybe", "must be true or false"),
+        ("web:tavily?lang=../..", "must be a language"),
+    ],
+)
+def test_a_spec_that_cannot_be_says_what_can(spec, said):
+    with pytest.raises(BadSetting, match=said):
+        load_retriever(spec)
+
+
+def test_options_are_read_by_their_kind():
+    assert parse_web_options("lang=en&day=5&days=0.5&stale=true") == WebOptions(lang="en", day=5, days=0.5, stale=True)
+
+
+def test_pages_and_texts_come_once():
+    same = [
+        WebResult("https://a/x", "t", "one"),
+        WebResult("https://a/x/", "t", "two"),
+        WebResult("https://b/", "t", " one "),
+    ]
+    assert [one.id for one in convert_results(same)] == ["https://a/x"]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from knowgate.core.nearest_neighbors import NearestHits, select_top_rows
+from knowgate.retrieval import bm25_scores
+from knowgate.retrieval.bm25 import K1, B, _select_few, build_bm25_matrix
+from knowgate.retrieval.bm25_scores import Postings, TermScorer, select_candidate_rows
+from knowgate.retrieval.tokenizer import Tokenizer
+from knowgate.types import Passage
+
+# --- the score matrix -------------------------------------------------------------------------------
+
+
+def make_terms(n_passages):
+    """Passages of frequent and rare terms; some are empty."""
+    rng = random.Random(0)
+    return [[f"w{int(rng.paretovariate(0.7))}" for _ in range(rng.choice([0, 1, 5, 30]))] for _ in range(n_passages)]
+
+
+def index_with_bm25s(passages):
+    import bm25s
+
+    vocabulary = {}
+    rows = [[vocabulary.setdefault(term, len(vocabulary)) for term in terms] for terms in passages]
+    matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
+    matrix.index((rows, vocabulary), create_empty_token=False, show_progress=False)
+    return matrix
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("block", [1, 7, 64, 1_000])
+def test_the_score_matrix_equals_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
+    monkeypatch.setattr(bm25_scores, "BLOCK_PASSAGES", block)
+    passages, postings = make_terms(200), Postings(tmp_path if on_disk else None)
+    postings.add(iter(passages))
+    scores, expected = postings.compute_scores(K1, B), index_with_bm25s(passages)
+    assert postings.vocabulary == expected.vocab_dict
+    assert scores["num_docs"] == expected.scores["num_docs"]
+    for name in ("data", "indices", "indptr"):
+        assert scores[name].dtype == expected.scores[name].dtype
+        assert scores[name].tobytes() == expected.scores[name].tobytes()
+
+
+def test_counted_blocks_are_stored_on_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(bm25_scores, "BLOCK_PASSAGES", 50)
+    postings = Postings(tmp_path)
+    postings.add(make_terms(200))
+    assert len(list(tmp_path.glob("block-*.npy"))) == 4
+    assert isinstance(postings.compute_scores(K1, B)["data"], np.memmap)
+
+
+# --- scores of a query ------------------------------------------------------------------------------
+
+WORDS = [f"w{rank}" for rank in range(60)]
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    """200 passages; the k-th word is in about one of k of them."""
+    rng = random.Random(0)
+    texts = [" ".join(word for k, word in enumerate(WORDS, 1) if rng.random() < 1 / k) for _ in range(200)]
+    return build_bm25_matrix([Passage(str(i), f"{text} end{i}") for i, text in enumerate(texts)], Tokenizer(stem=False))
+
+
+@pytest.mark.parametrize("max_bytes", [0, 4 * 200 * 3, 1 << 20])
+def test_query_scores_equal_those_of_bm25s_with_and_without_columns(matrix, monkeypatch, max_bytes):
+    monkeypatch.setattr(bm25_scores, "MAX_COLUMN_BYTES", max_bytes)
+    scorer = TermScorer(matrix.scores)
+    rng = random.Random(1)
+    for _ in range(30):
+        terms = matrix.get_tokens_ids(rng.choices(WORDS, k=rng.randint(1, 9)))
+        assert np.array_equal(scorer(terms), matrix.get_scores(terms))
+    assert len(scorer._columns) <= max_bytes // (4 * 200)
+    assert (len(scorer._columns) > 0) == (max_bytes > 0)
+
+
+def test_only_common_terms_become_columns(matrix):
+    scorer = TermScorer(matrix.scores)
+    scorer(matrix.get_tokens_ids(["end7"]))
+    assert not scorer._columns
+    scorer(matrix.get_tokens_ids(["w0"]))
+    assert len(scorer._columns) == 1
+
+
+# --- the best rows ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [5, 999, 1_000, 12_345])
+@pytest.mark.parametrize("k", [1, 3, 12, 2_000])
+@pytest.mark.parametrize("positive_share", [0.0, 0.0005, 0.3])
+def test_candidate_rows_contain_the_k_best(n, k, positive_share):
+    rng = np.random.default_rng([n, k])
+    scores = np.where(rng.random(n) < positive_share, rng.integers(1, 40, n) / 8, 0).astype(np.float32)  # many ties
+    rows = select_candidate_rows(scores, k)
+    assert (scores[rows] > 0).all()
+    expected = sorted(np.flatnonzero(scores > 0).tolist(), key=lambda row: (-scores[row], row))[:k]
+    assert rows[select_top_rows(scores[rows], k)].tolist() == expected
+
+
+def test_most_rows_of_a_large_index_are_no_candidates():
+    scores = np.random.default_rng(0).random(100_000).astype(np.float32)
+    assert len(select_candidate_rows(scores, 3)) < 1_000
+
+
+def test_selecting_few_equals_sorting_and_ties_go_by_row():
+    rng = np.random.default_rng(0)
+    for k in (1, 3, 16):
+        scores = rng.integers(0, 5, 40).astype(np.float32)
+        rows = np.flatnonzero(scores > 0)
+        expected, few = NearestHits(rows, scores[rows]).best(k), _select_few(scores.copy(), k)
+        assert few.rows.tolist() == expected.rows.tolist()
+        assert few.scores.tolist() == expected.scores.tolist()
+
+
+def test_passages_without_a_query_word_are_not_selected():
+    assert _select_few(np.array([0, 2, 0], np.float32), 3).rows.tolist() == [1]
+    assert _select_few(np.zeros(2, np.float32), 3).rows.tolist() == []

@@ -1,0 +1,83 @@
+"""API keys and access control."""
+
+import json
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
+from knowgate.server.entrypoint import run_server
+from knowgate.server.options import ServeOptions
+
+
+def test_requests_need_a_valid_key_if_there_is_a_key_file(serve, stub, tmp_path):
+    file = tmp_path / "keys.json"
+    key = add_key(file, "app")
+    address, _ = serve(gate="never", options={"keys": str(file)})
+    url, body = f"{address}/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+    given = [
+        {},
+        {"Authorization": "Bearer kg-wrong"},
+        {"Authorization": f"Basic {key}"},
+        {"Authorization": f"Bearer {key}"},
+    ]
+    assert [httpx.post(url, json=body, headers=one).status_code for one in given] == [401, 401, 401, 200]
+    assert httpx.get(f"{address}/metrics").status_code == 401
+    assert httpx.get(f"{address}/health").status_code == 200
+    assert all(key not in str(headers) for headers in stub.headers)
+
+
+def test_a_running_server_rejects_a_revoked_key(serve, tmp_path):
+    file = tmp_path / "keys.json"
+    key = add_key(file, "app")
+    address, _ = serve(gate="never", options={"keys": str(file)})
+    asked = {"url": f"{address}/v1/models", "headers": {"Authorization": f"Bearer {key}"}}
+    assert httpx.get(**asked).status_code == 200
+    revoke_key(file, "app")
+    assert httpx.get(**asked).status_code == 401
+
+
+def test_the_key_file_contains_only_hashes(tmp_path):
+    file = tmp_path / "keys.json"
+    key = add_key(file, "app")
+    assert key not in file.read_text()
+    assert [one.name for one in read_keys(file)] == ["app"]
+    with pytest.raises(kg.KnowgateError, match="already"):
+        add_key(file, "app")
+    with pytest.raises(kg.KnowgateError, match="no key 'other'"):
+        revoke_key(file, "other")
+
+
+def test_a_server_without_keys_listens_only_on_loopback(made):
+    with pytest.raises(kg.KnowgateError, match="needs API keys"):
+        run_server(kg.PipelineOptions(), ServeOptions(host="0.0.0.0"))
+
+
+def test_the_clients_key_is_forwarded_if_the_server_has_no_keys(serve, stub):
+    address, _ = serve(gate="never")
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+    httpx.post(f"{address}/v1/chat/completions", json=body, headers={"Authorization": "Bearer sk-mine"})
+    assert stub.headers[0]["Authorization"] == "Bearer sk-mine"
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "https://evil.example"}, {"Host": "evil.example"}])
+def test_cross_origin_requests_are_rejected(serve, stub, headers):
+    address, _ = serve(gate="never")
+    body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 403
+    assert "access-control-allow-origin" not in reply.headers
+    assert stub.bodies == []
+
+
+def test_token_budgets_in_key_files_of_earlier_versions_are_ignored(tmp_path):
+    key = {"name": "app", "hash": "00", "created": 1.0, "rate": 60, "budget": 100_000}
+    (tmp_path / "keys.json").write_text(json.dumps({"keys": [key]}))
+    assert [(key.name, key.rate) for key in read_keys(tmp_path / "keys.json")] == [("app", 60)]
+
+
+def test_a_broken_key_file_is_reported_with_the_field(tmp_path):
+    (tmp_path / "keys.json").write_text('{"keys": [{"name": 3}]}')
+    with pytest.raises(kg.KnowgateError, match=r"not a file of API keys: keys\.0\.name: it must be a text"):
+        read_keys(tmp_path / "keys.json")

@@ -1,0 +1,108 @@
+"""Circuit breakers: a component that fails repeatedly is not called, probed after a pause, and used again."""
+
+import threading
+
+import pytest
+
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.circuit_breaker import CircuitBreaker
+from tests.server.test_chat import ask
+from tests.server.test_failures import FailingGate, use_gate_service
+from tests.server.test_forwarding import FOUND
+from tests.support.processes import PATIENCE
+
+
+class FlakyRetriever:
+    """Fails while it is report to."""
+
+    name, fingerprint = "moody", "moody"
+
+    def __init__(self):
+        self.fails, self.asked = True, 0
+
+    def search(self, queries, k):
+        self.asked += 1
+        if self.fails:
+            raise RuntimeError("secret words")
+        return [FOUND for _ in queries]
+
+
+def use_parts(seconds=30, **parts):
+    def change(service):
+        use_gate_service(service, GateService(service.gate_service.rag.replace(**parts), timeout=seconds, strict=False))
+
+    return change
+
+
+def skip_recovery_time(breaker):
+    """Set the clock of a breaker past its recovery time."""
+    breaker.last_failure -= 2 * breaker.recovery_seconds
+
+
+def test_a_failing_retriever_is_not_called_until_one_request_probes_it(serve):
+    retriever = FlakyRetriever()
+    address, app = serve(gate="always", change=use_parts(retriever=retriever))
+    report = [ask(address).json()["knowgate"] for _ in range(7)]
+    assert retriever.asked == 5
+    assert all(one["degraded"] == ["retriever"] and one["passages"] == [] for one in report)
+    retriever.fails = False
+    skip_recovery_time(app.state.service.gate_service.retriever_breaker)
+    found = [ask(address).json()["knowgate"] for _ in range(2)]
+    assert [(one["degraded"], len(one["passages"])) for one in found] == [([], 1), ([], 1)]
+
+
+def test_a_gate_is_used_again_after_it_recovers(serve):
+    score = [float("nan")]
+    address, app = serve(gate="always", change=use_parts(gate=FailingGate(lambda questions: score)))
+    assert [ask(address).json()["knowgate"]["degraded"] for _ in range(6)] == [["gate"]] * 6
+    score[0] = 0.0
+    assert ask(address).json()["knowgate"]["degraded"] == ["gate"]
+    skip_recovery_time(app.state.service.gate_service.gate_breaker)
+    assert ask(address).json()["knowgate"]["retrieve"] is False
+
+
+def test_an_upstream_is_used_again_after_it_recovers(serve, stub):
+    stub.status = 500
+    address, app = serve(gate="never")
+    assert [ask(address).status_code for _ in range(6)] == [500] * 5 + [503]
+    stub.status = 200
+    assert ask(address).status_code == 503
+    skip_recovery_time(app.state.service.forwarder.upstream.breaker)
+    assert [ask(address).status_code for _ in range(2)] == [200, 200]
+
+
+class BlockedRetriever(FlakyRetriever):
+    def __init__(self):
+        super().__init__()
+        self.let_go = threading.Event()
+
+    def search(self, queries, k):
+        self.let_go.wait(PATIENCE)
+        return [FOUND for _ in queries]
+
+
+def test_a_search_that_times_out_is_answered_without_passages(serve):
+    held = BlockedRetriever()
+    address, _ = serve(gate="always", change=use_parts(seconds=0.3, retriever=held))
+    report = ask(address).json()["knowgate"]
+    held.let_go.set()
+    assert (report["degraded"], report["passages"]) == (["retriever"], [])
+
+
+@pytest.mark.parametrize("way", ["draft", "race"])
+def test_a_failed_search_is_not_reported_if_the_draft_is_the_answer(serve, way):
+    address, _ = serve(gate="logprob:mean", options={"way": way}, change=use_parts(retriever=FlakyRetriever()))
+    assert ask(address).json()["knowgate"]["degraded"] == []
+
+
+def test_an_open_breaker_allows_one_probe_after_its_pause():
+    now = [0.0]
+    breaker = CircuitBreaker("upstream", failure_threshold=2, recovery_seconds=10, clock=lambda: now[0])
+    breaker.record_failure()
+    assert breaker.try_acquire()
+    breaker.record_failure()
+    assert (breaker.state, breaker.try_acquire()) == ("open", False)
+    now[0] = 11.0
+    assert [breaker.try_acquire(), breaker.try_acquire()] == [True, False]
+    breaker.record_success()
+    assert (breaker.state, breaker.try_acquire()) == ("closed", True)

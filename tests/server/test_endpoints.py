@@ -1,0 +1,160 @@
+"""Endpoints other than chats: decision log, feedback, metrics, forwarding, reranking; and batches and limits."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
+
+# --- decisions, feedback, metrics -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_decision_can_be_read_with_its_feedback(serve, tmp_path, keeps):
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db"), "keep_questions": keeps})
+    id = ask(address).headers["x-knowgate-id"]
+    rated = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "down", "comment": "wrong town"})
+    found = httpx.get(f"{address}/v1/decisions/{id}").json()
+    assert rated.status_code == 200
+    assert (found["id"], found["retrieve"], found["gate"]) == (id, True, "always")
+    assert [(one["rating"], one["comment"]) for one in found["feedback"]] == [("down", "wrong town")]
+    assert (found.get("question") == UNKNOWN) is keeps
+
+
+def test_decisions_survive_a_restart(serve, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db")}
+    first, _ = serve(gate="always", options=options)
+    id = ask(first).headers["x-knowgate-id"]
+    httpx.get(f"{first}/v1/decisions/{id}")  # what was read is written
+    second, _ = serve(gate="always", options=options)
+    assert httpx.get(f"{second}/v1/decisions/{id}").json()["id"] == id
+
+
+@pytest.mark.parametrize("body", [{}, {"id": 3, "rating": "up"}, {"id": "kg-1", "rating": "good"}])
+def test_invalid_feedback_is_rejected(serve, tmp_path, body):
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
+    assert httpx.post(f"{address}/v1/feedback", json=body).status_code == 400
+
+
+def test_an_unknown_decision_or_a_missing_decision_log_is_404(serve, tmp_path):
+    with_log, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
+    without, _ = serve(gate="always")
+    assert httpx.get(f"{with_log}/v1/decisions/kg-none").json()["error"]["code"] == "no_decision"
+    assert httpx.get(f"{without}/v1/decisions/kg-none").json()["error"]["code"] == "no_log"
+
+
+def test_a_decision_log_that_is_no_database_is_rejected_at_startup(made, stub, tmp_path):
+    (tmp_path / "d.db").write_text("no database" * 100)
+    options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"))
+    with pytest.raises(kg.KnowgateError, match="cannot be used as a decision log"):
+        create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
+
+
+def test_metrics_count_decisions_without_text_of_questions(serve):
+    address, _ = serve(gate="always")
+    ask(address)
+    ask(address, "Thanks a lot!", knowgate={"retrieve": "never"})
+    text = httpx.get(f"{address}/metrics").text
+    assert 'knowgate_decisions_total{decision="retrieve",gate="always",reason="score",way="question"} 1.0' in text
+    assert 'knowgate_decisions_total{decision="skip",gate="never",reason="score",way="question"} 1.0' in text
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 2.0' in text
+    assert "Babakoland" not in text
+
+
+# --- forwarding and reranking -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["completions", "embeddings", "responses"])
+def test_other_endpoints_are_forwarded_to_the_upstream(serve, path):
+    address, _ = serve(gate="always")
+    body = {"model": "m", "input": ["one", "two"], "prompt": ["one", "two"], "nobody_knows": 1}
+    reply = httpx.post(f"{address}/v1/{path}", json=body)
+    assert reply.json() == {"object": f"/v1/{path}", "got": body}
+    assert reply.headers["x-knowgate-way"] == "pass-through"
+
+
+def test_forwarded_endpoints_need_an_upstream(serve):
+    address, _ = serve(upstream=False, gate="never")
+    assert httpx.post(f"{address}/v1/embeddings", json={"input": "x"}).json()["error"]["code"] == "no_upstream"
+
+
+class LengthReranker:
+    name, fingerprint = "length", "length"
+
+    def score(self, questions, passages):
+        return [[float(len(one.text)) for one in row] for row in passages]
+
+
+def test_reranking_follows_the_api_of_cohere(serve):
+    def change(service):
+        object.__setattr__(service.gate_service.rag, "reranker", LengthReranker())
+
+    address, _ = serve(gate="always", change=change)
+    body = {"query": "Who?", "documents": ["aa", {"text": "aaaa"}, "a"], "top_n": 2, "return_documents": True}
+    found = httpx.post(f"{address}/v1/rerank", json=body).json()["results"]
+    assert found == [
+        {"index": 1, "relevance_score": 4.0, "document": {"text": "aaaa"}},
+        {"index": 0, "relevance_score": 2.0, "document": {"text": "aa"}},
+    ]
+    assert httpx.post(f"{address}/v1/rerank", json={"query": "Who?", "documents": [3]}).status_code == 400
+
+
+# --- batches and limits ---------------------------------------------------------------------------------
+
+
+def test_simultaneous_questions_are_answered_in_one_batch(serve):
+    seen, hold = [], threading.Event()
+
+    def change(service):
+        model, read = service.gate_service.rag.model, service.gate_service.rag.model.read
+
+        def watched(prompts, want):
+            seen.append(len(prompts))
+            hold.wait(0.5)
+            return read(prompts, want)
+
+        model.read = watched
+
+    address, _ = serve(upstream=False, gate="logprob:mean", change=change)
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda text: ask(address, text, model="knowgate").json(), [KNOWN, UNKNOWN] * 4))
+    assert sum(seen) == 8
+    assert len(seen) < 8
+    report = [reply["choices"][0]["message"]["content"] for reply in replies]
+    assert report == ["Bababastad", "Babakostad"] * 4
+
+
+def test_one_failing_question_does_not_fail_its_batch(serve):
+    def change(service):
+        model, generate = service.gate_service.rag.model, service.gate_service.rag.model.generate
+
+        def fragile(prompts, **options):
+            if any("Babakoland" in prompt.text for prompt in prompts):
+                raise RuntimeError("this one breaks it")
+            return generate(prompts, **options)
+
+        model.generate = fragile
+
+    address, _ = serve(upstream=False, gate="never", change=change)
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda text: ask(address, text, model="knowgate"), [KNOWN, UNKNOWN] * 2))
+    assert [reply.status_code for reply in replies] == [200, 500] * 2
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_too_many_simultaneous_requests_are_answered_429(serve, stub, streamed):
+    stub.slow = 0.5
+    address, app = serve(gate="never", options={"waiting": 2})
+    with ThreadPoolExecutor(6) as pool:
+        replies = list(pool.map(lambda _: ask(address, stream=streamed), range(6)))
+    statuses = sorted(reply.status_code for reply in replies)
+    assert statuses == [200, 200, 429, 429, 429, 429]
+    assert {reply.headers["retry-after"] for reply in replies if reply.status_code == 429} == {"1"}
+    assert app.state.service.active_requests == 0
+    assert ask(address).status_code == 200

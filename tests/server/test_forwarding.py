@@ -1,0 +1,138 @@
+"""The three modes of forwarding to an upstream, and the placement of passages."""
+
+import threading
+
+import pytest
+
+import knowgate as kg
+from knowgate.server.app import create_app
+from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.request_formats import insert_passages
+from knowgate.server.options import ServeOptions
+from knowgate.types import Passage
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask
+from tests.support.processes import PATIENCE
+
+FOUND = [Passage("d1", "The capital of Babakoland is Babakostad.", "Towns")]
+
+
+class WatchedRetriever:
+    """Says when it was asked, remembers how many answers the stub had given by then, and may be held up."""
+
+    name, fingerprint = "watched", "watched"
+
+    def __init__(self, stub=None, *, held=False):
+        self.stub = stub
+        self.answered = []
+        self.asked, self.let_go, self.done = threading.Event(), threading.Event(), threading.Event()
+        if not held:
+            self.let_go.set()
+
+    def search(self, queries, k):
+        self.answered.append(self.stub.answered if self.stub else 0)
+        self.asked.set()
+        self.let_go.wait(PATIENCE)
+        self.done.set()
+        return [FOUND for _ in queries]
+
+
+def use_retriever(retriever):
+    def change(service):
+        rag = service.gate_service.rag.replace(retriever=retriever)
+        service.gate_service = service.forwarder.gate_service = GateService(rag, timeout=30, strict=False)
+
+    return change
+
+
+def test_draft_mode_searches_after_the_draft(serve, stub):
+    stub.sure, watched = -3.0, WatchedRetriever(stub)
+    address, _ = serve(gate="logprob:mean", options={"way": "draft"}, change=use_retriever(watched))
+    report = ask(address).json()["knowgate"]
+    assert (report["way"], report["retrieve"], len(stub.bodies)) == ("draft", True, 2)
+    assert watched.answered == [1]
+
+
+def test_race_mode_searches_during_the_draft(serve, stub):
+    watched = WatchedRetriever(stub)
+    stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
+    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
+    report = ask(address).json()["knowgate"]
+    assert (report["way"], [one["id"] for one in report["passages"]]) == ("race", ["d1"])
+    assert watched.answered == [0]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_confident_draft_does_not_wait_for_the_search(serve, stub, streamed):
+    watched = WatchedRetriever(held=True)
+    address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
+    reply = ask(address, stream=streamed)
+    assert not watched.done.is_set()
+    watched.let_go.set()
+    assert reply.headers["x-knowgate-retrieve"] == "false"
+    assert len(stub.bodies) == 1
+
+
+def test_question_mode_makes_one_call(serve, stub):
+    address, _ = serve(gate="always", options={"way": "question"})
+    assert ask(address).json()["knowgate"]["way"] == "question"
+    assert len(stub.bodies) == 1
+
+
+def test_question_mode_rejects_a_gate_that_reads_drafts(made, stub):
+    settings = kg.PipelineOptions(gate="logprob:mean", docs=made.docs)
+    with pytest.raises(kg.KnowgateError, match="reads a draft: set `way` to draft or race"):
+        create_app(settings, ServeOptions(upstream=stub.url, way="question"))
+
+
+def test_a_gate_that_an_upstream_does_not_support_is_rejected_at_startup(made, stub):
+    with pytest.raises(kg.KnowgateError, match="needs labels"):
+        create_app(kg.PipelineOptions(gate="prompt", docs=made.docs), ServeOptions(upstream=stub.url))
+
+
+def test_a_follow_up_is_searched_together_with_the_earlier_question(serve, stub):
+    watched = WatchedRetriever()
+    asked = []
+    watched.search = lambda queries, k: asked.extend(queries) or [FOUND for _ in queries]
+    address, _ = serve(gate="always", change=use_retriever(watched))
+    turns = [UNKNOWN, "Babakostad", "And its river?"]
+    messages = [
+        {"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), turns, strict=True)
+    ]
+    ask(address, messages=messages)
+    assert asked == [f"{UNKNOWN} And its river?"]
+
+
+# --- where passages go ----------------------------------------------------------------------------
+
+
+def test_user_placement_puts_passages_before_the_last_message():
+    body = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}], "seed": 1}
+    sent = insert_passages(body, FOUND, "user")
+    assert sent["messages"][0] == body["messages"][0]
+    assert sent["seed"] == 1
+    assert (
+        '<passage id="1">\nTowns\nThe capital of Babakoland is Babakostad.\n</passage>'
+        in sent["messages"][1]["content"]
+    )
+    assert sent["messages"][1]["content"].endswith("</passages>\n\nWho?")
+
+
+def test_system_placement_extends_or_creates_the_system_prompt():
+    with_one = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}]}
+    without = {"messages": [{"role": "user", "content": "Who?"}]}
+    assert insert_passages(with_one, FOUND, "system")["messages"][0]["content"].startswith("Be kind.\n\nPassages")
+    assert [one["role"] for one in insert_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
+
+
+def test_documents_placement_adds_a_field():
+    body = {"messages": [{"role": "user", "content": "Who?"}]}
+    sent = insert_passages(body, FOUND, "documents")
+    assert sent["messages"] == body["messages"]
+    assert sent["documents"] == [{"id": "d1", "title": "Towns", "text": FOUND[0].text}]
+
+
+def test_a_message_in_parts_gets_passages_as_a_part():
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}]}
+    parts = insert_passages(body, FOUND, "user")["messages"][0]["content"]
+    assert (len(parts), parts[1]) == (2, {"type": "text", "text": "Who?"})

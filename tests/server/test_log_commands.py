@@ -1,0 +1,83 @@
+"""Commands that read the decision log: `knowgate replay` and `knowgate refit`."""
+
+import json
+import sqlite3
+
+import httpx
+import pytest
+
+from tests.cli.conftest import call  # noqa: F401 - a fixture
+from tests.server.test_chat import ask
+from tests.server.test_learning import wait_for_audits
+from tests.support.invented import write_invented
+
+
+@pytest.fixture
+def many(tmp_path):
+    return write_invented(tmp_path / "many", 40)
+
+
+def served(serve, many, tmp_path, **options):
+    """A log of forty questions, half of which the model knows."""
+    file = tmp_path / "d.db"
+    options = {"decisions": str(file), "keep_questions": True, **options}
+    address, _ = serve(upstream=False, gate="prompt", model=many.model, docs=many.docs, options=options)
+    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in many.questions]
+    httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
+    return file, address, ids
+
+
+def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F811
+    file, address, _ = served(serve, many, tmp_path, audit=1.0, audit_budget=1000)
+    wait_for_audits(address, 40)
+    found = json.loads(call("replay", file, "--json", "--thresholds", "0.5,1").out)
+    half, all_skipped = found["thresholds"]
+    assert (found["questions"], found["gate"], half["retrieved"], all_skipped["retrieved"]) == (40, "prompt", 20, 0)
+    assert half["risks"]["audited"]["n"] == 20
+    assert half["risks"]["audited"]["hits"] == 0  # what is skipped there is known
+    assert half["savings"]["seconds"] is not None
+
+
+def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path, call):  # noqa: F811
+    file, address, _ = served(serve, many, tmp_path)
+    ask(address, many.questions[0].text, model="knowgate/always")
+    ask(address, "x", model="knowgate")
+    outcome = call("replay", file)
+    assert outcome.code == 0
+    assert "1 of another gate or threshold" in outcome.err
+
+
+def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, call):  # noqa: F811
+    file, address, ids = served(serve, many, tmp_path, canary=1.0)
+    gold = many.questions[1].answers[0]
+    httpx.post(f"{address}/v1/feedback", json={"id": ids[1], "correction": gold})
+    outcome = call("refit", file, "--model", many.model, "--docs", many.docs, "--out", "again", "--max-loss", "0.3")
+    assert outcome.code == 0, outcome.err
+    asked = [json.loads(line) for line in (tmp_path / "again" / "questions.jsonl").read_text().splitlines()]
+    assert len(asked) == 40
+    assert [one["answers"] for one in asked if "answers" in one] == [[gold]]
+    assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
+    assert (tmp_path / "again" / "run" / "report" / "report.html").is_file()
+
+
+def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
+    from knowgate.cli.refit import get_served_model
+    from knowgate.errors import KnowgateError
+    from knowgate.pipeline.settings import PipelineOptions
+
+    serve = {"upstream": "http://127.0.0.1:1/v1", "upstream_model": "qwen"}
+    assert get_served_model(PipelineOptions(serve=serve)) == "openai:qwen@http://127.0.0.1:1/v1"
+    assert get_served_model(PipelineOptions(model="fake")) == "fake"
+    with pytest.raises(KnowgateError, match="upstream_model"):
+        get_served_model(PipelineOptions(serve={"upstream": "http://127.0.0.1:1/v1"}))
+
+
+def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tmp_path, call):  # noqa: F811
+    file, _, _ = served(serve, many, tmp_path, keep_questions=False)
+    assert "keep_questions=True" in call("refit", file, "--docs", many.docs).err
+    other = tmp_path / "other.db"
+    with sqlite3.connect(other) as database:
+        database.execute("CREATE TABLE t (x)")
+    assert "no table of decisions" in call("replay", other).err
+    assert "--arm goes with the server's log" in call("replay", many.docs, "--arm", "a").err
+    assert "no log of the server" in call("refit", many.docs).err

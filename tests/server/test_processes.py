@@ -1,0 +1,241 @@
+"""Server processes: signals, workers, crashes and reloading."""
+
+import asyncio
+import itertools
+import signal
+import socket
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.data.history import open_history
+from knowgate.server.app import create_app
+from knowgate.server.options import ServeOptions
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask, events
+from tests.support.postgres_server import postgres_server
+from tests.support.processes import until
+from tests.support.served import served
+from tools.local_server import running
+
+
+@pytest.fixture
+def words(stub, made, tmp_path):
+    """A server that looks everything up and keeps what it decided."""
+    kept = str(tmp_path / "d.db")
+    return ["--upstream", stub.url, "--gate", "always", "--docs", str(made.docs), "--decisions", kept]
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_streams_and_writes_all_rows(stub, words, tmp_path):
+    stub.slow = 0.4
+    found = []
+    with served(tmp_path, *words) as server:
+        asking = threading.Thread(target=lambda: found.append(ask(server.address, stream=True)))
+        asking.start()
+        until(lambda: bool(stub.bodies))
+        server.process.send_signal(signal.SIGTERM)
+        asking.join()
+        server.wait()
+    chunks = events(found[0])
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert rows(tmp_path / "d.db") == {chunks[0]["knowgate"]["id"]}
+
+
+def rows(path):
+    file = sqlite3.connect(path)
+    try:
+        return {row[0] for row in file.execute("SELECT id FROM decisions")}
+    finally:
+        file.close()
+
+
+def test_acknowledged_feedback_survives_sigkill_under_load(words, tmp_path):
+    acknowledged, over = [], threading.Event()
+
+    def rate(number):
+        with httpx.Client(timeout=60) as client:
+            while not over.is_set():
+                try:
+                    body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}]}
+                    id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
+                    said = {"id": id, "rating": "up", "comment": f"{number}"}
+                    if client.post(f"{server.address}/v1/feedback", json=said).status_code == 200:
+                        acknowledged.append(id)
+                except httpx.TransportError:
+                    return
+
+    with served(tmp_path, *words) as server, ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(rate, number) for number in range(4)]
+        until(lambda: len(acknowledged) >= 40)
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        over.set()
+        for one in working:
+            one.result()
+    file = sqlite3.connect(tmp_path / "d.db")
+    kept = {row[0] for row in file.execute("SELECT decision FROM feedback")}
+    decided = {row[0] for row in file.execute("SELECT id FROM decisions")}
+    assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    file.close()
+    assert set(acknowledged) <= kept
+    assert set(acknowledged) <= decided
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_path, kind):
+    """A person's label that was acknowledged (`get_arms`) is in the history, whatever happens a moment later."""
+    kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
+    if kind == "postgresql":
+        kept = history = postgres_server().address()
+    words = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
+    words += ["--decisions", kept, "--keep-questions", "--log", history]
+    get_arms = []
+
+    def rate(number):
+        with httpx.Client(timeout=60) as client:
+            for turn in itertools.count():
+                question = f"What is the capital of Land {number} of {turn}?"
+                try:
+                    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+                    id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
+                    said = client.post(f"{server.address}/v1/feedback", json={"id": id, "rating": "up"})
+                    if said.status_code == 200 and said.json()["learnt"]:
+                        get_arms.append(question)
+                except httpx.TransportError:
+                    return
+
+    module = "tests.support.hashed_knowgate"
+    with served(tmp_path, *words, module=module) as server, ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(rate, number) for number in range(4)]
+        until(lambda: len(get_arms) >= 40)
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        for one in working:
+            one.result()
+    found = {one.question for one in open_history(history).entries()}
+    assert set(get_arms) <= found
+
+
+# --- several workers ------------------------------------------------------------------------------
+
+
+def test_workers_share_decision_log_and_metrics(words, tmp_path):
+    with served(tmp_path, *words, "--workers", "2") as server:
+        with ThreadPoolExecutor(8) as pool:
+            replies = list(pool.map(lambda _: ask(server.address), range(40)))
+        ids = [reply.headers["x-knowgate-id"] for reply in replies]
+        for id in ids:  # one worker writes beside its replies, another one reads
+            until(lambda id=id: httpx.get(f"{server.address}/v1/decisions/{id}", timeout=60).status_code == 200)
+        report = httpx.get(f"{server.address}/metrics", timeout=30).text
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in report
+    assert rows(tmp_path / "d.db") == set(ids)
+
+
+def test_the_dashboard_of_every_worker_shows_all_requests(words, tmp_path):
+    with served(tmp_path, *words[:-2], "--workers", "2") as server:  # decisions are not kept
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: ask(server.address), range(40)))
+
+        def shown():
+            """Each connection may meet another worker."""
+            found = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(8)]
+            return [(one["figures"]["requests"], one["figures"]["arms"]["all"]["retrieved"]) for one in found]
+
+        until(lambda: shown() == [({"2xx": 40}, 40)] * 8)
+        found = httpx.get(f"{server.address}/v1/dashboard", timeout=60).json()
+    assert sum(found["figures"]["needs"]["retrieved"]) == 40
+    assert sum(map(sum, found["figures"]["minutes"])) == 40
+
+
+def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, made, tmp_path):
+    words = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
+    with served(tmp_path, *words, is_up=False) as server:
+        server.wait()
+        assert "nosuch" in server.said.read_text()
+
+
+# --- settings read again --------------------------------------------------------------------------
+
+
+def test_sighup_reloads_settings_while_requests_keep_theirs(stub, made, tmp_path):
+    file = tmp_path / "knowgate.toml"
+    file.write_text(f'gate = "never"\ndocs = "{made.docs}"\n[serve]\nupstream = "{stub.url}"\n')
+    with served(tmp_path, "--config", str(file)) as server, ThreadPoolExecutor(1) as pool:
+        stub.slow = 2.0
+        begun = pool.submit(ask, server.address)
+        until(lambda: bool(stub.bodies))
+        file.write_text(file.read_text().replace("never", "always"))
+        server.process.send_signal(signal.SIGHUP)
+        until(lambda: httpx.get(f"{server.address}/ready").json()["gate"] == "always")
+        stub.slow = 0.0
+        after, before = ask(server.address).json()["knowgate"], begun.result().json()["knowgate"]
+    assert (before["gate"], before["retrieve"]) == ("never", False)
+    assert (after["gate"], after["retrieve"]) == ("always", True)
+
+
+def test_invalid_new_settings_keep_the_old_ones(made, stub):
+    given = [kg.PipelineOptions(gate="nosuch", docs=made.docs)]
+    settings, options = kg.PipelineOptions(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
+    app = create_app(settings, options, read_settings=lambda: given[0])
+    with running(app) as address:
+        assert reload(app, address) is False
+        assert ask(address).json()["knowgate"]["gate"] == "never"
+        given[0] = kg.PipelineOptions(gate="always", docs=made.docs, threshold=0.25)
+        assert reload(app, address) is True
+        assert ask(address).json()["knowgate"]["threshold"] == 0.25
+
+
+def test_audits_of_the_old_gate_do_not_count_for_the_new_one(made, stub, tmp_path):
+    options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
+    again = kg.PipelineOptions(gate="always", docs=made.docs)
+    app = create_app(kg.PipelineOptions(gate="never", docs=made.docs), options, read_settings=lambda: again)
+    with running(app) as address:
+        ask(address)
+        until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
+        assert reload(app, address) is True
+        found = httpx.get(f"{address}/v1/learning").json()["arms"]["a"]
+        assert (found["gate"], found["loss"]["drawn"]) == ("always", 0)
+        assert ask(address).headers["x-knowgate-retrieve"] == "true"
+        assert 'knowgate_loss_low{arm="a"} 0.0' in httpx.get(f"{address}/metrics").text
+
+
+def reload(app, address):
+    """As the signal does it, in the server's own loop."""
+    httpx.get(f"{address}/health")
+    done = asyncio.run_coroutine_threadsafe(app.state.reloader.reload(), app.state.reloader.loop)
+    return done.result(60)
+
+
+def test_reloading_keeps_the_loaded_model(made):
+    settings = kg.PipelineOptions(model=made.model, docs=made.docs, gate="never")
+    again = kg.PipelineOptions(model=made.model, docs=made.docs, gate="always")
+    app = create_app(settings, ServeOptions(), read_settings=lambda: again)
+    model = app.state.service.gate_service.rag.model
+    with running(app) as address:
+        assert reload(app, address) is True
+        assert app.state.service.gate_service.rag.model is model
+        assert ask(address, model="knowgate").json()["knowgate"]["retrieve"] is True
+
+
+# --- many slow ones -------------------------------------------------------------------------------
+
+
+def test_slow_connections_do_not_block_others(serve, stub):
+    address, _ = serve(gate="never")
+    host, port = address.removeprefix("http://").split(":")
+    wires = [socket.create_connection((host, int(port)), timeout=30) for _ in range(100)]
+    try:
+        for wire in wires:
+            wire.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n{")
+        assert [ask(address).status_code for _ in range(5)] == [200] * 5
+    finally:
+        for wire in wires:
+            wire.close()
+    until(lambda: httpx.get(f"{address}/ready").status_code == 200)

@@ -1,0 +1,91 @@
+"""Plain questions in completions and responses; other prompts are forwarded unchanged."""
+
+import httpx
+import pytest
+
+from knowgate.server.chat.request_formats import REQUEST_FORMATS
+from knowgate.server.streaming import StreamAnnotator
+from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.types import Passage
+from tests.server.conftest import UNKNOWN
+
+FOUND = [Passage("d1", "The capital of Babakoland is Babakostad.", "Towns")]
+PART = {"type": "input_text", "text": UNKNOWN}
+
+
+def post(address, path, **body):
+    return httpx.post(f"{address}/v1/{path}", json={"model": "m", **body}, timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": UNKNOWN}),
+        ("responses", {"input": UNKNOWN}),
+        ("responses", {"input": [{"role": "user", "content": UNKNOWN}]}),
+        ("responses", {"input": [{"type": "message", "role": "user", "content": [PART]}]}),
+    ],
+)
+def test_a_plain_question_in_any_format_gets_passages(serve, stub, path, body):
+    address, _ = serve(gate="always")
+    report = post(address, path, **body).json()["knowgate"]
+    assert (report["way"], report["retrieve"], [one["id"] for one in report["passages"]]) == ("question", True, ["d1"])
+    assert "Babakostad" in str(stub.bodies[0])
+    assert str(stub.bodies[0]).count("<passages>") == 1
+
+
+def test_a_completion_gets_a_separate_draft_for_the_gate(serve, stub):
+    address, _ = serve(gate="logprob:mean")
+    report = post(address, "completions", prompt=UNKNOWN, max_tokens=7).json()["knowgate"]
+    assert (report["retrieve"], report["passages"]) == (False, [])
+    assert stub.bodies[0]["messages"] == [{"role": "user", "content": UNKNOWN}]
+    assert stub.bodies[1] == {"model": "m", "prompt": UNKNOWN, "max_tokens": 7}
+
+
+def test_request_options_are_applied_and_not_forwarded(serve, stub):
+    address, _ = serve(gate="always")
+    report = post(address, "responses", input=UNKNOWN, knowgate={"retrieve": "never"}).json()["knowgate"]
+    assert report["retrieve"] is False
+    assert stub.bodies[0] == {"model": "m", "input": UNKNOWN}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "why"),
+    [
+        ("completions", {"prompt": ["one", "two"]}, "not a single text"),
+        ("completions", {"prompt": "def f(x):\n    return"}, "not a plain question"),
+        ("completions", {"prompt": "def f(", "suffix": ")"}, "has a suffix"),
+        ("responses", {"input": UNKNOWN, "previous_response_id": "r1"}, "stored at the upstream"),
+        ("responses", {"input": [{"type": "function_call_output", "output": "3"}]}, "more than messages"),
+        ("responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "more than text"),
+        ("responses", {}, "more than messages"),
+    ],
+)
+def test_a_prompt_that_is_no_plain_question_is_forwarded_with_a_reason(serve, stub, path, body, why):
+    address, _ = serve(gate="always")
+    reply = post(address, path, **body)
+    assert reply.json() == {"object": f"/v1/{path}", "got": {"model": "m", **body}}
+    assert reply.headers["x-knowgate-way"] == "pass-through"
+    assert why in reply.headers["x-knowgate-reason"]
+
+
+def test_system_placement_puts_passages_into_the_instructions():
+    sent = REQUEST_FORMATS["/responses"].insert_passages(
+        {"input": UNKNOWN, "instructions": "Be kind."}, FOUND, "system"
+    )
+    assert sent["instructions"].startswith("Be kind.\n\n")
+    assert (sent["input"], "Babakostad" in sent["instructions"]) == (UNKNOWN, True)
+
+
+def test_passages_before_input_parts_have_the_type_input_text():
+    body = {"input": [{"role": "user", "content": [PART]}]}
+    parts = REQUEST_FORMATS["/responses"].insert_passages(body, FOUND, "user")["input"][0]["content"]
+    assert [part["type"] for part in parts] == ["input_text", "input_text"]
+    assert parts[1] == PART
+
+
+def test_the_first_and_last_event_of_a_response_stream_are_annotated():
+    annotator = StreamAnnotator(RequestTrace())
+    kinds = ("response.created", "response.output_text.delta", "response.completed")
+    report = [annotator.annotate(b'data: {"type": "%s"}\n' % kind.encode()) for kind in kinds]
+    assert [b"knowgate" in line for line in report] == [True, False, True]

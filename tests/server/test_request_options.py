@@ -1,0 +1,173 @@
+"""What a request can ask for: a guaranteed loss, a filter of documents, and deletion."""
+
+import sqlite3
+from typing import ClassVar
+
+import httpx
+import pytest
+
+from knowgate.data.history import open_history
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.errors import ServerError
+from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.chat.gate_service import FingerprintCachingRetriever
+from knowgate.server.chat.request_options import FilteredRetriever, PassageFilter
+from knowgate.types import Passage
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_chat import ask
+from tests.support.hash_embedder import HashEmbedder
+
+# --- policy ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+def test_a_demanded_loss_without_a_guarantee_retrieves_with_a_reason(serve, upstream):
+    address, _ = serve(upstream=upstream, gate="never")
+    report = ask(address, model="knowgate", knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert (report["retrieve"], report["gate"], len(report["passages"])) == (True, "never", 1)
+    assert "not proven here that skipping loses at most 1.00%" in report["reason"]
+
+
+@pytest.mark.parametrize(("proven", "retrieves"), [(0.02, False), (0.05, True), (None, True)])
+def test_a_gate_that_guarantees_the_demanded_loss_decides(serve, monkeypatch, proven, retrieves):
+    address, app = serve(gate="never")
+    monkeypatch.setattr(type(app.state.service.gate_service.rag), "proven_loss", property(lambda rag: proven))
+    assert ask(address, knowgate={"max_loss": 0.02}).json()["knowgate"]["retrieve"] is retrieves
+
+
+class Asked:
+    """A retriever that counts how often it is asked who it is; `says` may be an error."""
+
+    name = "asked"
+
+    def __init__(self, *says):
+        self.says, self.count = says, 0
+
+    @property
+    def fingerprint(self):
+        said = self.says[min(self.count, len(self.says) - 1)]
+        self.count += 1
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def search(self, queries, k):
+        if "fail" in queries:
+            raise ServerError("no search today")
+        return [[] for _ in queries]
+
+
+def test_the_index_fingerprint_is_not_read_for_every_request(serve):
+    address, app = serve(gate="never")
+    rag = app.state.service.gate_service.rag
+    rag.retriever.retriever = engine = Asked("one")
+    for _ in range(3):
+        report = ask(address, knowgate={"max_loss": 0.01, "retrieve": "auto"}).json()["knowgate"]
+        assert "not proven here" in report["reason"]
+    assert engine.count == 1
+
+
+def test_an_index_without_fingerprint_has_no_guarantee(serve):
+    address, app = serve(gate="never")
+    app.state.service.gate_service.rag.retriever.retriever = engine = Asked(ServerError("gone"))
+    report = ask(address, knowgate={"max_loss": 0.01}).json()["knowgate"]
+    assert report["retrieve"]
+    assert "not proven here" in report["reason"]
+    assert engine.count == 1
+
+
+def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
+    now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
+    found = FingerprintCachingRetriever(engine, clock=lambda: now[0])
+    assert [found.fingerprint, found.fingerprint, found.name] == ["one", "one", "asked"]
+    now[0] = 59.9
+    assert found.fingerprint == "one"
+    now[0] = 60.0
+    assert found.fingerprint == "two"
+    now[0] = 120.0
+    with pytest.raises(ServerError):
+        _ = found.fingerprint
+    assert found.fingerprint == "three"
+    with pytest.raises(ServerError):
+        found.search(["fail"], 1)
+    assert found.fingerprint == "four"
+
+
+@pytest.mark.parametrize("upstream", [True, False])
+@pytest.mark.parametrize(("wanted", "found"), [("d1", ["d1"]), ("d0", ["d0"]), (["x*", "d0"], ["d0"]), ("x*", [])])
+def test_a_filter_restricts_the_documents(serve, upstream, wanted, found):
+    address, _ = serve(upstream=upstream, gate="always")
+    reply = ask(address, model="knowgate", knowgate={"filter": {"id": wanted}})
+    assert reply.status_code == 200
+    assert [one["id"] for one in reply.json()["knowgate"]["passages"]] == found
+
+
+def test_a_filter_searches_deeper_until_enough_passages_match():
+    class Many:
+        name, fingerprint = "many", "many"
+        asked: ClassVar = []
+
+        def search(self, queries, k):
+            self.asked.append(k)
+            return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
+
+    (found,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
+    assert [one.id for one in found] == ["p0", "p10", "p20"]
+    assert Many.asked == [12, 48]
+
+
+@pytest.mark.parametrize("wish", [{"max_loss": 2}, {"max_loss": "little"}, {"filter": {"author": "x"}}, {"filter": 3}])
+def test_invalid_loss_and_filter_are_rejected(serve, wish):
+    address, _ = serve(gate="always")
+    reply = ask(address, knowgate=wish)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "policy")
+
+
+# --- forgetting -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """A log of decisions that keeps questions."""
+    return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
+
+
+def test_deleting_a_decision_deletes_everything_about_its_question(serve, kept, tmp_path):
+    address, _ = serve(gate="always", options=kept)
+    first, again, other = (ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, UNKNOWN.upper(), KNOWN))
+    httpx.post(f"{address}/v1/feedback", json={"id": first, "rating": "up", "comment": "a secret"})
+    assert httpx.delete(f"{address}/v1/decisions/{first}").json() == {"forgotten": True, "decisions": 2, "history": 0}
+    found = [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
+    assert found == [404, 404, 200]
+    assert all(b"Babakoland" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
+
+
+def test_deleting_a_question_deletes_it_from_the_history(serve, kept, tmp_path):
+    store = open_history(str(tmp_path / "h.db"), HashEmbedder())
+    store.add([LogEntry(text, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for text in (UNKNOWN, KNOWN)])
+
+    def change(service):
+        object.__setattr__(service.gate_service.rag, "log", TrafficLog(store))
+
+    address, _ = serve(gate="always", options=kept, change=change)
+    ask(address)
+    gone = httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN.lower()}).json()
+    assert gone == {"forgotten": True, "decisions": 1, "history": 1}
+    assert [entry.question for entry in store.entries()] == [KNOWN]
+
+
+def test_deleting_an_unknown_decision_is_404(serve, kept):
+    address, _ = serve(gate="always", options=kept)
+    assert httpx.delete(f"{address}/v1/decisions/kg-none").status_code == 404
+    assert httpx.post(f"{address}/v1/forget", json={"question": " "}).status_code == 400
+    assert httpx.post(f"{address}/v1/forget", json={"question": "Never asked?"}).json()["decisions"] == 0
+
+
+def test_a_decision_without_stored_question_can_be_deleted_by_id(serve, tmp_path):
+    address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db")})
+    id = ask(address).headers["x-knowgate-id"]
+    assert httpx.delete(f"{address}/v1/decisions/{id}").json()["decisions"] == 1
+    with sqlite3.connect(tmp_path / "d.db") as file:
+        assert file.execute("SELECT count(*) FROM decisions").fetchone() == (0,)
+    file.close()

@@ -1,0 +1,54 @@
+"""The client of the upstream: its URL and its timeouts."""
+
+import socket
+import threading
+
+import pytest
+
+import knowgate as kg
+from knowgate.server.options import ServeOptions
+from tests.server.test_chat import ask
+
+
+def test_an_upstream_that_sends_no_first_byte_in_time_is_504(serve, stub):
+    stub.waits_for = threading.Event()
+    address, app = serve(gate="never", options={"first_byte_seconds": 0.2})
+    reply = ask(address)
+    stub.waits_for.set()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "upstream_timeout")
+    assert app.state.service.forwarder.upstream.breaker.failure_count == 1
+
+
+def test_a_stream_may_take_longer_than_its_first_byte(serve, stub):
+    stub.slow = 0.15
+    address, _ = serve(gate="never", options={"first_byte_seconds": 0.3})
+    assert ask(address, stream=True).text.endswith("data: [DONE]\n\n")
+
+
+def test_a_connection_that_is_not_accepted_in_time_is_502(serve):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        # Fill the queue of the listener, so that further connections wait.
+        waiting = [socket.socket() for _ in range(4)]
+        for connection in waiting:
+            connection.setblocking(False)
+            connection.connect_ex(("127.0.0.1", port))
+        options = {"upstream": f"http://127.0.0.1:{port}/v1", "connect_seconds": 0.2}
+        address, _ = serve(upstream=False, gate="never", options=options)
+        reply = ask(address)
+        for connection in waiting:
+            connection.close()
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_unreachable")
+
+
+def test_the_url_of_the_upstream_is_normalized():
+    assert ServeOptions(upstream="http://a/v1/").upstream == "http://a/v1"
+
+
+@pytest.mark.parametrize("url", ["ftp://me:secret@a/v1", "http://me:secret@a/v1,weight=3", "a:8000/v1"])
+def test_an_invalid_url_is_rejected_without_its_login(url):
+    with pytest.raises(kg.KnowgateError, match="is not a URL such as") as caught:
+        ServeOptions(upstream=url)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,144 @@
+"""Confidence sequences and tests that may be looked at after each number: values by hand, coverage by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+
+from knowgate.errors import KnowgateError
+from knowgate.stats.confidence_sequences import LAMBDAS, PSI, GuaranteeTest, MeanConfidenceSequence
+
+DELTA, DAYS, A_DAY = 0.05, 500, 200  # quiet days, each with so many audited questions
+
+
+def filled(values, **options):
+    bounds = MeanConfidenceSequence(**options)
+    for value in values:
+        bounds.add(value)
+    return bounds
+
+
+def broke_after(values, promised, delta=DELTA):
+    """How many numbers it took; None if it never came to that."""
+    test = GuaranteeTest(promised, delta)
+    for count, value in enumerate(values, 1):
+        test.add(value)
+        if test.is_violated:
+            return count
+    return None
+
+
+# --- bounds of a mean -----------------------------------------------------------------------------
+
+
+def test_before_the_first_number_nothing_is_known():
+    bounds = MeanConfidenceSequence()
+    assert (bounds.mean, bounds.low, bounds.high) == (None, 0.0, 1.0)
+
+
+def test_the_upper_bound_of_nothing_but_zeros_is_the_one_worked_out_by_hand():
+    bounds = filled([0] * 100)
+    spread = sum((0.5 / (1 + n)) ** 2 for n in range(100))
+    m = bounds.high  # the mixture is exactly 2 / delta there
+    mixture = np.mean(np.exp(LAMBDAS * 100 * m - PSI * spread))
+    assert mixture == pytest.approx(2 / DELTA, rel=1e-6)
+    assert (bounds.low, bounds.mean) == (0.0, 0.0)
+
+
+def test_bounds_of_the_opposite_numbers_are_the_opposite_bounds():
+    values = np.random.default_rng(0).random(50)
+    one, other = filled(values), filled(1 - values)
+    assert (one.low, one.high) == pytest.approx((1 - other.high, 1 - other.low))
+
+
+def test_bounds_close_in_on_the_mean():
+    values = np.random.default_rng(1).binomial(1, 0.1, 20_000)
+    bounds = filled(values)
+    assert bounds.high - bounds.low < 0.025
+    assert bounds.low < 0.1 < bounds.high
+
+
+@pytest.mark.parametrize("mean", [0.01, 0.1, 0.5])
+def test_bounds_hold_at_every_moment_of_almost_all_simulated_days(mean):
+    rng, missed = np.random.default_rng(2), 0
+    for _ in range(100):
+        bounds = MeanConfidenceSequence(DELTA)
+        for value in rng.binomial(1, mean, A_DAY):
+            bounds.add(float(value))
+            if bounds._is_excluded(bounds.total, mean) or bounds._is_excluded(bounds.n - bounds.total, 1 - mean):
+                missed += 1
+                break
+    assert missed <= 100 * DELTA
+
+
+def test_bounds_hold_for_the_mean_so_far_where_the_mean_changes():
+    rng, missed = np.random.default_rng(3), 0
+    means = np.concatenate([np.full(200, 0.02), np.full(200, 0.4)])
+    for _ in range(50):
+        bounds = MeanConfidenceSequence(DELTA)
+        for value, so_far in zip(rng.binomial(1, means), np.cumsum(means) / np.arange(1, 401), strict=True):
+            bounds.add(float(value))
+            if bounds._is_excluded(bounds.total, so_far) or bounds._is_excluded(bounds.n - bounds.total, 1 - so_far):
+                missed += 1
+                break
+    assert missed <= 50 * DELTA
+
+
+# --- a promise ------------------------------------------------------------------------------------
+
+
+def test_evidence_begins_at_one_and_stays_there_on_average_while_the_mean_is_the_promised_one():
+    """The mean of the next evidence, over a coin of the promised share, is the evidence now: worked out exactly."""
+    promised, shares = 0.2, {1.0: 0.2, 0.0: 0.8}
+    following = []
+    for first in shares:
+        for second in shares:
+            test = GuaranteeTest(promised)
+            test.add(first)
+            test.add(second)
+            following.append(shares[first] * shares[second] * test.evidence)
+    assert GuaranteeTest(promised).evidence == 1.0
+    assert sum(following) == pytest.approx(1.0)
+
+
+def test_a_broken_promise_stays_broken():
+    test = GuaranteeTest(0.02)
+    for value in [1] * 10 + [0] * 500:
+        test.add(value)
+    assert (test.is_violated, test.evidence_share) == (True, 1.0)
+    assert test.evidence < 1
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.01, 0.02])
+def test_of_500_quiet_days_almost_none_has_a_false_alarm(loss):
+    rng = np.random.default_rng(4)
+    days = [broke_after(rng.binomial(1, loss, A_DAY).astype(float), promised=0.02) for _ in range(DAYS)]
+    assert sum(day is not None for day in days) <= DELTA * DAYS
+
+
+def test_losses_that_are_parts_of_an_answer_give_no_false_alarm_either():
+    rng = np.random.default_rng(5)
+    days = [broke_after(rng.beta(0.2, 9.8, A_DAY), promised=0.02) for _ in range(DAYS)]
+    assert sum(day is not None for day in days) <= DELTA * DAYS
+
+
+@pytest.mark.parametrize(("loss", "within"), [(0.1, 160), (0.3, 40), (1.0, 6)])
+def test_a_promise_that_was_kept_for_long_is_found_broken_soon_after_it_is(loss, within):
+    rng, taken = np.random.default_rng(6), []
+    for _ in range(40):
+        quiet, drifted = rng.binomial(1, 0.01, 2_000), rng.binomial(1, loss, 3_000)
+        found = broke_after(np.concatenate([quiet, drifted]).astype(float), promised=0.02)
+        assert found is not None
+        taken.append(found - 2_000)
+    assert np.median(taken) <= within
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(KnowgateError, match="between 0 and 1"):
+        MeanConfidenceSequence().add(1.5)
+    with pytest.raises(KnowgateError, match="between 0 and 1"):
+        GuaranteeTest(0.1).add(math.nan)
+    with pytest.raises(KnowgateError, match="limit=0 is not allowed"):
+        GuaranteeTest(0)
+    with pytest.raises(KnowgateError, match="delta=1 is not allowed"):
+        MeanConfidenceSequence(1)
