@@ -96,7 +96,7 @@ def test_questions_about_something_else_are_said_to_find_nothing(world: World):
 
 
 def test_a_search_endpoint_without_questions_is_refused_with_what_to_type(world: World):
-    with pytest.raises(BadSetting, match=r"does not list its passages.*--questions questions.txt"):
+    with pytest.raises(BadSetting, match=r"does not list its passages.*`questions`"):
         world.run(docs="", index="http://127.0.0.1:9/search", questions="")
 
 
