@@ -19,7 +19,7 @@ from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Question, Reading, Signal
-from tests.support.judge_data import planted, quick, scored_elsewhere
+from tests.support.judge_data import planted, quick, score_reloaded, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
 
 HOW = replace(make_answer_training(6, 8, 1e-2), rank=8, patience=0)
@@ -76,12 +76,17 @@ def test_the_judge_learns_a_rule_planted_in_the_answer(single):
     assert auroc(single.examples.needed[test], np.array(needs)) > 0.95
 
 
-@pytest.mark.parametrize("made", ["single", "several"])
-def test_a_new_process_gives_the_same_scores(made, request):
-    it = request.getfixturevalue(made)
-    test = it.examples.split.test.tolist()
-    here = score_questions(load_gate(str(it.out)), *taken(it.examples, test))
-    assert scored_elsewhere(it.out, it.examples, test) == here
+def test_a_reloaded_gate_gives_the_same_scores(single):
+    test = single.examples.split.test.tolist()
+    scores = score_questions(load_gate(str(single.out)), *taken(single.examples, test))
+    assert score_reloaded(single.out, single.examples, test) == scores
+
+
+@pytest.mark.process
+def test_a_new_process_gives_the_same_scores(several):
+    test = several.examples.split.test.tolist()[:10]
+    scores = score_questions(load_gate(str(several.out)), *taken(several.examples, test))
+    assert scored_elsewhere(several.out, several.examples, test) == scores
 
 
 def test_it_needs_a_draft_and_says_what_a_question_costs(single):
@@ -129,7 +134,7 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     assert 0 <= gate.score([Question("x a?")], [Reading()])[0] <= 1
 
 
-def test_open_answers_are_lessons_too_if_asked(tmp_path):
+def test_open_book_answers_can_be_training_examples(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
     short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
     fitted = train_answer_judge("judge", examples, 32, short, both=True, work=tmp_path / "work")
