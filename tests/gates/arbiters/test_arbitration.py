@@ -24,7 +24,7 @@ class Says(Arbiter):
         return self.beliefs
 
 
-def test_answers_that_agree_are_not_asked_about():
+def test_the_arbiter_is_not_called_for_answers_that_agree():
     asked: list[str] = []
     choices = choose_answers(Prefers(asked=asked), [both("Paris", "paris."), both("memory", "Rome", question="other?")])
     assert asked == ["other?"]
@@ -40,32 +40,32 @@ def test_the_answer_believed_more_is_given_with_its_reason():
     )
 
 
-def test_where_both_are_believed_the_same_the_one_with_passages_is_given():
+def test_equal_beliefs_choose_the_answer_with_passages():
     assert not choose_answers(Says(Belief(0.5, 0.5)), [both("Paris", "Rome")])[0].is_closed_book
 
 
 @pytest.mark.parametrize("belief", [Belief(math.nan, 0.5), Belief(0.5, 1.5)])
-def test_a_belief_that_is_no_probability_is_refused(belief):
+def test_a_belief_outside_0_to_1_is_rejected(belief):
     with pytest.raises(ModelError, match="arbiter 'says' returned"):
         compute_beliefs(Says(belief), [both("Paris", "Rome")])
 
 
-def test_one_belief_for_each_pair_is_wanted():
+def test_an_arbiter_must_give_one_belief_per_pair():
     with pytest.raises(ModelError, match="returned 0 beliefs for 1 pairs"):
         compute_beliefs(Says(), [both("Paris", "Rome")])
 
 
-def test_an_unknown_arbiter_is_answered_with_those_there_are():
+def test_an_unknown_arbiter_is_rejected_with_the_known_ones():
     with pytest.raises(UnknownName, match="rules"):
         load_arbiter("rulez")
 
 
-def test_an_arbiter_that_must_be_fitted_says_how():
+def test_an_unfitted_arbiter_says_how_to_fit_it():
     with pytest.raises(BadSetting, match="`knowgate fit arbiter` with mode=features"):
         load_arbiter("features")
 
 
-def test_an_arbiter_needs_to_give_only_what_it_believes():
+def test_an_arbiter_needs_only_name_fingerprint_and_estimate():
     plain = Says()
     assert (plain.needs, plain.needs_passages, plain.makes_drafts, plain.accepts_beginning("x")) == (
         frozenset(),

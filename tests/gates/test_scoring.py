@@ -80,7 +80,7 @@ class Spying:
         return [np.array([[1.0, 0.0]], dtype=np.float32) for _ in questions]
 
 
-def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled():
+def test_requests_of_all_gates_are_merged_into_one_pass():
     source = Spying(False, [])
     readings = collect_readings(source, [DraftGate(3), RecallingGate(), DraftGate(8)], ASKED)
     assert source.asked == [SignalRequest(draft_tokens=8), ["a", "b"], ["aa", "bb"], ["a", "b"]]
@@ -89,7 +89,7 @@ def test_the_wants_of_all_gates_are_one_pass_and_each_asks_with_what_it_recalled
     assert set(readings[0].labels) == {"draft", "recalling"}
 
 
-def test_nobody_is_asked_where_the_answer_is_on_record():
+def test_the_llm_is_not_asked_if_its_answer_is_recorded():
     source = Spying(True, [])
     assert not collect_readings(source, [DraftGate(3)], ASKED)[0].labels
     assert source.asked == [SignalRequest(draft_tokens=3)]
@@ -101,7 +101,7 @@ def test_without_questions_nothing_is_read():
     assert source.asked == []
 
 
-def test_a_gate_that_needs_labels_and_names_none_is_told_so():
+def test_a_gate_that_needs_labels_must_define_them():
     silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
     with pytest.raises(BadSetting, match="gate 'silent' needs labels but defines none"):
         collect_readings(Spying(False, []), [silent], ASKED)
@@ -110,18 +110,18 @@ def test_a_gate_that_needs_labels_and_names_none_is_told_so():
 # --- a model --------------------------------------------------------------------------------------
 
 
-def test_a_model_is_not_run_where_nothing_is_wanted():
+def test_a_model_is_not_run_for_an_empty_request():
     model = CountingModel(FakeModel())
     assert read_questions(model, [RecallingGate()], ASKED, AnswerPrompts())[0].draft is None
     assert model.calls == [("label_logits", 2)]
 
 
-def test_a_gate_that_needs_what_the_model_lacks_is_refused_when_it_is_bound():
+def test_a_gate_that_needs_what_the_model_lacks_is_rejected_when_it_is_bound():
     with pytest.raises(NotOffered, match="needs labels"):
         bind_gate(RecallingGate(), FakeModel(offers=frozenset({Signal.DRAFT})), AnswerPrompts())
 
 
-def test_a_model_tells_a_gate_who_it_is():
+def test_a_gate_is_bound_to_the_model_identity():
     seen = []
 
     class NosyGate(RecallingGate):
@@ -142,29 +142,29 @@ def trial(tmp_path, **signals):
     return load_label_table([write_run(tmp_path / "run", told, states)])
 
 
-def test_a_run_tells_a_gate_which_model_it_was_made_with(tmp_path):
+def test_a_label_table_identifies_its_model(tmp_path):
     identity = RunModelIdentity.from_table(trial(tmp_path))
     assert (identity.name, identity.fingerprint) == (MODEL.name, SETTINGS["model_fingerprint"])
 
 
-def test_recorded_numbers_are_given_back_as_numbers(tmp_path):
+def test_recorded_signals_are_read_back(tmp_path):
     rows = trial(tmp_path, self_assessment=0.25, seakr=-6.0)
     readings = collect_readings(RecordedReadingSource(rows, "x"), [], rows.questions)
     assert [dict(reading.signals) for reading in readings] == [{"self_assessment": 0.25, "seakr": -6.0}] * 4
     assert [(dict(reading.labels), reading.sample_states) for reading in readings] == [({}, None)] * 4
 
 
-def test_recorded_numbers_stand_for_the_signals_they_were_read_off(tmp_path):
+def test_recorded_values_stand_for_their_signals(tmp_path):
     assert Signal.LABELS not in find_signals(trial(tmp_path / "without"))
     assert Signal.LABELS in find_signals(trial(tmp_path / "with", self_assessment=0.25))
 
 
-def test_gates_whose_numbers_are_on_record_are_among_the_automatic_ones(tmp_path):
+def test_gates_with_recorded_signals_are_scorable(tmp_path):
     assert {"prompt", "seakr"}.isdisjoint(list_scorable_gates(trial(tmp_path / "without")))
     assert {"prompt", "seakr"} <= set(list_scorable_gates(trial(tmp_path / "with", self_assessment=0.25, seakr=-6.0)))
 
 
-def test_recorded_gates_score_by_the_number(tmp_path):
+def test_recorded_signals_determine_the_score(tmp_path):
     rows = trial(tmp_path, self_assessment=float(np.log(3)), seakr=-6.0)
     assert score_gate(rows, "prompt").needs == pytest.approx([0.25] * 4, abs=1e-6)
     assert score_gate(rows, "seakr").needs == pytest.approx([0.5] * 4)
@@ -183,7 +183,7 @@ def test_recorded_gates_score_by_the_number(tmp_path):
         ("selfrag", "data=SPEC, model=planted, gates=selfrag", "asks the LLM with its own prompt"),
     ],
 )
-def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
+def test_missing_signals_are_named(tmp_path, spec, message, brief):
     with pytest.raises(NotOffered, match=message) as caught:
         score_gate(trial(tmp_path), spec)
     assert caught.value.brief == brief
@@ -197,7 +197,7 @@ def test_what_the_rows_do_not_hold_is_said(tmp_path, spec, message, brief):
         ("selfrag", "data=jsonl:q.jsonl, model=openai:NAME@URL, gates=selfrag"),
     ],
 )
-def test_for_answers_recorded_elsewhere_no_llm_of_that_name_is_to_be_asked(tmp_path, spec, advice):
+def test_advice_for_imported_answers_does_not_name_their_model(tmp_path, spec, advice):
     rows, _ = planted_rows(4)
     bare = [replace(row, closed=GradedAnswer("Paris", correct=True), signals={}) for row in rows]
     run = write_run(tmp_path / "run", bare, model="recorded:big", data="jsonl:q.jsonl")

@@ -16,10 +16,10 @@ from knowgate.gates.judges.causal_judge import list_adapter_folders
 from knowgate.gates.scoring import score_questions
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Question, Reading, Signal
-from tests.support.judge_data import planted, quick, scored_elsewhere
+from tests.support.judge_data import planted, quick, score_reloaded, scored_elsewhere
 from tests.support.tiny_models import save_word_llama
 
 HOW = replace(make_answer_training(6, 8, 1e-2), rank=8, patience=0)
@@ -41,7 +41,7 @@ class Made:
 def make(folder, examples, **crewed):
     texts = [question.text for question in examples.questions]
     members = plan_ensemble(examples.split, HOW, **crewed, texts=texts)
-    fitted = train_answer_judge("judge", examples, 32, members, work=folder / "work")
+    fitted = train_answer_judge(AnswerTask("judge", 32), examples, members, work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 
@@ -76,12 +76,17 @@ def test_the_judge_learns_a_rule_planted_in_the_answer(single):
     assert auroc(single.examples.needed[test], np.array(needs)) > 0.95
 
 
-@pytest.mark.parametrize("made", ["single", "several"])
-def test_a_new_process_gives_the_same_scores(made, request):
-    it = request.getfixturevalue(made)
-    test = it.examples.split.test.tolist()
-    here = score_questions(load_gate(str(it.out)), *taken(it.examples, test))
-    assert scored_elsewhere(it.out, it.examples, test) == here
+def test_a_reloaded_gate_gives_the_same_scores(single):
+    test = single.examples.split.test.tolist()
+    scores = score_questions(load_gate(str(single.out)), *taken(single.examples, test))
+    assert score_reloaded(single.out, single.examples, test) == scores
+
+
+@pytest.mark.process
+def test_a_new_process_gives_the_same_scores(several):
+    test = several.examples.split.test.tolist()[:10]
+    scores = score_questions(load_gate(str(several.out)), *taken(several.examples, test))
+    assert scored_elsewhere(several.out, several.examples, test) == scores
 
 
 def test_it_needs_a_draft_and_says_what_a_question_costs(single):
@@ -121,7 +126,7 @@ def test_with_folds_every_question_counts_as_seen(folded):
 def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60)
     fitted = train_answer_judge(
-        "judge", examples, 0, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
+        AnswerTask("judge", 0), examples, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
     )
     save_fitted(fitted, examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
@@ -129,10 +134,10 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     assert 0 <= gate.score([Question("x a?")], [Reading()])[0] <= 1
 
 
-def test_open_answers_are_lessons_too_if_asked(tmp_path):
+def test_open_book_answers_can_be_training_examples(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
     short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
-    fitted = train_answer_judge("judge", examples, 32, short, both=True, work=tmp_path / "work")
+    fitted = train_answer_judge(AnswerTask("judge", 32, both=True), examples, short, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else
     assert f"judge 1 of 2, {2 * taught} examples:" in fitted.notes
 

@@ -39,14 +39,14 @@ def test_the_threshold_is_written_and_the_gate_comes_back_with_it(gate, run):
     assert calibration.evidence["delta"] == pytest.approx(0.1)
 
 
-def test_a_gate_in_hand_keeps_its_threshold(gate, run):
+def test_a_gate_object_keeps_its_threshold(gate, run):
     held = load_gate(str(gate))
     calibration = calibrate(held, RunFolder(run), retrieval_rate=0.2)
     assert held.threshold == 0.5
     assert calibration.gate.threshold == load_gate(str(gate)).threshold > 0.5
 
 
-def test_a_gate_in_hand_and_its_folder_give_the_same(gate, run, tmp_path):
+def test_a_gate_object_and_its_folder_calibrate_to_the_same_threshold(gate, run, tmp_path):
     by_folder = calibrate(str(gate), [run], best_accuracy=True, out=tmp_path / "a")
     in_hand = calibrate(load_gate(str(gate)), [str(run)], best_accuracy=True, out=tmp_path / "b")
     assert by_folder.evidence == in_hand.evidence
@@ -60,7 +60,7 @@ def test_a_copy_leaves_the_gate_as_it_is(gate, run, tmp_path):
     assert calibration.gate.threshold == calibration.threshold
 
 
-def test_a_plain_gate_is_not_written_and_keeps_its_own_threshold(run):
+def test_a_gate_that_is_not_fitted_keeps_its_threshold(run):
     plain = load_gate("logprob:first")
     by_spec, in_hand = (calibrate(one, run, retrieval_rate=0.5) for one in ("logprob:first", plain))
     assert by_spec.threshold == in_hand.threshold
@@ -83,12 +83,12 @@ def test_a_gate_written_by_the_user_can_be_calibrated(run):
         ({"best_accuracy": True, "held_out": 1.0}, "held_out=1.0 is not allowed"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused(gate, run, options, message):
+def test_contradictory_targets_are_rejected(gate, run, options, message):
     with pytest.raises(BadSetting, match=message):
         calibrate(gate, run, **options)
 
 
-def test_a_plain_gate_has_no_folder_to_copy(run, tmp_path):
+def test_a_gate_that_is_not_fitted_cannot_be_copied_to_a_folder(run, tmp_path):
     with pytest.raises(BadSetting, match="`out` needs a fitted gate, and 'logprob' is not one"):
         calibrate(load_gate("logprob"), run, best_accuracy=True, out=tmp_path / "x")
 
@@ -96,7 +96,7 @@ def test_a_plain_gate_has_no_folder_to_copy(run, tmp_path):
 # --- what it shows of itself ----------------------------------------------------------------------
 
 
-def test_it_prints_the_sentence_and_the_table(gate, run):
+def test_a_calibration_prints_its_sentence_and_table(gate, run):
     calibration = calibrate(gate, run, retrieval_rate=0.5)
     first, second, *rows = repr(calibration).splitlines()
     assert first == f"<Calibration of gate: For a retrieval rate of 50 %: threshold {calibration.threshold:g}.>"

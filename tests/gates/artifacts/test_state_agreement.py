@@ -91,7 +91,7 @@ def test_ten_questions_are_compared(folder, server, tmp_path):
     assert len(server.ids) == REFERENCE_COUNT
 
 
-def test_layers_in_another_order_are_refused_with_the_figure(folder, server, tmp_path):
+def test_layers_in_another_order_are_rejected_with_the_cosine(folder, server, tmp_path):
     model = connect(server, tmp_path, layers=(2, 4))
     with pytest.raises(
         ArtifactError, match=r"on 10 prompts the smallest cosine is -?0\.\d{4} \(at least 0\.99 is needed\)"
@@ -99,7 +99,7 @@ def test_layers_in_another_order_are_refused_with_the_figure(folder, server, tmp
         bind_gate(load_gate(str(folder / "probe")), model, PROMPTS)
 
 
-def test_states_that_lie_close_together_must_lie_closest_to_their_own():
+def test_similar_states_must_be_closest_to_their_own():
     """With much in common every cosine is above .99, whatever was asked."""
     common = np.full(16, 1000.0, np.float32)
     states = np.stack([same_states(text_ids(f"q{number}"), 2) for number in range(10)]) + common
@@ -119,21 +119,21 @@ def test_states_of_another_width_do_not_agree():
     assert (found.cosine, found.is_sufficient) == (0.0, False)
 
 
-def test_another_wording_is_refused_before_anything_is_compared(folder, server, tmp_path):
+def test_another_wording_is_rejected_before_anything_is_compared(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
     with pytest.raises(ArtifactError, match="not on this model"):
         bind_gate(made, connect(server, tmp_path), AnswerPrompts(lang="zh"))
     assert server.ids == []
 
 
-def test_a_gate_without_kept_states_says_so(folder, server, tmp_path):
+def test_a_gate_without_reference_states_is_rejected(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
     bare = replace(made, artifact=replace(made.artifact, path=tmp_path))
     with pytest.raises(ArtifactError, match=r"has no stored states to compare with those of openai:m\. Fit it again"):
         bind_gate(bare, connect(server, tmp_path), PROMPTS)
 
 
-def test_a_gate_that_reads_what_the_server_lacks_is_refused_at_the_start(folder, server, tmp_path):
+def test_a_gate_that_reads_unavailable_layers_is_rejected_when_bound(folder, server, tmp_path):
     with pytest.raises(NotOffered, match="lists too few tokens for their entropies"):
         bind_gate(load_gate(str(folder / "fusion")), connect(server, tmp_path), PROMPTS)
     with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
@@ -145,7 +145,7 @@ def test_a_gate_that_reads_what_the_server_lacks_is_refused_at_the_start(folder,
     assert server.ids == []
 
 
-def test_kept_states_that_were_changed_are_refused(folder, tmp_path):
+def test_changed_reference_states_are_rejected(folder, tmp_path):
     copy = shutil.copytree(folder / "probe", tmp_path / "copy")
     (copy / REFERENCE_FILE).write_bytes(b"x")
     with pytest.raises(ArtifactError, match=rf"'{REFERENCE_FILE}' was changed"):

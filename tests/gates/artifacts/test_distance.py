@@ -26,7 +26,7 @@ from tests.support.planted_run import LAYER, MODEL, WIDTH, planted_rows, write_r
 RNG = np.random.default_rng(0)
 
 
-def test_one_in_a_hundred_like_questions_and_all_others_are_far():
+def test_one_in_a_hundred_similar_questions_and_all_others_are_far():
     axes = RNG.standard_normal((5, 40))
     near = (RNG.standard_normal((3_000, 5)) @ axes + 0.1 * RNG.standard_normal((3_000, 40))).astype(np.float32)
     tensors = fit_distance(near[:600], near[600:1_000])
@@ -35,7 +35,7 @@ def test_one_in_a_hundred_like_questions_and_all_others_are_far():
     assert (compute_distances(tensors, 20 * near[1_000:]) > 1).mean() > 0.9  # along them, but too far
 
 
-def test_a_distance_by_hand():
+def test_a_distance_equals_the_value_worked_out_by_hand():
     rows = np.array([[1.0, 0], [-1, 0], [0, 0.5], [0, -0.5]] * 2, dtype=np.float32)  # deviations 0.71 and 0.35
     tensors = fit_distance(rows, rows)
     assert compute_distances(tensors, np.array([[1.0, 0]], dtype=np.float32)) == pytest.approx([1.0], abs=1e-3)
@@ -48,7 +48,7 @@ def test_few_rows_and_numbers_that_never_change_still_give_a_distance():
     assert np.isfinite(compute_distances(fit_distance(rows, rows), rows + 1)).all()
 
 
-def test_a_sentence_only_where_more_is_far_than_chance_would_have_it():
+def test_a_warning_appears_only_if_more_questions_are_far_than_expected():
     assert format_far_warning("mine", 0.05, 100) == format_far_warning("mine", None, 100) == ""
     assert format_far_warning("mine", 0.06, 100).startswith(
         "6 of 100 questions are farther from the training questions of gate 'mine'"
@@ -57,7 +57,7 @@ def test_a_sentence_only_where_more_is_far_than_chance_would_have_it():
     assert compute_far_share([None]) is None
 
 
-def test_the_look_of_a_question():
+def test_surface_features_of_a_question_are_those_counted_by_hand():
     plain, chosen, chinese = surface_features(
         [Question("Who is 42?"), Question("Which", choices=("x", "y")), Question("谁写了?", lang="zh")]
     )
@@ -81,7 +81,7 @@ def states(shift, n=100):
     return [Reading(hidden={LAYER: state}) for state in found]
 
 
-def test_a_fitted_gate_knows_states_it_has_not_seen(fitted):
+def test_a_fitted_gate_generalizes_to_unseen_states(fitted):
     gate, asked = load_gate(str(fitted / "probe")), [Question("?")] * 100
     assert gate.artifact.manifest["distance"] == {"of": "state", "layer": LAYER}
     assert compute_far_share(gate.distances(asked, states(0))) < 0.1
@@ -89,7 +89,7 @@ def test_a_fitted_gate_knows_states_it_has_not_seen(fitted):
     assert gate.distances([], []) == []
 
 
-def test_a_gate_without_states_goes_by_the_look_of_the_question(fitted, tmp_path):
+def test_a_gate_without_states_measures_surface_features(fitted, tmp_path):
     run = write_run(tmp_path / "run", planted_rows(200)[0])
     examples = load_examples([run], layers=())
     save_fitted(fit_fusion(examples, text=False), examples, tmp_path / "gate")
@@ -101,7 +101,7 @@ def test_a_gate_without_states_goes_by_the_look_of_the_question(fitted, tmp_path
     assert gate.distances(asked[2:], [Reading()]) == [None]
 
 
-def test_gates_of_older_versions_say_nothing(tmp_path):
+def test_gates_of_older_versions_have_no_distance(tmp_path):
     gate = load_gate(str(write_gate(tmp_path / "old")))
     assert gate.distances([Question("?")], [Reading()]) == [None]
     assert load_gate("logprob").distances([Question("?")], [Reading()]) == [None]
@@ -143,7 +143,7 @@ def test_a_decision_carries_its_distance(fitted):
         ({"other": np.ones(1, np.float32)}, "unknown tensor 'distance.other'"),
     ],
 )
-def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, said):
+def test_a_gate_with_broken_distance_tensors_is_rejected(fitted, changed, said):
     artifact = read_artifact(fitted / "probe")
     tensors = {**artifact.tensors, **{f"distance.{name}": block for name, block in changed.items()}}
     kept = {name: block for name, block in tensors.items() if block is not None}
@@ -151,7 +151,7 @@ def test_a_gate_that_cannot_measure_its_distances_is_refused(fitted, changed, sa
         ProbeGate.from_artifact(replace(artifact, tensors=kept))
 
 
-def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
+def test_a_distance_on_a_layer_that_is_not_read_is_rejected(fitted, tmp_path):
     artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
     write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
@@ -159,7 +159,7 @@ def test_a_distance_of_states_that_are_not_read_is_refused(fitted, tmp_path):
         load_gate(str(tmp_path / "gate"))
 
 
-def test_states_of_another_width_are_refused(fitted):
+def test_states_of_another_width_are_rejected(fitted):
     gate = load_gate(str(fitted / "probe"))
     with pytest.raises(ArtifactError, match="another LLM or embedding"):
         gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
@@ -169,7 +169,7 @@ def test_states_of_another_width_are_refused(fitted):
     ("given", "said"),
     [([], "gave 0 distances for 1"), ([float("nan")], "gave the distance nan"), (["x"], "distance x")],
 )
-def test_what_a_gate_of_others_gives_as_distances_is_checked(given, said):
+def test_distances_of_a_plugin_are_checked(given, said):
     class Odd(Gate):
         def score(self, questions, readings):
             return [0.2 for _ in questions]

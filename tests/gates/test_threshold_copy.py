@@ -38,18 +38,18 @@ def trial_of(model: FakeModel, out: Path) -> LabelTable:
     return load_label_table([out])
 
 
-def test_a_gate_is_held_to_a_threshold_under_a_name_and_stays_as_it_was():
+def test_a_copy_with_another_threshold_leaves_the_gate_unchanged():
     gate = LogprobGate("min")
     held = copy_with_threshold(gate, 0.3, "logprob:min at 0.3")
     assert (held.threshold, held.name) == (0.3, "logprob:min at 0.3")
     assert (gate.threshold, gate.name) == (0.5, "logprob")
 
 
-def test_an_llm_that_says_neither_label_keeps_its_answers(tmp_path: Path):
+def test_an_llm_that_gives_neither_label_keeps_its_answers(tmp_path: Path):
     (row,) = trial_of(Reticent(), tmp_path / "run").rows
     assert (row.error, dict(row.signals)) == (None, {})
 
 
-def test_gates_whose_numbers_the_rows_lack_are_not_taken_by_themselves(tmp_path: Path):
+def test_gates_without_recorded_signals_are_not_scorable(tmp_path: Path):
     few, all_of_them = trial_of(Reticent(), tmp_path / "few"), trial_of(FakeModel(), tmp_path / "all")
     assert set(list_scorable_gates(all_of_them)) - set(list_scorable_gates(few)) == {"logprob:entropy", "prompt"}

@@ -35,18 +35,18 @@ def cuts(judge):
     return [judge.encode(build_correctness_prompt(question, "x")) for question in QUESTIONS]
 
 
-def test_the_opening_is_what_stands_before_the_question(judge):
+def test_the_shared_prefix_is_the_text_before_the_question(judge):
     assert judge.shared_prefix == judge.model.tokenize(f"{SYSTEM}<user>")
 
 
-def test_a_batch_runs_what_its_prompts_share_once(judge, fed):
+def test_a_batch_computes_a_shared_prefix_once(judge, fed):
     asked = cuts(judge)
     judge.predict_known(asked)
     shared = len(judge.shared_prefix) + 2  # 'Question', ':'
     assert fed == [shared, len(asked) * (max(len(cut.ids) for cut in asked) - shared)]
 
 
-def test_questions_that_come_one_by_one_share_the_opening(judge, fed):
+def test_single_questions_share_the_prefix(judge, fed):
     asked = cuts(judge)
     for cut in asked:
         judge.predict_known([cut])

@@ -40,26 +40,26 @@ class Stumbling(Gate):
 
 
 @pytest.mark.parametrize("where", ["score", "explain", "find_neighbors", "bind"])
-def test_whatever_another_packages_gate_raises_names_the_gate(where):
+def test_errors_of_a_plugin_name_the_plugin(where):
     with pytest.raises(ModelError) as caught:
         AdaptiveRAG(model=FakeModel(), gate=Stumbling(where)).decide("who?")
     assert str(caught.value) == (
-        "gate 'stumbling' (tests.gates.test_outside.Stumbling) failed: ZeroDivisionError: of all. "
+        "gate 'stumbling' (tests.gates.test_plugin_errors.Stumbling) failed: ZeroDivisionError: of all. "
         "It is not part of knowgate: report this to its author."
     )
 
 
-def test_a_defect_of_our_own_gates_is_not_blamed_on_others():
+def test_an_error_of_our_own_gates_is_not_attributed_to_a_plugin():
     with pytest.raises(ZeroDivisionError), wrap_plugin_errors(load_gate("never")):
         raise ZeroDivisionError
 
 
-def test_a_gates_own_sentence_stays():
+def test_a_gates_own_explanation_is_kept():
     with pytest.raises(KnowgateError, match=r"^mine$"), wrap_plugin_errors(Stumbling("")):
         raise KnowgateError("mine")
 
 
-def test_needs_that_are_words_are_refused():
+def test_needs_that_are_text_are_rejected():
     gate = Stumbling("")
     gate.score = lambda questions, readings: ["high"]
     with pytest.raises(ModelError, match="did not return a list of numbers"):

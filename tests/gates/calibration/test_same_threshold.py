@@ -9,6 +9,7 @@ from knowgate.data.splits import Split, mark_dev_rows
 from knowgate.evaluation.gate_results import tune_threshold
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, CARD_FILE
 from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, GateOutcomes, choose_for_accuracy
+from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.gate_artifact import NEVER_RETRIEVES_NOTE, save_fitted
@@ -62,16 +63,16 @@ def by_fit(table, tmp_path):
 
 @pytest.mark.parametrize("chooser", [by_calibration, by_evaluation, by_fit])
 @pytest.mark.parametrize(("table", "threshold"), [(FOUR, 0.6), (NO_GAIN, NEVER_RETRIEVE), (ALL_GAIN, ALWAYS_RETRIEVE)])
-def test_the_same_rows_get_the_same_threshold_from_everybody(chooser, table, threshold, tmp_path):
+def test_fit_calibrate_and_evaluate_choose_the_same_threshold(chooser, table, threshold, tmp_path):
     assert chooser(table, tmp_path) == threshold
 
 
 @pytest.mark.parametrize(
     ("table", "rule"), [(FOUR, "when need is above 0.6"), (NO_GAIN, "never"), (ALL_GAIN, "always")]
 )
-def test_the_card_of_a_fit_says_when_the_gate_retrieves(table, rule, tmp_path):
+def test_the_card_says_when_the_gate_retrieves(table, rule, tmp_path):
     report = fitted(table, tmp_path)
     text = (tmp_path / "gate" / CARD_FILE).read_text(encoding="utf-8")
-    assert report.rule == rule
+    assert describe_retrieval_rule(report.manifest["threshold"]) == rule
     assert f"| retrieves, as fitted | {rule} |" in text
     assert (NEVER_RETRIEVES_NOTE in text) == (rule == "never")

@@ -41,7 +41,7 @@ def refused(gate, runs, target=LOSS, **options):
 # --- what comes out -------------------------------------------------------------------------------
 
 
-def test_a_guarantee_is_chosen_on_one_half_and_tried_on_the_other(gate, run):
+def test_a_guarantee_is_chosen_on_one_half_and_tested_on_the_other(gate, run):
     found = find_threshold(gate, [run], LOSS)
     assert found.chosen.n + found.held.n == 300
     assert 0.2 < found.threshold < 0.5  # R(t) = t^2 / 2, so 0.1 is lost at 0.45
@@ -49,12 +49,12 @@ def test_a_guarantee_is_chosen_on_one_half_and_tried_on_the_other(gate, run):
     assert found.evidence["harmed"] == found.chosen.harmed
 
 
-def test_everything_may_be_chosen_on(gate, run):
+def test_all_questions_can_be_used_to_choose(gate, run):
     found = find_threshold(gate, [run], LOSS, held_out=0)
     assert (found.chosen.n, found.held) == (300, None)
 
 
-def test_the_evidence_names_what_it_is_bound_to(gate, run):
+def test_the_evidence_names_the_setup(gate, run):
     evidence = find_threshold(gate, [run], LOSS).evidence
     assert evidence["retriever"] == {"name": "bm25", "fingerprint": "index-1"}
     assert (evidence["epsilon"], evidence["delta"], evidence["k"], evidence["runs"]) == (0.1, 0.1, 3, ["run"])
@@ -76,7 +76,7 @@ def test_runs_of_different_rerankers_have_no_common_threshold(gate, run, tmp_pat
     assert "chosen by different rerankers" in refused(gate, [run, other])
 
 
-def test_a_budget_is_kept_on_the_questions_it_was_chosen_on(gate, run):
+def test_a_budget_holds_on_the_questions_it_was_chosen_on(gate, run):
     found = find_threshold(gate, [run], HALF)
     assert 0.48 <= found.chosen.rate <= 0.5
     assert found.held.rate == pytest.approx(0.5, abs=0.12)
@@ -87,7 +87,7 @@ def test_the_best_accuracy_is_at_least_that_of_always_retrieving(gate, run):
     assert found.chosen.right >= found.chosen.right_always
 
 
-def test_a_plain_gate_can_be_calibrated_as_well(run):
+def test_a_gate_that_is_not_fitted_can_be_calibrated(run):
     assert 0 < find_threshold("logprob:first", [run], HALF).threshold < 1
 
 
@@ -135,14 +135,14 @@ def test_failed_and_ungraded_rows_are_counted(gate, tmp_path):
 # --- what is refused ------------------------------------------------------------------------------
 
 
-def test_too_few_rows_are_named_with_how_many_it_takes(gate, tmp_path):
+def test_too_few_rows_are_rejected_with_the_required_number(gate, tmp_path):
     run = write_rows(tmp_path / "few", varied_rows(100))
     said = refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
     assert "needs at least 149 questions to choose on" in said
     assert "of 100 usable ones" in said
 
 
-def test_rows_that_would_do_without_a_held_out_half_are_pointed_to(gate, tmp_path):
+def test_too_few_rows_suggest_holding_out_none(gate, tmp_path):
     run = write_rows(tmp_path / "some", varied_rows(200))
     assert "held_out=0" in refused(gate, [run], CalibrationTarget("guarantee", 0.02, 0.05))
 
@@ -152,52 +152,52 @@ def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
     assert "left out: 290 fitted on" in refused(str(gate), [run])
 
 
-def test_rows_without_open_book_answers_name_the_command(gate, tmp_path):
+def test_rows_without_open_book_answers_are_rejected_with_advice(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, i % 2 == 0, None) for i in range(300)]
     assert "Label with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
 
 
-def test_a_run_where_retrieval_never_helps_is_refused(gate, tmp_path):
+def test_a_run_where_retrieval_never_helps_is_rejected(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, True, i % 2 == 0) for i in range(300)]
     assert "nothing to lose by skipping" in refused(gate, [write_rows(tmp_path / "useless", rows)])
 
 
-def test_a_budget_does_not_mind_that_retrieval_never_helps(gate, tmp_path):
+def test_a_budget_can_be_set_even_if_retrieval_never_helps(gate, tmp_path):
     rows = [graded_row(str(i), (i + 1) / 302, True, True) for i in range(300)]
     assert find_threshold(gate, [write_rows(tmp_path / "useless", rows)], HALF).chosen.rate <= 0.5
 
 
-def test_an_empty_run_is_refused(gate, tmp_path):
+def test_an_empty_run_is_rejected(gate, tmp_path):
     assert "no graded row" in refused(gate, [write_rows(tmp_path / "empty", [])])
 
 
-def test_a_run_named_twice_is_refused(gate, run):
+def test_a_run_named_twice_is_rejected(gate, run):
     assert "named twice" in refused(gate, [run, run])
 
 
 @pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])
-def test_rows_of_another_model_or_wording_are_refused(gate, tmp_path, key):
+def test_rows_of_another_model_or_wording_are_rejected(gate, tmp_path, key):
     run = write_rows(tmp_path / "other", varied_rows(300), **{key: "other"})
     assert "Calibrate on labels of the gate's own model" in refused(gate, [run])
 
 
 @pytest.mark.parametrize("what", ["model", "prompts", "retriever"])
-def test_mixed_runs_are_refused(gate, tmp_path, run, what):
+def test_mixed_runs_are_rejected(gate, tmp_path, run, what):
     other = write_rows(tmp_path / "other", varied_rows(50, seed=1), **{f"{what}_fingerprint": "other"})
     assert f"different {what}" in refused(gate, [run, other])
 
 
-def test_a_gate_that_forgot_what_it_was_fitted_on_is_refused(gate, run, tmp_path):
+def test_a_gate_without_its_training_keys_is_rejected(gate, run, tmp_path):
     (tmp_path / "gate" / SEEN_FILE).unlink()
     assert "'seen.txt' is missing" in refused(gate, [run])
 
 
-def test_drafts_of_another_length_are_refused(tmp_path, run):
+def test_drafts_of_another_length_are_rejected(tmp_path, run):
     gate = write_gate(tmp_path / "long", want={"draft_tokens": 32, "layers": []})
     assert "max_tokens=32" in refused(str(gate), [run])
 
 
-def test_another_number_of_samples_is_refused(tmp_path, run):
+def test_another_number_of_samples_is_rejected(tmp_path, run):
     options = {"features": ["first", "certainty"], "probes": []}
     gate = write_gate(tmp_path / "sampling", options=options, want={"draft_tokens": 1, "layers": [], "samples": 20})
     assert "samples=20" in refused(str(gate), [run])
@@ -209,7 +209,7 @@ def test_a_held_out_share_outside_its_range_is_rejected(gate, run, held_out):
         calibrate(gate, run, max_loss=0.1, held_out=held_out)
 
 
-def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gate, tmp_path):
+def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_path):
     rows = [*varied_rows(300), *(graded_row(f"none {i}", 0.01, False, None) for i in range(60))]
     found = find_threshold(gate, [write_rows(tmp_path / "some", rows)], LOSS, held_out=0)
     assert found.chosen.n == 360
@@ -224,7 +224,7 @@ def test_a_row_whose_search_found_nothing_is_answered_closed_book_either_way(gat
         ({"open_prompts": "b"}, "different prompts for passages"),
     ],
 )
-def test_runs_that_show_or_answer_otherwise_are_not_mixed(gate, tmp_path, other, message):
+def test_runs_with_other_passages_or_lengths_are_not_mixed(gate, tmp_path, other, message):
     runs = [
         write_rows(tmp_path / "one", varied_rows(100), open_prompts="a"),
         write_rows(tmp_path / "two", varied_rows(100, seed=1), **{"open_prompts": "a", **other}),
@@ -233,7 +233,7 @@ def test_runs_that_show_or_answer_otherwise_are_not_mixed(gate, tmp_path, other,
     assert all(part in said for part in message.split("*"))
 
 
-def test_a_run_of_an_older_version_goes_with_one_that_keeps_what_was_shown(gate, tmp_path):
+def test_a_run_of_an_older_version_can_be_mixed_with_a_new_one(gate, tmp_path):
     old = write_rows(tmp_path / "old", varied_rows(100), k=None)
     new = write_rows(tmp_path / "new", varied_rows(100, seed=1), open_prompts="a")
     assert find_threshold(gate, [old, new], LOSS, held_out=0).chosen.n == 200

@@ -18,13 +18,13 @@ def test_a_fitted_gate_prints_its_facts_and_not_its_weights(tmp_path):
     assert repr(gate) == f"<FusionGate {expected}>"
 
 
-def test_it_says_what_its_threshold_was_chosen_by(tmp_path):
+def test_its_summary_says_how_the_threshold_was_chosen(tmp_path):
     gate = load_gate(str(write_gate(tmp_path / "mine", guarantee=GUARANTEE, threshold=-1.0)))
     assert repr(gate).endswith("retrieves always (chosen by guarantee)>")
 
 
 @pytest.mark.parametrize(("threshold", "rule"), [(-1.0, "always"), (0.0, "when need is above 0"), (1.0, "never")])
-def test_when_it_retrieves(threshold, rule):
+def test_the_retrieval_rule_is_described(threshold, rule):
     assert describe_retrieval_rule(threshold) == rule
 
 

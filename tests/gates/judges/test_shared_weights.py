@@ -9,7 +9,7 @@ import pytest
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Prompt, SignalRequest
 from tests.support.judge_data import PROMPTS, planted, quick
@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     base = save_word_llama(folder / "model")
     examples = planted(base, 60, by="draft", fingerprint=load_model(f"hf:{base}").fingerprint)
     fitted = train_answer_judge(
-        "judge", examples, 32, plan_ensemble(examples.split, HOW, seeds=2), work=folder / "work"
+        AnswerTask("judge", 32), examples, plan_ensemble(examples.split, HOW, seeds=2), work=folder / "work"
     )
     save_fitted(fitted, examples, folder / "gate")
     return Made(base, folder / "gate", examples)
@@ -69,7 +69,7 @@ def said(model):
     return [one[0].text for one in model.generate(ASKED, max_tokens=6)]
 
 
-def test_it_scores_as_a_copy_of_its_own_does(made, llm):
+def test_it_scores_like_a_judge_with_its_own_weights(made, llm):
     alone = load_gate(str(made.gate))
     assert bound(made, llm).raw_scores(*rows(made)) == pytest.approx(alone.raw_scores(*rows(made)), abs=1e-7)
 
@@ -81,7 +81,7 @@ def test_there_is_one_copy_of_the_weights(made, llm):
     assert judged == before == addresses(llm.loaded.model)
 
 
-def test_another_llm_with_other_weights_is_not_lived_in(made, tmp_path):
+def test_a_judge_does_not_share_other_weights(made, tmp_path):
     other = load_model(f"hf:{save_word_llama(tmp_path / 'other', seed=1)}")
     judge = load_gate(str(made.gate), plug_in=True).bind(other, PROMPTS).judge
     assert not addresses(judge.model.loaded.model) & addresses(other.loaded.model)
@@ -100,7 +100,7 @@ def test_the_llm_answers_as_before_after_judging(made, llm):
             assert measured(now) == pytest.approx(measured(then), abs=1e-5)
 
 
-def test_a_judge_that_fails_leaves_the_adapter_off(made, llm):
+def test_a_failing_judge_leaves_the_adapter_inactive(made, llm):
     before = said(load_model(f"hf:{made.model}"))
     member = bound(made, llm).judge.members[0]
     with pytest.raises(RuntimeError, match="in the middle"), member.activate():
@@ -108,7 +108,7 @@ def test_a_judge_that_fails_leaves_the_adapter_off(made, llm):
     assert said(llm) == before
 
 
-def test_a_draft_in_another_thread_waits_until_the_adapter_is_off(made, llm):
+def test_a_draft_in_another_thread_waits_until_the_adapter_is_inactive(made, llm):
     before = said(load_model(f"hf:{made.model}"))
     member, found = bound(made, llm).judge.members[0], []
     drafting = threading.Thread(target=lambda: found.append(said(llm)))
@@ -120,7 +120,7 @@ def test_a_draft_in_another_thread_waits_until_the_adapter_is_off(made, llm):
     assert found == [before]
 
 
-def test_a_stream_goes_on_unharmed_when_the_judge_is_asked_between_two_pieces(made, llm):
+def test_a_stream_is_unaffected_by_judging_between_two_pieces(made, llm):
     whole = "".join(load_model(f"hf:{made.model}").stream(ASKED[0], max_tokens=8))
     gate, pieces = bound(made, llm), llm.stream(ASKED[0], max_tokens=8)
     heard = [next(pieces)]
@@ -130,7 +130,7 @@ def test_a_stream_goes_on_unharmed_when_the_judge_is_asked_between_two_pieces(ma
     assert "".join(heard) == whole
 
 
-def test_beginnings_of_prompts_kept_under_an_adapter_are_kept_apart(made, llm):
+def test_prefix_caches_of_adapters_are_separate(made, llm):
     gate = bound(made, llm)
     gate.score(*rows(made))
     assert all(member.model.prefix_cache is not llm.prefix_cache for member in gate.judge.members)

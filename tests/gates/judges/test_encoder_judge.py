@@ -12,7 +12,7 @@ from knowgate.gates.scoring import score_questions
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.answer_judge import fit_answer_judge
-from tests.support.judge_data import LETTERS, planted, quick, scored_elsewhere
+from tests.support.judge_data import LETTERS, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", *LETTERS, "?", "no", "idea"]
@@ -56,12 +56,12 @@ def test_it_learns_a_rule_planted_in_the_answer(single, examples):
     assert auroc(examples.needed[test], np.array(needs)) > 0.95
 
 
-def test_a_new_process_gives_the_same_scores(single, examples):
+def test_a_reloaded_gate_gives_the_same_scores(single, examples):
     test = examples.split.test.tolist()
-    assert scored_elsewhere(single, examples, test) == score_questions(load_gate(str(single)), *taken(examples, test))
+    assert score_reloaded(single, examples, test) == score_questions(load_gate(str(single)), *taken(examples, test))
 
 
-def test_the_gate_needs_its_base_no_more(examples, tmp_path):
+def test_the_gate_does_not_need_its_base_model(examples, tmp_path):
     base = save_tiny_cross_encoder(tmp_path / "base", WORDS)
     gate = make(tmp_path, examples, base, epochs=1)
     base.rename(tmp_path / "gone")
@@ -91,13 +91,13 @@ def test_weights_that_were_changed_are_not_loaded(examples, base, tmp_path):
         JudgeGate(artifact).score(*taken(examples, [0]))
 
 
-def test_it_reads_so_many_tokens_of_the_answer_as_it_was_written(base):
+def test_it_truncates_the_answer_without_changing_its_text(base):
     encoder = PairEncoder(base)
     encoder.load_weights()
     assert EncoderJudge((encoder,)).truncate(" A b  C d", 3) == "A b  C"
 
 
-def test_an_encoder_that_is_not_there_is_said_to_be_missing():
+def test_a_missing_encoder_is_reported():
     with pytest.raises(WeightsError, match="no folder 'nowhere' with an encoder"):
         resolve_encoder("encoder:nowhere")
 
@@ -105,7 +105,7 @@ def test_an_encoder_that_is_not_there_is_said_to_be_missing():
 # --- a teacher ------------------------------------------------------------------------------------
 
 
-def test_a_taught_judge_says_who_taught_it(single, examples, base, tmp_path):
+def test_a_distilled_judge_names_its_teacher(single, examples, base, tmp_path):
     out = make(tmp_path, examples, base, epochs=1, teacher=str(single))
     notes = load_gate(str(out)).artifact.manifest["notes"]
     seen = len(examples.split.train)
@@ -115,7 +115,7 @@ def test_a_taught_judge_says_who_taught_it(single, examples, base, tmp_path):
     )
 
 
-def test_a_teacher_of_benefit_is_refused(single, examples, base, tmp_path, monkeypatch):
+def test_a_teacher_of_benefit_is_rejected(single, examples, base, tmp_path, monkeypatch):
     other = JudgeGate(Artifact(single, {**read_artifact(single).manifest, "target": "benefit"}))
     monkeypatch.setattr("knowgate.training.judges.answer_judge.load_fitted_gate", lambda folder: other)
     with pytest.raises(BadSetting, match="was fitted on 'benefit'"):

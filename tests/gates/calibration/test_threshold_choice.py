@@ -31,7 +31,7 @@ def table(*rows):
 
 
 @pytest.mark.parametrize(("rate", "threshold"), [(1, ALWAYS_RETRIEVE), (0.75, 0.15), (0.5, 0.3), (0.25, 0.6), (0, 1.0)])
-def test_the_threshold_lies_half_way_between_skipped_and_retrieved(rate, threshold):
+def test_the_threshold_is_midway_between_skipped_and_retrieved(rate, threshold):
     assert choose_for_rate(NEEDS, rate) == threshold
 
 
@@ -57,7 +57,7 @@ def test_no_other_threshold_within_the_rate_retrieves_more(needs, rate):
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_rate_outside_0_to_1_is_refused(rate):
+def test_a_rate_outside_0_to_1_is_rejected(rate):
     with pytest.raises(BadSetting, match="between 0 and 1"):
         choose_for_rate(NEEDS, rate)
 
@@ -70,19 +70,19 @@ def test_no_questions_give_no_threshold():
 # --- accuracy -------------------------------------------------------------------------------------
 
 
-def test_what_is_known_is_skipped_and_what_is_helped_is_retrieved():
+def test_known_questions_are_skipped_and_helped_ones_retrieved():
     assert choose_for_accuracy(table((0.1, 1, 0), (0.2, 1, 1), (0.6, 0, 1), (0.9, 0, 1))) == pytest.approx(0.4)
 
 
-def test_of_equally_good_thresholds_the_one_that_retrieves_least_is_taken():
+def test_of_equally_good_thresholds_the_one_that_retrieves_least_is_chosen():
     assert choose_for_accuracy(table((0.1, 1, 1), (0.2, 0, 0), (0.6, 0, 1), (0.8, 1, 1))) == pytest.approx(0.4)
 
 
-def test_where_only_retrieval_is_right_everything_is_retrieved():
+def test_if_only_retrieval_is_right_everything_is_retrieved():
     assert choose_for_accuracy(table((0.0, 0, 1), (0.5, 0, 1))) == ALWAYS_RETRIEVE
 
 
-def test_where_retrieval_only_hurts_everything_is_skipped():
+def test_if_retrieval_only_hurts_everything_is_skipped():
     assert choose_for_accuracy(table((0.3, 1, 0), (1.0, 1, 0))) == 1.0
 
 
@@ -113,12 +113,12 @@ def test_the_order_of_the_rows_does_not_matter(rows):
     assert choose_for_accuracy(outcomes_of(rows)) == choose_for_accuracy(outcomes_of(rows[::-1]))
 
 
-def test_a_threshold_can_be_typed():
+def test_a_threshold_has_few_digits():
     assert choose_for_accuracy(table((0.1, 1, 0), (1 / 3, 0, 1))) == 0.216667
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.data())
-def test_needs_that_lie_close_are_told_apart_as_well(needs, data):
+def test_close_needs_are_separated(needs, data):
     """Whatever a threshold can do to these questions one of the candidates does."""
     verdicts = st.lists(st.booleans(), min_size=len(needs), max_size=len(needs))
     found = table(*zip(needs, data.draw(verdicts), data.draw(verdicts), strict=True))
@@ -130,7 +130,7 @@ def test_needs_that_lie_close_are_told_apart_as_well(needs, data):
 # --- what it comes to ------------------------------------------------------------------------------
 
 
-def test_counts_under_a_threshold():
+def test_counts_under_a_threshold_are_those_worked_out_by_hand():
     found = evaluate_threshold(table((0.1, 1, 0), (0.2, 0, 1), (0.6, 0, 1), (0.9, 1, 1)), 0.5)
     assert (found.n, found.retrieved, found.right, found.right_always, found.right_never, found.harmed) == (
         4, 2, 3, 3, 2, 1,
@@ -138,11 +138,11 @@ def test_counts_under_a_threshold():
     assert (found.rate, found.accuracy, found.loss) == (0.5, 0.75, 0.0)
 
 
-def test_a_need_that_equals_the_threshold_is_skipped():
+def test_a_need_equal_to_the_threshold_is_skipped():
     assert evaluate_threshold(table((0.5, 1, 1)), 0.5).retrieved == 0
 
 
-def test_answers_and_needs_must_be_as_many():
+def test_there_must_be_as_many_grades_as_needs():
     with pytest.raises(BadInput, match="1 needs, 2 closed-book"):
         GateOutcomes(np.zeros(1), np.zeros(2, dtype=bool), np.zeros(1, dtype=bool))
 
@@ -170,13 +170,13 @@ def test_as_little_is_retrieved_as_the_loss_allows():
     assert choose_for_loss(outcomes, 1.0) == NEVER_RETRIEVE
 
 
-def test_no_threshold_beyond_the_first_that_loses_too_much_is_taken():
+def test_no_threshold_after_the_first_that_loses_too_much_is_chosen():
     needs = np.arange(4) / 4
     outcomes = GateOutcomes(needs, np.array([0, 1, 1, 1], dtype=bool), np.array([1, 0, 0, 1], dtype=bool))
     assert choose_for_loss(outcomes, 0.0) == ALWAYS_RETRIEVE  # skipping three would gain one answer
 
 
-def test_a_loss_that_always_retrieving_has_with_an_arbiter_leaves_nothing_else():
+def test_if_the_arbiter_uses_up_the_loss_nothing_may_be_skipped():
     two = np.array([0.2, 0.6])
     harmful = GateOutcomes(two, np.zeros(2, dtype=bool), np.ones(2, dtype=bool), np.zeros(2, dtype=bool))
     assert choose_for_loss(harmful, 0.5) == ALWAYS_RETRIEVE

@@ -34,17 +34,17 @@ def test_the_tree_of_the_paper_takes_every_branch(given, need):
     ("given", "need"),
     [((1, 0, 0, 0), 1), ((0, 0, 1, 1), 0), ((0, 1, 1, 0), 1), ((0, 1, 0, 0.3), 0.3), ((0, 1, 0, 1), 1)],
 )
-def test_where_the_heads_are_sure_the_soft_tree_is_the_hard_one(given, need):
+def test_with_certain_heads_both_trees_agree(given, need):
     assert apply_soft_tree(heads(*given)) == pytest.approx([need])
     assert apply_hard_tree(heads(*given)) == pytest.approx([need])
 
 
-def test_the_soft_tree_by_hand():
+def test_the_soft_tree_equals_the_value_worked_out_by_hand():
     # 0.2 + 0.8 * 0.5 * (0.1 + 0.9 * 0.4) = 0.2 + 0.4 * 0.46
     assert apply_soft_tree(heads(0.2, 0.5, 0.1, 0.4)) == pytest.approx([0.384])
 
 
-def test_the_soft_tree_grows_with_every_head():
+def test_the_soft_tree_increases_with_every_head():
     at = [0.3, 0.6, 0.2, 0.5]
     for place in range(4):
         more = [value + 0.2 * (place == i) for i, value in enumerate(at)]
@@ -85,18 +85,18 @@ def test_the_gate_follows_its_tree():
     assert gate().score([], []) == []
 
 
-def test_the_gate_says_what_each_head_found():
+def test_the_explanation_lists_every_head():
     assert gate().explain(ASK, [reading(-9, 9, -9, 0)]) == [
         "asks for sources 0.00, needs knowledge 1.00, time-sensitive 0.00, unknown 0.50"
     ]
 
 
-def test_a_reading_without_the_last_layer_is_refused():
+def test_a_reading_without_the_last_layer_is_rejected():
     with pytest.raises(NotOffered, match="no hidden states of layer 3"):
         gate().score(ASK, [Reading()])
 
 
-def test_heads_are_taken_with_scales_of_their_own_or_with_one_number_for_all():
+def test_heads_have_their_own_scales_or_one_common_number():
     older = gate().artifact
     weights = {name: block for name, block in older.tensors.items() if name != "size"}
     heads = ("intent", "knowledge", "time", "self")

@@ -38,7 +38,7 @@ def disguised(tmp_path, change):
 
 
 @pytest.mark.parametrize("name", DISGUISES)
-def test_a_question_that_was_seen_is_known_again(gate, tmp_path, name):
+def test_a_training_question_is_recognized(gate, tmp_path, name):
     trial = disguised(tmp_path, DISGUISES[name])
     plain = load_label_table([gate.parent / "run"], layers=None)
     assert mark_seen_rows(trial, gate) == mark_seen_rows(plain, gate)

@@ -17,7 +17,7 @@ from knowgate.training.examples import Examples
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.gain import fit_gain
 from knowgate.types import Signal
-from tests.support.judge_data import LETTERS, planted, quick, scored_elsewhere
+from tests.support.judge_data import LETTERS, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder, save_word_llama
 
 HOW = {"epochs": 8, "batch": 8, "learning_rate": 1e-2}
@@ -44,7 +44,7 @@ def both_ways(model) -> Examples:
         for row, right in zip(examples.rows, found, strict=True)
     ]
     helps = np.array([right and not row.closed.correct for row, right in zip(rows, found, strict=True)])
-    return replace(examples, trial=replace(examples.trial, rows=rows), needed=helps, target="benefit")
+    return replace(examples, table=replace(examples.table, rows=rows), needed=helps, target="benefit")
 
 
 def make(folder, examples, **options):
@@ -67,15 +67,15 @@ def taken(examples, places):
     return [examples.questions[i] for i in places], [examples.readings[i] for i in places]
 
 
-def test_it_tells_what_documents_add_not_what_is_unknown(spoken, examples):
+def test_it_predicts_what_documents_add_not_what_is_unknown(spoken, examples):
     test = examples.split.test.tolist()
     needs = np.array(score_questions(load_gate(str(spoken)), *taken(examples, test)))
     assert auroc(examples.needed[test], needs) > 0.9
-    unknown = ~examples.trial.closed_right[test]
-    assert auroc(examples.trial.always_right[test][unknown], needs[unknown]) > 0.8
+    unknown = ~examples.table.closed_right[test]
+    assert auroc(examples.table.always_right[test][unknown], needs[unknown]) > 0.8
 
 
-def test_an_encoder_is_told_which_of_the_two_it_is_asked(examples, tmp_path):
+def test_an_encoder_reads_a_suffix_for_the_search_question(examples, tmp_path):
     base = save_tiny_cross_encoder(tmp_path / "base", WORDS)
     gate = GainGate.load(str(make(tmp_path, examples, base=f"encoder:{base}", epochs=1)))
     questions, _ = taken(examples, [0])
@@ -85,29 +85,29 @@ def test_an_encoder_is_told_which_of_the_two_it_is_asked(examples, tmp_path):
     assert 0 <= gate.score(*taken(examples, [0]))[0] <= 1
 
 
-def test_a_new_process_gives_the_same_scores(spoken, examples):
+def test_a_reloaded_gate_gives_the_same_scores(spoken, examples):
     test = examples.split.test.tolist()
-    assert scored_elsewhere(spoken, examples, test) == score_questions(load_gate(str(spoken)), *taken(examples, test))
+    assert score_reloaded(spoken, examples, test) == score_questions(load_gate(str(spoken)), *taken(examples, test))
 
 
-def test_its_threshold_is_the_one_that_loses_little_and_it_reads_a_draft(spoken):
+def test_its_threshold_limits_the_loss_and_it_reads_a_draft(spoken):
     gate = GainGate.load(str(spoken))
     assert (gate.needs, gate.request.draft_tokens) == ({Signal.DRAFT}, 64)
     assert any(note.startswith("its threshold retrieves least") for note in gate.artifact.manifest["notes"])
 
 
-def test_with_folds_every_question_teaches_and_counts_as_seen(examples, tmp_path):
+def test_with_folds_all_questions_are_training_questions(examples, tmp_path):
     gate = make(tmp_path, examples, folds=2, epochs=1)
     seen = (gate / SEEN_FILE).read_text().split()
     assert all(fingerprint_text(question.text) in seen for question in examples.questions)
 
 
-def test_needs_go_from_nothing_to_gain_to_all():
+def test_gain_needs_range_from_0_to_1():
     needs = compute_gain_needs(np.array([1.0, 0.5, 0.0]), np.array([0.0, 0.5, 1.0]))
     assert needs.tolist() == [0.0, 0.5, 1.0]
 
 
-def test_what_cannot_be_is_refused(examples, tmp_path):
+def test_invalid_options_are_rejected(examples, tmp_path):
     with pytest.raises(BadSetting, match="tokens is 0"):
         fit_gain(examples, tokens=0, work=tmp_path)
     with pytest.raises(BadSetting, match="fitted on 'benefit'"):

@@ -34,7 +34,7 @@ FOUR = GateOutcomes(np.array([0.1, 0.3, 0.5, 0.7]), bools("0011"), bools("1101")
     ("threshold", "right", "harmed", "gained"),
     [(ALWAYS_RETRIEVE, 3, 1, 1), (0.1, 2, 2, 1), (0.3, 2, 2, 1), (1.0, 2, 2, 1)],
 )
-def test_what_a_threshold_does_to_the_cascade(threshold, right, harmed, gained):
+def test_a_threshold_with_an_arbiter_gives_the_counts_worked_out_by_hand(threshold, right, harmed, gained):
     found = evaluate_threshold(FOUR, threshold)
     assert (found.right, found.harmed, found.gained, found.right_always) == (right, harmed, gained, 3)
     assert found.right_chosen == 3
@@ -42,7 +42,7 @@ def test_what_a_threshold_does_to_the_cascade(threshold, right, harmed, gained):
     assert count_gained(FOUR, np.array([threshold])) == [gained]
 
 
-def test_whoever_is_harmed_by_the_arbiter_would_be_harmed_by_skipping():
+def test_questions_harmed_by_the_arbiter_are_harmed_by_skipping():
     assert (FOUR.harmed_anyway <= FOUR.harmed).all()
 
 
@@ -62,7 +62,7 @@ def test_the_best_accuracy_is_that_of_the_cascade():
     assert choose_for_accuracy(GateOutcomes(needs, bools("0000"), opened, bools("1011"))) == ALWAYS_RETRIEVE
 
 
-def test_verdicts_of_the_arbiter_on_other_questions_are_refused():
+def test_verdicts_of_the_arbiter_on_other_questions_are_rejected():
     with pytest.raises(BadInput, match="give one of each per question"):
         GateOutcomes(np.array([0.1]), bools("1"), bools("1"), bools("10"))
 
@@ -82,7 +82,7 @@ def brute_force(lost, gained, n, epsilon, share):
 
 
 @pytest.mark.parametrize(("lost", "gained", "n", "epsilon"), [(0, 0, 20, 0.1), (1, 3, 25, 0.05), (2, 0, 30, 0.2)])
-def test_it_is_the_largest_over_the_shares_that_are_not_ruled_out(lost, gained, n, epsilon):
+def test_the_net_p_value_is_the_maximum_over_plausible_shares(lost, gained, n, epsilon):
     from scipy.stats import beta
 
     spent = 0.02 * 0.1
@@ -97,7 +97,7 @@ def test_answers_gained_make_up_for_answers_lost():
     assert compute_net_p_value(60, 30, 1000, 0.03, 0.05) > 0.3
 
 
-def test_the_fewest_questions_for_a_net_loss_are_those_the_first_test_needs():
+def test_the_required_rows_for_a_net_loss_are_those_of_the_first_test():
     n = compute_required_rows(0.05, 0.1, "net")
     assert compute_net_p_value(0, 0, n, 0.05, 0.1) <= 0.1 < compute_net_p_value(0, 0, n - 1, 0.05, 0.1)
 
@@ -123,7 +123,7 @@ def true_rates(thresholds, *, takes=0.3):
 
 
 @pytest.mark.parametrize(("form", "epsilon", "delta"), [("harm", 0.2, 0.1), ("net", 0.05, 0.1), ("net", 0.02, 0.05)])
-def test_500_calibrations_break_the_promise_no_more_often_than_allowed(form, epsilon, delta):
+def test_500_calibrations_break_the_guarantee_no_more_often_than_allowed(form, epsilon, delta):
     grid = np.concatenate([[ALWAYS_RETRIEVE], np.arange(41) / 40])
     found = [learn_then_test(cascade(400, seed), epsilon, delta, grid, form) for seed in range(TIMES)]
     proven = np.array([one.proven for one in found])

@@ -26,7 +26,7 @@ from knowgate.gates.artifacts.gate_folder import (
 from knowgate.models.fake import FakeModel
 from knowgate.types import Question, Reading, Sampling, Signal, SignalRequest
 
-OLD = Path(__file__).parents[1] / "fixtures" / "old"
+OLD = Path(__file__).parents[2] / "fixtures" / "old"
 MODEL, PROMPTS = FakeModel(name="bound"), "wording"
 TENSORS = {
     "mean": np.zeros(2, dtype=np.float32),
@@ -73,13 +73,13 @@ def reading(*state):
 # --- reading --------------------------------------------------------------------------------------
 
 
-def test_what_was_written_comes_back(folder):
+def test_a_written_artifact_is_read_back(folder):
     artifact = read_artifact(folder)
     assert all(np.array_equal(artifact.tensors[name], block) for name, block in TENSORS.items())
     assert {key: artifact.manifest[key] for key in MANIFEST} == MANIFEST
 
 
-def test_the_gate_asks_for_what_the_manifest_says(folder):
+def test_the_gate_requests_what_the_manifest_says(folder):
     gate = load_gate(str(folder))
     assert (gate.name, gate.threshold, gate.needs, gate.request) == (
         "probe",
@@ -89,18 +89,18 @@ def test_the_gate_asks_for_what_the_manifest_says(folder):
     )
 
 
-def test_scores_are_what_the_weights_say(folder):
+def test_scores_follow_from_the_weights(folder):
     needs = load_gate(str(folder)).score([Question("a"), Question("b")], [reading(0.0, 5.0), reading(1.0, 5.0)])
     assert needs == pytest.approx([0.5, 1 / (1 + np.exp(-1))])
     assert load_gate(str(folder)).score([], []) == []
 
 
-def test_a_state_that_is_not_a_number_is_refused(folder):
+def test_a_nan_state_is_rejected(folder):
     with pytest.raises(ModelError, match="gave NaN"):
         load_gate(str(folder)).score([Question("a")], [reading(np.nan, 0.0)])
 
 
-def test_a_question_has_one_key_however_it_is_written():
+def test_a_question_has_one_key_whatever_its_spelling():
     assert fingerprint_text("Who wrote  Faust?") == fingerprint_text("who wrote faust")
     assert fingerprint_text("who wrote faust") != fingerprint_text("who wrote hamlet")
     assert fingerprint_text("?") != fingerprint_text("!")
@@ -110,7 +110,7 @@ def test_a_question_has_one_key_however_it_is_written():
 
 
 @pytest.mark.parametrize("values", [{"threshold": 0.9}, {"prompts": "others"}, {"extra": 1}, {"needs": []}])
-def test_a_manifest_edited_by_hand_is_refused(folder, values):
+def test_a_manifest_edited_by_hand_is_rejected(folder, values):
     edit(folder, **values)
     with pytest.raises(
         ArtifactError, match=r"edited by hand \(use `knowgate calibrate` to change the threshold\)\. Fit it again"
@@ -118,20 +118,20 @@ def test_a_manifest_edited_by_hand_is_refused(folder, values):
         read_artifact(folder)
 
 
-def test_another_version_is_refused_with_both_numbers(folder):
+def test_another_format_version_is_rejected_with_both_numbers(folder):
     edit(folder, signed=True, version=7)
     with pytest.raises(ArtifactError, match=r"has format 7, this knowgate reads 1\. Fit it again"):
         read_artifact(folder)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"version": 1}', "\x00\x01"])
-def test_a_broken_manifest_is_refused(folder, text):
+def test_a_broken_manifest_is_rejected(folder, text):
     (folder / "gate.json").write_text(text)
     with pytest.raises(ArtifactError, match=r"gate\.json is broken .* Fit it again"):
         read_artifact(folder)
 
 
-def test_damaged_weights_are_refused(folder):
+def test_damaged_weights_are_rejected(folder):
     data = bytearray((folder / "weights.safetensors").read_bytes())
     data[-1] ^= 1  # one bit
     (folder / "weights.safetensors").write_bytes(bytes(data))
@@ -140,7 +140,7 @@ def test_damaged_weights_are_refused(folder):
 
 
 @pytest.mark.parametrize("kept", [0, 20])
-def test_weights_that_are_cut_or_missing_are_refused(folder, kept):
+def test_weights_that_are_cut_or_missing_are_rejected(folder, kept):
     file = folder / "weights.safetensors"
     os.truncate(file, kept) if kept else file.unlink()
     with pytest.raises(ArtifactError, match="were changed or damaged"):
@@ -148,7 +148,7 @@ def test_weights_that_are_cut_or_missing_are_refused(folder, kept):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_weights_that_are_no_numbers_are_refused_even_if_the_checksums_fit(folder, bad):
+def test_weights_that_are_no_numbers_are_rejected_even_if_the_checksums_fit(folder, bad):
     swap_weights(folder, save({**TENSORS, "0.0.bias": np.array([bad], dtype=np.float32)}))
     with pytest.raises(ArtifactError, match=r"contain NaN or infinite numbers\. Fit it again"):
         read_artifact(folder)
@@ -172,14 +172,14 @@ def test_weights_that_are_no_numbers_are_refused_even_if_the_checksums_fit(folde
         ({"0.0.weight": np.ones((3, 2), np.float32), "0.0.bias": np.ones(3, np.float32)}, "ends in 3 numbers"),
     ],
 )
-def test_tensors_that_are_not_the_gates_are_refused_by_name(folder, changes, words):
+def test_unexpected_tensors_are_rejected_by_name(folder, changes, words):
     kept = {name: block for name, block in {**TENSORS, **changes}.items() if block is not None}
     swap_weights(folder, save(kept))
     with pytest.raises(ArtifactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
         load_gate(str(folder))
 
 
-def test_a_tensor_of_a_probe_inside_a_fusion_is_refused_by_name(tmp_path):
+def test_a_tensor_of_a_probe_inside_a_fusion_is_rejected_by_name(tmp_path):
     shutil.copytree(OLD / "fusion", tmp_path / "fusion")
     tensors = load_file(tmp_path / "fusion" / "weights.safetensors")
     swap_weights(tmp_path / "fusion", save({**tensors, "probe-pre-2.mean": np.zeros(3, np.float32)}))
@@ -187,7 +187,7 @@ def test_a_tensor_of_a_probe_inside_a_fusion_is_refused_by_name(tmp_path):
         load_gate(str(tmp_path / "fusion"))
 
 
-def test_weights_for_states_of_another_width_are_refused(folder):
+def test_weights_for_states_of_another_width_are_rejected(folder):
     wider = Reading(hidden={4: np.zeros(3, np.float32)})
     with pytest.raises(ArtifactError, match="fitted on 2 features and gets 3"):
         load_gate(str(folder)).score([Question("a")], [wider])
@@ -213,7 +213,7 @@ def test_weights_for_states_of_another_width_are_refused(folder):
         ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not the name of a file inside it"),
     ],
 )
-def test_a_field_that_is_not_what_it_should_be_is_refused_by_name(folder, values, words):
+def test_an_invalid_field_is_rejected_by_name(folder, values, words):
     edit(folder, signed=True, **values)
     with pytest.raises(ArtifactError, match=rf"cannot be used: .*{re.escape(words)}.*Fit it again"):
         load_gate(str(folder))
@@ -230,25 +230,25 @@ def gate_with_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["seen.txt", "adapter/config.json"])
-def test_any_file_that_was_changed_is_named(gate_with_files, name):
+def test_a_changed_file_is_named(gate_with_files, name):
     (gate_with_files / name).write_bytes(b"other")
     with pytest.raises(ArtifactError, match=rf"gate' cannot be used: '{name}' was changed or damaged\. Fit it again"):
         read_artifact(gate_with_files)
 
 
-def test_a_file_that_is_gone_is_named(gate_with_files):
+def test_a_missing_file_is_named(gate_with_files):
     (gate_with_files / "seen.txt").unlink()
     with pytest.raises(ArtifactError, match=r"'seen\.txt' is missing\. Fit it again"):
         read_artifact(gate_with_files)
 
 
-def test_people_may_write_into_the_card(gate_with_files):
+def test_the_card_may_be_edited(gate_with_files):
     (gate_with_files / "README.md").write_text("# our own words")
     assert read_artifact(gate_with_files).manifest["gate"] == "probe"
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter/adapter_model.bin", "x.pkl"])
-def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_path, monkeypatch):
+def test_a_planted_pickle_is_rejected_and_never_run(gate_with_files, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (gate_with_files / name).write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(ArtifactError, match=rf"'{name}' may be a pickle file"):
@@ -256,7 +256,7 @@ def test_a_planted_pickle_is_refused_and_never_run(gate_with_files, name, tmp_pa
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_link_out_of_the_folder_is_refused(gate_with_files, tmp_path):
+def test_a_link_out_of_the_folder_is_rejected(gate_with_files, tmp_path):
     (gate_with_files / "seen.txt").rename(tmp_path / "elsewhere.txt")
     (gate_with_files / "seen.txt").symlink_to(tmp_path / "elsewhere.txt")
     with pytest.raises(ArtifactError, match=r"'seen\.txt' is a link to outside the folder"):
@@ -291,7 +291,7 @@ class Bomb:
         return (os.mkdir, ("exploded",))
 
 
-def test_a_pickle_in_place_of_the_weights_is_refused_and_never_run(folder, tmp_path, monkeypatch):
+def test_a_pickle_in_place_of_the_weights_is_rejected_and_never_run(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     swap_weights(folder, pickle.dumps(Bomb()))
     with pytest.raises(ArtifactError, match="cannot be read"):
@@ -308,19 +308,19 @@ def test_a_folder_with_a_pickle_only_is_no_gate(tmp_path, monkeypatch):
     assert not (tmp_path / "exploded").exists()
 
 
-def test_another_programs_gate_json_is_refused(tmp_path):
+def test_another_programs_gate_json_is_rejected(tmp_path):
     (tmp_path / "gate.json").write_text('{"name": "garden gate", "height": 1.2}')
     with pytest.raises(ArtifactError, match="is broken"):
         load_gate(str(tmp_path))
 
 
-def test_a_gate_of_unknown_kind_is_refused_with_those_there_are(folder):
+def test_an_unknown_kind_of_gate_is_rejected_with_the_known_ones(folder):
     edit(folder, signed=True, gate="prob")
     with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'\. Did you mean 'probe'"):
         load_gate(str(folder))
 
 
-def test_a_gate_may_say_how_its_samples_are_drawn(folder):
+def test_a_gate_can_define_its_sampling(folder):
     edit(folder, signed=True, want={"samples": 3, "temperature": 0.5, "sample_end": True})
     want = load_gate(str(folder)).request
     assert (want.samples, want.sampling, want.sample_end) == (3, Sampling(0.5), True)
@@ -329,18 +329,18 @@ def test_a_gate_may_say_how_its_samples_are_drawn(folder):
 # --- the LLM it belongs to ------------------------------------------------------------------------
 
 
-def test_its_own_model_and_wording_need_no_word(folder):
+def test_its_own_model_and_prompts_add_no_note(folder):
     gate = load_gate(str(folder)).bind(MODEL, PROMPTS)
     assert gate.explain([Question("a")], [reading(0.0, 0.0)]) == [""]
 
 
 @pytest.mark.parametrize(("model", "prompts"), [(FakeModel(name="other"), PROMPTS), (MODEL, "other wording")])
-def test_another_model_or_wording_is_refused(folder, model, prompts):
+def test_another_model_or_wording_is_rejected(folder, model, prompts):
     with pytest.raises(ArtifactError, match=r"fitted on bound \(model .*\), not on this model \(.*plug_in=True"):
         load_gate(str(folder)).bind(model, prompts)
 
 
-def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_named_llm(tmp_path):
+def test_a_gate_fitted_on_imported_answers_suggests_plug_in_use(tmp_path):
     made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
     write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
     said = r"give `model` \(as openai:NAME@URL\), and plug_in=True if it is the LLM of these answers \('my-llm'\)\.$"
@@ -348,7 +348,7 @@ def test_a_gate_of_recorded_answers_is_advised_to_be_used_as_a_plug_in_of_a_name
         load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
 
 
-def test_as_a_plug_in_it_says_whose_it_is(folder):
+def test_as_a_plug_in_it_names_the_original_model(folder):
     gate = load_gate(str(folder), plug_in=True).bind(FakeModel(name="other"), PROMPTS)
     assert gate.note == "plug-in, fitted on bound"
 
@@ -356,7 +356,7 @@ def test_as_a_plug_in_it_says_whose_it_is(folder):
 # --- writing --------------------------------------------------------------------------------------
 
 
-def test_a_write_that_fails_leaves_the_earlier_gate_as_it_was(folder):
+def test_a_failed_write_leaves_the_earlier_gate_unchanged(folder):
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(BadInput, match=r"README\.md"):
         write_artifact(folder, {**MANIFEST, "threshold": 0.9}, {}, "# card", {"README.md/x": b""})

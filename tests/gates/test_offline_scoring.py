@@ -29,7 +29,7 @@ def asked(monkeypatch):
     return names
 
 
-def test_another_threshold_alone_is_not_asked_again(tmp_path, trial, asked):
+def test_a_gate_with_another_threshold_is_not_scored_again(tmp_path, trial, asked):
     gates = [write_gate(tmp_path / f"at-{at}", threshold=at) for at in (0.2, 0.8)]
     low, high = score_gates(trial, [str(gate) for gate in gates])
     assert asked == ["at-0.2"]
@@ -37,7 +37,7 @@ def test_another_threshold_alone_is_not_asked_again(tmp_path, trial, asked):
     assert low.needs.tolist() == high.needs.tolist()
 
 
-def test_another_calibration_is(tmp_path, trial, asked):
+def test_another_calibration_is_scored_again(tmp_path, trial, asked):
     plain = write_gate(tmp_path / "plain")
     mapped = write_gate(tmp_path / "mapped", calibration={"kind": "platt", "a": 2.0, "b": 0.1})
     first, second = score_gates(trial, [str(plain), str(mapped)])
@@ -45,7 +45,7 @@ def test_another_calibration_is(tmp_path, trial, asked):
     assert first.needs.tolist() != second.needs.tolist()
 
 
-def test_what_a_copy_has_seen_is_still_refused(tmp_path, trial):
+def test_training_questions_of_a_copy_are_still_rejected(tmp_path, trial):
     plain = write_gate(tmp_path / "plain")
     learnt = write_gate(tmp_path / "learnt", seen=[trial.questions[0].text], threshold=0.7)
     with pytest.raises(BadSetting, match="was fitted on"):
@@ -60,7 +60,7 @@ def recorded(folder, gate):
     return load_label_table([run], layers=())
 
 
-def test_what_is_on_record_is_not_asked_again(tmp_path, monkeypatch, asked):
+def test_recorded_needs_are_not_computed_again(tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     write_gate(tmp_path / "mine")
     trial = recorded(tmp_path, "mine")
@@ -70,7 +70,7 @@ def test_what_is_on_record_is_not_asked_again(tmp_path, monkeypatch, asked):
     assert (asked, found.threshold) == ([], 0.9)
 
 
-def test_another_gate_in_the_folder_of_that_name_is_asked_itself(tmp_path, monkeypatch, asked):
+def test_another_gate_in_a_folder_of_the_recorded_name_is_scored_again(tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     write_gate(tmp_path / "mine")
     trial = recorded(tmp_path, "mine")
@@ -81,7 +81,7 @@ def test_another_gate_in_the_folder_of_that_name_is_asked_itself(tmp_path, monke
     assert found.needs.tolist() != trial.recorded_needs["mine"].needs.tolist()
 
 
-def test_without_a_folder_the_record_speaks(tmp_path, monkeypatch, asked):
+def test_without_a_folder_the_recorded_needs_are_used(tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     trial = recorded(tmp_path, write_gate(tmp_path / "mine"))
     shutil.rmtree(tmp_path / "mine")

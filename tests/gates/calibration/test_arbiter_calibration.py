@@ -31,7 +31,7 @@ def gate(tmp_path):
     return str(write_gate(tmp_path / "gate"))
 
 
-def test_the_threshold_is_that_of_the_cascade(gate, place):
+def test_the_threshold_is_for_gate_and_arbiter_together(gate, place):
     alone = calibrate(gate, place / "run", best_accuracy=True)
     both = calibrate(gate, place / "run", best_accuracy=True, arbiter=place / "arbiter")
     assert both.chosen.right > alone.chosen.right
@@ -53,7 +53,7 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
     assert find_violated_conditions(used, Deployment(**HERE)) == [f"it was shown with the arbiter 'arbiter' ({own})"]
 
 
-def test_an_evaluation_tells_what_is_proven_with_its_arbiter(gate, place):
+def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
     calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True, arbiter=place / "arbiter")
     both = evaluate(gate, place / "run", drop_seen=True, arbiter=place / "arbiter").guarantees["gate"]
     assert both.text.startswith("Threshold ")
@@ -70,7 +70,7 @@ def test_the_card_names_the_arbiter(gate, place):
     assert "with the arbiter arbiter (" in card
 
 
-def test_what_was_shown_without_an_arbiter_keeps_the_rules_out(gate, place):
+def test_a_guarantee_without_arbiter_disables_the_rules_arbiter(gate, place):
     rag = AdaptiveRAG(MODEL, load_gate(gate))
     assert rag.bound_arbiter is RULES_ARBITER
     calibrate(gate, place / "run", max_loss=0.2, confidence=0.9)
@@ -88,13 +88,13 @@ def test_net_counts_what_is_gained_and_skips_more(gate, place):
     assert net.held.rate < harm.held.rate
 
 
-def test_an_arbiter_in_hand_will_do(gate, place):
+def test_an_arbiter_object_is_accepted(gate, place):
     found = calibrate(gate, place / "run", retrieval_rate=0.5, arbiter=Prefers("memory"))
     assert found.evidence["arbiter"]["fingerprint"] == "prefers-memory"
     assert found.chosen.right == found.chosen.right_never  # it always takes the answer from memory
 
 
-def test_an_arbiter_that_harms_too_much_is_said_to(gate, place):
+def test_a_too_harmful_arbiter_is_reported(gate, place):
     found = calibrate(gate, place / "run", max_loss=0.02, confidence=0.9, arbiter=Prefers("memory"))
     assert "not even always retrieving is proven to lose at most 2 %" in found.sentence
 
@@ -105,12 +105,12 @@ def test_questions_the_arbiter_was_fitted_on_are_left_out(gate, place):
     assert 0.7 * n < found.left_out["fitted on"] < n
 
 
-def test_net_belongs_to_a_largest_loss(gate, place):
+def test_net_needs_a_maximum_loss(gate, place):
     with pytest.raises(BadSetting, match="`net` needs `max_loss`"):
         calibrate(gate, place / "run", best_accuracy=True, net=True)
 
 
-def test_net_of_gains_only_thresholds_that_were_tested_are_proven(gate, place):
+def test_with_gains_counted_only_tested_thresholds_are_proven(gate, place):
     calibrate(gate, place / "run", max_loss=0.1, confidence=0.9, net=True)
     used = load_gate(gate)
     stricter = round(used.threshold - 0.1, 3)
@@ -119,7 +119,7 @@ def test_net_of_gains_only_thresholds_that_were_tested_are_proven(gate, place):
     assert "was not tested" in between[0]
 
 
-def test_always_retrieving_with_an_arbiter_is_a_promise_for_one_index(gate, place):
+def test_always_retrieving_with_an_arbiter_is_guaranteed_for_one_index(gate, place):
     calibrate(gate, place / "run", max_loss=0.6, confidence=0.9, arbiter=Prefers("memory"), out=gate + "-copy")
     kept = load_gate(gate + "-copy")
     elsewhere = Deployment(retriever="index-2", k=3, max_tokens=8, arbiter="prefers-memory")
