@@ -82,7 +82,7 @@ def test_only_as_many_tokens_are_drafted_as_are_looked_at():
 
 @pytest.mark.parametrize("draft_tokens", [0, -1])
 def test_a_draft_without_tokens_is_refused(draft_tokens):
-    with pytest.raises(BadSetting, match=r"draft_tokens is .* at least 1"):
+    with pytest.raises(BadSetting, match=r"draft_tokens=.* at least 1"):
         LogprobGate("mean", draft_tokens=draft_tokens)
 
 
