@@ -39,12 +39,12 @@ ASKED = [Question("easy"), Question("hop"), Question("deep")]
 READ = [Reading()] * 3
 
 
-def test_need_is_what_no_retrieval_leaves():
+def test_need_is_one_minus_the_probability_of_no_retrieval():
     # softmax of (log 2, 0, 0) is (1/2, 1/4, 1/4)
     assert gate().score(ASKED, READ) == pytest.approx([0.5, 0.75, 0.75])
 
 
-def test_several_rounds_are_for_what_is_likelier_of_the_third_class():
+def test_several_rounds_are_taken_if_the_third_class_is_likelier():
     assert gate().count_rounds(ASKED, READ) == [1, 1, 3]
 
 
@@ -53,7 +53,7 @@ def test_a_class_that_was_never_seen_has_no_probability():
     assert found == pytest.approx(np.array([[0.5, 0.5, 0.0]]))
 
 
-def test_another_embedding_model_is_refused():
+def test_another_embedding_model_is_rejected():
     other = Axes()
     other.fingerprint = "something else"
     with pytest.raises(ArtifactError, match="was fitted with the embedding model minilm"):
@@ -114,7 +114,7 @@ def test_one_round_answers_from_the_first_passages():
     assert (answer.text, asked) == ("Ada", [[QUESTION]])
 
 
-def test_the_next_round_looks_up_question_and_answer_and_finds_the_second_passage():
+def test_the_next_round_searches_with_question_and_answer():
     answer, asked = answered(3)
     assert asked[:2] == [[QUESTION], [f"{QUESTION} Ada"]]
     assert answer.text == "Rome"
@@ -155,7 +155,7 @@ def test_rounds_are_bounded_whatever_a_gate_says():
     assert len(retriever.asked) == 3
 
 
-def test_a_question_that_is_not_looked_up_takes_no_rounds():
+def test_a_skipped_question_takes_no_rounds():
     retriever = Chain()
     answer = AdaptiveRAG(Reader(), RoundsGate(3), retriever, threshold=1.0).answer(QUESTION)
     assert (answer.text, retriever.asked) == ("Oslo", [])

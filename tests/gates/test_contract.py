@@ -111,7 +111,7 @@ def test_sharing_a_reading_with_every_other_gate_changes_no_need(name):
 
 
 @every_gate
-def test_using_it_does_not_change_it(name):
+def test_calibrating_does_not_change_a_gate_object(name):
     gate = ready(name)
     before = frozen(gate)
     readings = read(gate)
@@ -141,12 +141,12 @@ def test_there_is_one_explanation_and_one_number_of_rounds_for_each_question(nam
 
 
 @every_gate
-def test_it_recalls_something_for_each_question_or_nothing(name):
+def test_it_finds_neighbors_for_each_question_or_none(name):
     assert len(ready(name).find_neighbors(QUESTIONS)) == len(QUESTIONS)
 
 
 @every_gate
-def test_it_asks_once_for_each_question_or_never(name):
+def test_it_builds_one_label_prompt_per_question_or_none(name):
     gate = ready(name)
     asked = gate.build_label_prompts(QUESTIONS, read(gate))
     assert len(asked) in ((len(QUESTIONS),) if Signal.LABELS in gate.needs else (0, len(QUESTIONS)))
@@ -154,7 +154,7 @@ def test_it_asks_once_for_each_question_or_never(name):
 
 
 @every_gate
-def test_only_kbm_takes_a_second_look(name):
+def test_only_kbm_filters_passages(name):
     assert (ready(name).passage_filter is not None) == (name == "kbm")
 
 
@@ -167,7 +167,7 @@ def test_its_threshold_is_between_0_and_1(name):
 
 
 @every_gate
-def test_what_it_wants_is_what_it_needs(name):
+def test_its_request_matches_its_needs(name):
     gate = ready(name)
     assert (gate.request.draft_tokens > 0) >= bool(gate.needs & {Signal.DRAFT, Signal.LOGPROBS})
     assert (gate.request.samples > 0) == (Signal.SAMPLES in gate.needs)
@@ -175,7 +175,7 @@ def test_what_it_wants_is_what_it_needs(name):
 
 
 @every_gate
-def test_a_model_that_gives_just_what_it_needs_is_enough(name):
+def test_a_model_with_exactly_the_needed_signals_is_enough(name):
     gate = ready(name)
     frugal = FakeModel(TABLE, offers=gate.needs)
     assert score_questions(gate, QUESTIONS, read(gate, model=frugal)) == pytest.approx(needs(name), abs=1e-6)
@@ -227,7 +227,7 @@ def test_its_example_runs(name):
 
 @fitted_gates
 @pytest.mark.parametrize("other", ["model", "prompts"])
-def test_a_fitted_gate_refuses_another_model_and_another_wording(name, other):
+def test_a_fitted_gate_rejects_another_model_and_another_wording(name, other):
     model = FakeModel(name="other") if other == "model" else MODEL
     prompts = "other" if other == "prompts" else AnswerPrompts().fingerprint
     with pytest.raises(ArtifactError, match="was fitted on fake"):
@@ -235,7 +235,7 @@ def test_a_fitted_gate_refuses_another_model_and_another_wording(name, other):
 
 
 @fitted_gates
-def test_as_a_plug_in_it_decides_the_same_and_says_whose_it_is(name):
+def test_as_a_plug_in_it_decides_the_same_with_a_note(name):
     gate = open_fitted(FOLDER / name, plug_in=True).bind(FakeModel(name="other"), AnswerPrompts().fingerprint)
     assert gate.note == "plug-in, fitted on fake"
     assert ready(name).note == ""
@@ -251,6 +251,6 @@ def test_a_gate_from_outside_is_a_class_with_one_method():
     assert [name for name in vars(type(gate)) if not name.startswith("_")] == ["needs", "score"]
 
 
-def test_what_is_no_gate_is_refused_with_what_to_do():
+def test_an_entry_point_that_is_no_gate_is_rejected():
     with pytest.raises(BadSetting, match=r"gate 'none' is .*NoGate'>, which is no knowgate\.Gate"):
         load_gate("none")

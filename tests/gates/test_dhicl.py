@@ -39,7 +39,7 @@ def test_an_empty_class_corrects_nothing():
     assert calibrate_logits(LOGITS[[0, 3]], [True], "paper") == pytest.approx((3.0, 5.0))
 
 
-def test_the_most_similar_question_stands_last_and_time_sensitive_ones_are_false():
+def test_the_most_similar_example_is_last_and_time_sensitive_ones_are_false():
     near = (Neighbor("near", "time-sensitive", 0.9), Neighbor("far", "known", 0.1))
     (prompt,) = DhiclGate().build_label_prompts([Question("the new one")], [Reading(neighbors={"dhicl": near})])
     assert prompt.prefix.startswith("You are a student being tested.")
@@ -82,7 +82,7 @@ def fill(log, model, n=30):
     )
 
 
-def test_a_bound_gate_scores_with_k_neighbours_and_says_which(log):
+def test_a_bound_gate_scores_with_k_neighbors_and_lists_them(log):
     model = FakeModel()
     fill(log, model)
     gate = bind_gate(DhiclGate(log, k=5), model, AnswerPrompts())
@@ -134,7 +134,7 @@ def test_an_empty_log_says_how_to_fill_it(log):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())
 
 
-def test_a_log_of_another_model_is_refused_and_names_both_sides(log):
+def test_a_log_of_another_model_is_rejected_and_names_both_sides(log):
     fill(log, FakeModel())
     other = FakeModel({"x": {"closed": "y"}})
     with pytest.raises(BadSetting, match=f"model {other.fingerprint}.*it has 30 for model {FakeModel().fingerprint}"):
@@ -167,7 +167,7 @@ def test_the_label_logits_of_one_pass_equal_those_of_separate_passes(smollm):
 
 
 @pytest.mark.parametrize(("logits", "said"), [([[0, 9], [0, 9]], "not to know"), ([[9, 0], [9, 0]], "expects to know")])
-def test_the_reason_says_what_the_llm_made_of_what_it_was_shown(logits, said):
+def test_the_explanation_gives_examples_and_expectation(logits, said):
     gate = DhiclGate("log.db", sign="none")
     near = (Neighbor("Where is town 1?", "known", 0.9, None, "gold", 1.0),)
     reading = Reading(neighbors={"dhicl": near}, labels={"dhicl": np.array(logits, dtype=float)})
@@ -195,7 +195,7 @@ def test_the_log_may_be_in_a_database_named_in_the_spec(tmp_path):
         load_gate(f"dhicl:{postgres_server().address()}").bind(FakeIdentity("m"), "p")
 
 
-def test_a_password_in_the_spec_of_a_gate_is_refused_without_being_said():
+def test_a_password_in_a_spec_is_rejected_without_being_shown():
     from knowgate.gates import load_gate
 
     gate = load_gate("dhicl:postgresql://me:hunter2-Xyzzy@h/db?schema=x")

@@ -24,7 +24,7 @@ class SayingGate(Gate):
         return list(self.told)
 
 
-def test_a_spec_gives_the_gate_with_its_options():
+def test_a_spec_loads_the_gate_with_its_options():
     assert load_gate("logprob") == LogprobGate()
     assert load_gate("logprob:mean,draft_tokens=4") == LogprobGate("mean", draft_tokens=4)
     assert load_gate("random:rate=0.3,seed=1") == RandomGate(rate=0.3, seed=1)
@@ -43,12 +43,12 @@ def test_a_spec_gives_the_gate_with_its_options():
         ("flare:theta=low", BadSetting, "option 'theta' must be a number, not 'low'"),
     ],
 )
-def test_a_wrong_spec_is_refused_with_what_is_allowed(spec, error, message):
+def test_a_wrong_spec_is_rejected_with_what_is_allowed(spec, error, message):
     with pytest.raises(error, match=message.replace("?", r"\?")):
         load_gate(spec)
 
 
-def test_a_gate_that_needs_more_than_the_backend_gives_is_refused_with_those_that_work():
+def test_a_gate_without_its_signals_is_rejected_with_gates_that_work():
     model = FakeModel(name="plain", offers=frozenset({Signal.DRAFT}))
     with pytest.raises(NotOffered) as caught:
         check_model_signals(load_gate("logprob"), model)
@@ -64,7 +64,7 @@ def test_the_gates_that_work_are_found_by_what_they_need():
         check_model_signals(load_gate("prompt"), model)
 
 
-def test_a_backend_that_gives_everything_takes_every_gate():
+def test_a_backend_with_all_signals_accepts_every_gate():
     for name in GATES:
         check_model_signals(load_gate(name), FakeModel())
 
@@ -74,7 +74,7 @@ def test_scores_in_range_are_given_back():
 
 
 @pytest.mark.parametrize("need", [math.nan, math.inf, -0.001, 1.001])
-def test_a_score_that_is_no_number_in_range_is_an_error_that_names_the_question(need):
+def test_a_score_outside_0_to_1_is_an_error_that_names_the_question(need):
     with pytest.raises(ModelError, match=r"gate 'saying' gave .* for 'Why so'"):
         score_questions(SayingGate((0.5, need)), [Question("fine"), Question("Why so")], [Reading()] * 2)
 

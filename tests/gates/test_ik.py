@@ -17,7 +17,7 @@ from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.ik import fit_ik_judge, fit_ik_text, limit_training_rows
 from knowgate.types import Question, Reading, Signal, Token
-from tests.support.judge_data import PROMPTS, QUICK, planted, quick, scored_elsewhere
+from tests.support.judge_data import PROMPTS, QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
 
 
@@ -63,10 +63,10 @@ def test_the_judge_learns_a_rule_planted_in_the_draft(made):
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
-def test_a_new_process_gives_the_same_scores(made):
+def test_a_reloaded_gate_gives_the_same_scores(made):
     test = made.examples.split.test.tolist()
     here = score_questions(load_gate(str(made.out)), *taken(made.examples, test))
-    assert scored_elsewhere(made.out, made.examples, test) == here
+    assert score_reloaded(made.out, made.examples, test) == here
 
 
 def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
@@ -77,7 +77,7 @@ def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
         gate.score([Question("a?")], [Reading()])
 
 
-def test_another_llm_is_refused_unless_as_a_plug_in(made):
+def test_another_llm_is_rejected_unless_as_a_plug_in(made):
     other = FakeModel(name="other")
     with pytest.raises(ArtifactError, match="was fitted on hf:"):
         load_gate(str(made.out)).bind(other, PROMPTS)
@@ -98,7 +98,7 @@ def test_a_changed_adapter_or_a_pickle_beside_it_is_not_loaded(made, tmp_path):
         load_gate(str(out)).score(questions, readings)
 
 
-def test_a_base_with_other_weights_is_refused(made, tmp_path):
+def test_a_base_with_other_weights_is_rejected(made, tmp_path):
     artifact = read_artifact(made.out)
     other = {**artifact.options, "base_fingerprint": "another"}
     gate = IkGate(replace(artifact, manifest={**artifact.manifest, "options": other}))
@@ -121,7 +121,7 @@ def test_the_text_variant_learns_from_recorded_answers_alone(tmp_path):
     assert gate.raw(*taken(examples, test)) == pytest.approx(fitted.raw(test), abs=0)
 
 
-def test_the_text_variant_refuses_another_embedding_model(tmp_path):
+def test_the_text_variant_rejects_another_embedding_model(tmp_path):
     examples = planted(Path("nowhere"), 300, by="draft")
     save_fitted(fit_ik_text(examples, embedder=LetterEmbedder()), examples, tmp_path / "gate")
     gate = IkGate(read_artifact(tmp_path / "gate"), embedder=LetterEmbedder("others"))
@@ -145,7 +145,7 @@ def test_any_number_of_draft_tokens_can_be_read(tmp_path, tokens):
     assert gate.needs == ({Signal.DRAFT} if tokens else frozenset())
 
 
-def test_more_tokens_than_were_drafted_or_less_than_none_are_refused():
+def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
     examples = planted(Path("nowhere"), 60)
     with pytest.raises(BadSetting, match="tokens is -1"):
         fit_ik_text(examples, tokens=-1, embedder=LetterEmbedder())
@@ -154,7 +154,7 @@ def test_more_tokens_than_were_drafted_or_less_than_none_are_refused():
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
 
 
-def test_drafts_that_end_before_t_are_said():
+def test_drafts_shorter_than_t_are_noted():
     examples = planted(Path("nowhere"), 120, by="draft")
     rows = [replace(row, closed=replace(row.closed, tokens=(Token("a", -1.0),) * 3)) for row in examples.rows]
     spoken = replace(examples, trial=replace(examples.trial, rows=rows))

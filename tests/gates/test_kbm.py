@@ -20,7 +20,7 @@ from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.kbm import choose_tau, fit_kbm_judge, make_kbm_labels
 from knowgate.types import Passage, Question, Reading
-from tests.support.judge_data import QUICK, planted, quick, scored_elsewhere
+from tests.support.judge_data import QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
 
 TAUS = {"mastery": 0.8, "certainty": 0.5}
@@ -64,20 +64,20 @@ def test_each_head_learns_the_planted_rule(made, head):
     assert auroc(made.examples.needed[test], np.array(needs)) > 0.95
 
 
-def test_a_new_process_gives_the_same_scores(made):
+def test_a_reloaded_gate_gives_the_same_scores(made):
     test = made.examples.split.test.tolist()
     questions, readings = [made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test]
     here = made.gate().score(questions, readings)
-    assert scored_elsewhere(made.folder / "mastery", made.examples, test) == here
+    assert score_reloaded(made.folder / "mastery", made.examples, test) == here
 
 
-def test_the_second_look_keeps_passages_that_help_and_drops_the_others(made):
+def test_the_passage_filter_keeps_helpful_passages(made):
     good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
     questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
     assert made.gate().are_useful(questions, [good, bad, []]) == [True, False, False]
 
 
-def test_its_own_verdict_is_what_the_judge_says_of_its_own_label(made):
+def test_the_own_verdict_is_the_raw_label_of_the_judge(made):
     test = made.examples.split.test.tolist()
     gate = load_gate(f"{made.folder / 'mastery'},verdict=own")
     needs = gate.score([made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
@@ -91,7 +91,7 @@ def test_needs_have_as_many_values_as_raw_scores(made):
     assert len(set(both.needs)) == len(set(both.raw)) > 1
 
 
-def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
+def test_a_judge_trained_without_passages_cannot_filter_them(made, tmp_path):
     bare = [replace(row, open=None, passages=()) for row in made.examples.rows]
     examples = replace(made.examples, trial=replace(made.examples.trial, rows=bare))
     fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
@@ -103,14 +103,14 @@ def test_a_judge_that_never_saw_a_passage_is_no_second_look(made, tmp_path):
         load_gate(str(tmp_path / "bare")).are_useful([Question("a?")], [[Passage("1", "x")]])
 
 
-def test_a_judge_of_before_this_was_kept_may_look(made):
+def test_an_older_judge_without_the_passage_count_may_filter(made):
     artifact = made.gate().artifact
     options = {key: value for key, value in artifact.options.items() if key != "passage_lessons"}
     old = replace(made.gate(), artifact=replace(artifact, manifest={**artifact.manifest, "options": options}))
     assert old.passage_filter is old
 
 
-def test_the_pipeline_answers_closed_book_when_the_second_look_drops_the_passages(made):
+def test_the_pipeline_answers_closed_book_if_the_filter_drops_the_passages(made):
     from knowgate.gates.baselines import AlwaysGate
     from knowgate.models.fake import FakeModel
 
@@ -191,13 +191,13 @@ def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.8
 
 
-def test_rows_without_samples_are_refused_with_the_command_that_adds_them(made, tmp_path):
+def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
         fit_kbm_judge(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])
-def test_a_head_or_tau_that_cannot_be_is_refused(made, tmp_path, wrong):
+def test_an_invalid_head_or_tau_is_rejected(made, tmp_path, wrong):
     with pytest.raises(BadSetting):
         fit_kbm_judge(made.examples, work=tmp_path, **wrong)

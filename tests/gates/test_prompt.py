@@ -34,7 +34,7 @@ def test_need_is_the_probability_of_the_unknown_label(known, unknown, expected):
 
 
 @pytest.mark.parametrize(("known", "unknown"), [(math.nan, 0.0), (-math.inf, -math.inf)])
-def test_logits_that_give_no_number_are_an_error_not_a_score(known, unknown):
+def test_nan_logits_are_an_error_not_a_score(known, unknown):
     with pytest.raises(ModelError, match="gate 'prompt' gave nan"):
         need(known, unknown)
 
@@ -44,16 +44,16 @@ def test_the_label_is_read_at_the_last_position():
     assert PromptGate().score(ASKED, [Reading(labels={"prompt": rows})])[0] == pytest.approx(0.75)
 
 
-def test_a_difference_on_record_stands_for_the_logits():
+def test_a_recorded_logit_difference_replaces_the_logits():
     reading = Reading(signals={"self_assessment": math.log(3)})
     assert PromptGate().score(ASKED, [reading]) == pytest.approx([0.25])
 
 
-def test_only_the_usual_words_are_answered_by_the_record():
+def test_only_the_default_labels_are_recorded():
     assert (PromptGate().recorded_signal, PromptGate("yes/no").recorded_signal) == ("self_assessment", "")
 
 
-def test_the_question_and_both_words_stand_in_the_prompt():
+def test_the_prompt_contains_the_question_and_both_labels():
     (prompt,) = PromptGate("yes/no").build_label_prompts([Question("Who is {x}?")], [Reading()])
     assert not prompt.raw
     assert "Question: Who is {x}?" in prompt.parts[0]
@@ -78,6 +78,6 @@ def test_a_language_without_templates_is_asked_in_english():
 
 
 @pytest.mark.parametrize("words", ["yes", "/no", "yes/", ""])
-def test_words_that_are_not_two_are_refused(words):
+def test_words_that_are_not_two_are_rejected(words):
     with pytest.raises(BadSetting, match="two labels as known/unknown"):
         PromptGate(words)

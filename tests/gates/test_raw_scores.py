@@ -32,13 +32,13 @@ def asked(n):
     return [Question(f"question {i}?") for i in range(n)]
 
 
-def test_raw_scores_are_what_calibration_starts_from(tmp_path):
+def test_raw_scores_are_the_input_of_calibration(tmp_path):
     gate = load_gate(str(write_gate(tmp_path / "mine", calibration=HALVED)))
     assert gate.raw_scores(asked(2), readings(0.2, 0.8)) == pytest.approx([0.2, 0.8])
     assert gate.score(asked(2), readings(0.2, 0.8)) == pytest.approx([0.1, 0.4])
 
 
-def test_both_come_from_one_reading(tmp_path):
+def test_needs_and_raw_scores_come_from_one_call(tmp_path):
     calls = []
 
     class CountedGate(type(load_gate(str(write_gate(tmp_path / "mine", calibration=HALVED))))):
@@ -52,7 +52,7 @@ def test_both_come_from_one_reading(tmp_path):
     assert calls == [3]
 
 
-def test_its_own_verdict_is_the_raw_score_at_one_half(tmp_path):
+def test_the_own_verdict_is_the_raw_score_at_one_half(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED, threshold=0.9)
     gate = load_gate(f"{folder},verdict=own")
     assert isinstance(gate, FittedGate)
@@ -62,20 +62,20 @@ def test_its_own_verdict_is_the_raw_score_at_one_half(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["verdict=mine", "k=3", "own"])
-def test_another_option_of_a_fitted_gate_is_refused(tmp_path, option):
+def test_another_option_of_a_fitted_gate_is_rejected(tmp_path, option):
     folder = write_gate(tmp_path / "mine")
     with pytest.raises(BadSetting, match="allowed: verdict=need or verdict=own"):
         load_gate(f"{folder},{option}")
 
 
-def test_a_decision_says_the_raw_score_and_that_of_a_plain_gate_has_none(tmp_path):
+def test_only_decisions_of_fitted_gates_have_a_raw_score(tmp_path):
     gate = load_gate(str(write_gate(tmp_path / "mine", calibration=HALVED)))
     record = decision_record(AdaptiveRAG(MODEL, gate).decide("why?"))
     assert record["need"] == pytest.approx(record["raw"] / 2, abs=1e-6)
     assert "raw" not in decision_record(AdaptiveRAG(MODEL, load_gate("logprob:mean")).decide("why?"))
 
 
-def test_no_threshold_is_chosen_for_a_gates_own_verdict(tmp_path):
+def test_no_threshold_is_chosen_for_the_raw_score(tmp_path):
     folder = write_gate(tmp_path / "mine")
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     for given in (f"{folder},verdict=own", load_gate(f"{folder},verdict=own")):
@@ -83,7 +83,7 @@ def test_no_threshold_is_chosen_for_a_gates_own_verdict(tmp_path):
             calibrate(given, run, best_accuracy=True)
 
 
-def test_tables_tell_the_two_verdicts_apart(tmp_path):
+def test_tables_distinguish_the_two_verdicts(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     trial = load_label_table([write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])])
     calibrated, own = score_gate(trial, str(folder)), score_gate(trial, f"{folder},verdict=own")
@@ -105,7 +105,7 @@ def test_beta_is_swept_over_the_raw_confidence(tmp_path):
 # --- on record ------------------------------------------------------------------------------------
 
 
-def test_raw_scores_are_kept_beside_needs_on_record(tmp_path):
+def test_raw_scores_are_recorded_with_the_needs(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row(name, 0.8, False, True) for name in "ab"])
     write_needs(run, [RecordedNeeds("judge", 0.5, {"a": 0.1, "b": 0.2}, raw={"a": 0.91, "b": 0.92})])
     assert read_needs(run)[0].raw == {"a": 0.91, "b": 0.92}
@@ -113,7 +113,7 @@ def test_raw_scores_are_kept_beside_needs_on_record(tmp_path):
     assert np.allclose(score_gate(trial, "judge").raw, [0.91, 0.92])
 
 
-def test_raw_scores_of_other_questions_than_the_needs_are_refused(tmp_path):
+def test_raw_scores_of_other_questions_than_the_needs_are_rejected(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     line = {"gate": "judge", "threshold": 0.5, "needs": {"a": 0.1}, "raw": {"b": 0.1}}
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
@@ -121,7 +121,7 @@ def test_raw_scores_of_other_questions_than_the_needs_are_refused(tmp_path):
         read_needs(run)
 
 
-def test_what_an_evaluation_keeps_has_raw_scores_too(tmp_path):
+def test_an_evaluation_records_raw_scores(tmp_path):
     folder = write_gate(tmp_path / "mine", calibration=HALVED)
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True), graded_row("b", 0.2, True, True)])
     evaluate([str(folder), "logprob:mean"], run, record=True, resamples=0)

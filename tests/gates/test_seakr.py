@@ -39,13 +39,13 @@ def test_the_log_determinant_of_three_states_of_width_two_by_hand():
     assert log_determinant(states) == pytest.approx((math.log(4 + ALPHA) + 2 * math.log(ALPHA)) / 3)
 
 
-def test_states_at_right_angles_by_hand():
+def test_orthogonal_states_equal_the_value_worked_out_by_hand():
     states = np.array([[1, -1, 0, 0], [0, 0, 2, -2]], dtype=np.float32)  # Gram diag(2, 8)
     assert log_determinant(states, alpha=1.0) == pytest.approx((math.log(3) + math.log(9)) / 2)
 
 
-def test_states_that_are_no_numbers_are_refused():
-    with pytest.raises(ModelError, match="not an array of finite numbers"):
+def test_states_that_are_no_numbers_are_rejected():
+    with pytest.raises(ModelError, match="no array of numbers"):
         log_determinant(np.array([[math.nan, 1.0]], dtype=np.float32))
 
 
@@ -53,7 +53,7 @@ def test_states_that_are_no_numbers_are_refused():
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_need_runs_from_equal_states_to_states_at_right_angles_however_long_they_are(scale):
+def test_need_runs_from_equal_to_orthogonal_states_of_any_length(scale):
     def need(*states):
         block = scale * np.array(states, dtype=np.float32)
         return SeakrGate(n=2, layer=1).score([FRANCE], [Reading(sample_states=block)])[0]
@@ -63,7 +63,7 @@ def test_need_runs_from_equal_states_to_states_at_right_angles_however_long_they
     assert 0.5 < need([1, -1, 0, 0], [1, -1, 1, -1]) < 1
 
 
-def test_the_scale_by_hand():
+def test_the_relative_scale_equals_the_value_worked_out_by_hand():
     # 2 states of squared length 4, alpha 1: least (log 9 + log 1) / 2, most log 5
     assert relative_dispersion(math.log(5), math.log(4), 2, alpha=1.0) == pytest.approx(1.0)
     assert relative_dispersion(math.log(3), math.log(4), 2, alpha=1.0) == pytest.approx(0.0)
@@ -78,18 +78,18 @@ def test_with_a_center_need_is_one_half_there_and_grows_with_uncertainty():
     assert paper.compute_need(-7.0) < 0.5 < paper.compute_need(-5.0)
 
 
-def test_the_number_of_an_older_run_is_measured_as_it_was_then():
+def test_values_of_older_runs_are_scored_with_the_old_center():
     older = [Reading(signals={"seakr": value}) for value in (-6.0, -6.0 + math.log(3))]
     assert SeakrGate().score([FRANCE, PERU], older) == pytest.approx([0.5, 0.75])
 
 
-def test_standardised_takes_mean_and_deviation_of_recorded_values():
+def test_standardize_uses_mean_and_deviation_of_recorded_values():
     gate = standardize(SeakrGate(), [-6.0, -2.0])
     assert (gate.center, gate.scale) == (-4.0, 2.0)
     assert gate.compute_need(-2.0) == pytest.approx(1 / (1 + math.exp(-1)))
 
 
-def test_answers_that_differ_need_more_than_one_answer_repeated():
+def test_differing_answers_have_a_higher_need_than_repeated_ones():
     gate = SeakrGate().bind(FakeModel(), "")
     same, different = gate.score(
         [FRANCE, PERU], read_questions(FakeModel(TABLE), [gate], [FRANCE, PERU], AnswerPrompts())
@@ -109,7 +109,7 @@ def test_gates_that_sample_at_different_layers_cannot_share_a_pass():
         read_questions(FakeModel(), [SeakrGate(layer=1), SeakrGate(layer=2)], [FRANCE], AnswerPrompts())
 
 
-def test_it_is_refused_where_there_are_no_hidden_states():
+def test_it_is_rejected_where_there_are_no_hidden_states():
     with pytest.raises(NotOffered, match="needs hidden"):
         check_model_signals(SeakrGate(), FakeModel(offers=frozenset({Signal.SAMPLES})))
 
@@ -122,7 +122,7 @@ def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
 
 
 @pytest.mark.parametrize("options", [{"n": 1}, {"scale": 0.0}, {"alpha": -1.0}, {"max_tokens": 0}])
-def test_settings_out_of_range_are_refused(options):
+def test_settings_out_of_range_are_rejected(options):
     with pytest.raises(BadSetting, match="seakr"):
         SeakrGate(**options)
 
@@ -136,7 +136,7 @@ def labelled(tmp_path, **plan):
     return folder
 
 
-def test_a_label_run_keeps_the_uncertainty_and_gives_it_back(tmp_path):
+def test_a_label_run_records_the_uncertainty(tmp_path):
     folder = labelled(tmp_path, samples=4, seakr=20)
     rows = list(folder.rows())
     gate = SeakrGate(layer=2)
@@ -153,15 +153,15 @@ def test_a_label_run_keeps_the_uncertainty_and_gives_it_back(tmp_path):
     assert (settings["seakr_layer"], settings["seakr_at"]) == (2, "end token")
 
 
-def test_a_label_run_without_it_says_nothing_of_it(tmp_path):
+def test_a_label_run_without_uncertainty_has_no_entry_for_it(tmp_path):
     folder = labelled(tmp_path, samples=4)
     assert all("seakr_end" not in row.signals for row in folder.rows())
     assert not {"seakr", "seakr_at"} & set(folder.manifest()["settings"])
     assert FEATURES["seakr_end"](FRANCE, Reading()) is None
 
 
-def test_labelling_is_refused_where_there_are_no_hidden_states():
-    with pytest.raises(NotOffered, match="seakr=True needs hidden"):
+def test_labeling_needs_hidden_states():
+    with pytest.raises(NotOffered, match="--seakr needs hidden"):
         Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelPlan(seakr=20))
 
 
@@ -207,7 +207,7 @@ def _ends(model, stream, uniforms, rows):
     return [[drawn.tokens[len(row.tokens)]] if row.finished else [] for row, drawn in zip(rows, again, strict=True)]
 
 
-def test_where_all_samples_end_at_once_each_has_the_state_of_its_end(model):
+def test_samples_that_end_together_have_the_state_of_their_end(model):
     ids = [model.tokenize(model.render(PROMPTS[0].text))]
     every = frozenset(range(len(model.loaded.tokenizer)))
     with torch.inference_mode():
@@ -234,7 +234,7 @@ def test_the_states_of_a_reading_are_those_of_its_samples(model):
     assert set(reading.hidden) == {1}
 
 
-def test_a_batch_gives_the_states_its_prompts_give_one_by_one(model):
+def test_a_batch_gives_the_same_states_as_single_prompts(model):
     want = SignalRequest(samples=6, sample_tokens=7, seed=0, sample_layer=1)
     for prompt, together in zip(PROMPTS, model.read(PROMPTS, want), strict=True):
         alone = model.read([prompt], want)[0]
@@ -242,6 +242,6 @@ def test_a_batch_gives_the_states_its_prompts_give_one_by_one(model):
         np.testing.assert_allclose(together.sample_states, alone.sample_states, atol=2e-4)
 
 
-def test_nothing_is_kept_that_nobody_asked_for(model):
+def test_nothing_is_stored_without_a_request(model):
     assert model.read(PROMPTS[:1], SignalRequest(samples=2, seed=0))[0].sample_states is None
     assert model.read(PROMPTS[:1], SignalRequest(draft_tokens=1, sample_layer=1))[0].sample_states is None

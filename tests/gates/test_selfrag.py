@@ -37,13 +37,13 @@ def test_need_equals_a_direct_forward_pass(model, style):
         assert need == pytest.approx(float(pair[1]), abs=1e-5)
 
 
-def test_a_model_without_the_two_tokens_is_refused(tmp_path):
+def test_a_model_without_the_two_tokens_is_rejected(tmp_path):
     plain = HFModel(str(save_tiny_llama(tmp_path)))
     with pytest.raises(BadSetting, match=r"needs an LLM trained with the tokens \[No Retrieval\] and \[Retrieval\]"):
         bind_gate(SelfragGate(), plain, AnswerPrompts())
 
 
-def test_a_model_with_one_of_them_is_refused_and_told_which_is_missing(tmp_path):
+def test_a_model_with_one_retrieval_token_is_rejected_with_the_missing_one(tmp_path):
     half = HFModel(str(save_tiny_llama(tmp_path, more=(RETRIEVAL_TOKEN,))))
     with pytest.raises(BadSetting, match=r"\[No Retrieval\] is more than one token"):
         bind_gate(SelfragGate(), half, AnswerPrompts())

@@ -25,7 +25,7 @@ def test_the_majority_decides():
     assert majority_vote(near("better", "worse", "worse")) == 0.0
 
 
-def test_a_tie_or_nobody_near_retrieves():
+def test_a_tie_or_no_neighbors_retrieve():
     assert majority_vote(near("better", "worse")) > SkrGate().threshold
     assert majority_vote(()) > SkrGate().threshold
     assert smooth_vote(()) > SkrGate().threshold
@@ -42,7 +42,7 @@ def test_less_trusted_labels_count_less():
     assert smooth_vote(weak) == pytest.approx(1.0 / 1.5)
 
 
-def test_neighbours_for_which_nothing_changed_are_left_out(tmp_path):
+def test_neighbors_without_a_change_are_left_out(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
@@ -82,7 +82,7 @@ def test_the_classifier_learns_a_planted_rule(tmp_path):
     assert mountain < 0.2
 
 
-def test_what_has_expired_does_not_teach_the_classifier(tmp_path):
+def test_expired_entries_do_not_train_the_classifier(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
@@ -99,7 +99,7 @@ def test_what_has_expired_does_not_teach_the_classifier(tmp_path):
     assert (outcomes.count(RetrievalOutcome.BETTER), outcomes.count(RetrievalOutcome.WORSE), len(vectors)) == (9, 9, 18)
 
 
-def test_a_classifier_of_one_kind_is_refused_with_the_counts(tmp_path):
+def test_a_classifier_with_one_outcome_only_is_rejected_with_the_counts(tmp_path):
     model = FakeModel()
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)

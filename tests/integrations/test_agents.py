@@ -41,7 +41,7 @@ def pydantic_agent(decider, told=None):
             return ModelResponse([ToolCallPart(info.function_tools[0].name, {"query": "canteen"})])
         return ModelResponse([TextPart("done")])
 
-    agent = ai.Agent(FunctionModel(scripted), tools=[ai.Tool(search, prepare=prepare_tool(decider, told=told))])
+    agent = ai.Agent(FunctionModel(scripted), tools=[ai.Tool(search, prepare=prepare_tool(decider, on_decision=told))])
     return agent, searched
 
 
@@ -95,7 +95,7 @@ def openai_agent(decider, told=None):
         def stream_response(self, *_, **__):
             raise NotImplementedError
 
-    @agents.function_tool(is_enabled=enable_tool(decider, told=told))
+    @agents.function_tool(is_enabled=enable_tool(decider, on_decision=told))
     def search(query: str) -> str:
         """Search the handbook."""
         searched.append(query)

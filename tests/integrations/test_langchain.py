@@ -114,7 +114,7 @@ def test_the_retriever_can_be_awaited(gated, shelf):
 
 @pytest.mark.parametrize(
     ("found", "said"),
-    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "gave NoneType, not a list")],
+    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType, not a list")],
 )
 def test_a_wrapped_retriever_that_fails_is_named(gated, found, said):
     with pytest.raises(AdapterError, match=said):

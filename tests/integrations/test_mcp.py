@@ -74,9 +74,9 @@ def test_search_finds_whatever_the_gate_says(rag):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (("search", {"query": "x", "k": 0}), "k is 0; it must be between 1 and 100."),
+        (("search", {"query": "x", "k": 0}), "k=0 is not allowed: it must be at least 1 and at most 100."),
         (("ask", {"question": "  "}), "the question is empty"),
-        (("feedback", {"id": "none", "rating": "up"}), "there is no answer 'none'"),
+        (("feedback", {"id": "none", "rating": "up"}), "there is no answer with the id 'none'"),
         (("feedback", {"id": "none", "rating": "sideways"}), "up"),
     ],
 )
@@ -88,7 +88,7 @@ def test_bad_arguments_are_a_sentence_for_the_client(rag, call, said):
 def test_a_search_without_documents_says_what_to_do():
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("never"))
     (told,) = talk(create_mcp_server(rag), ("search", {"query": "x"}))
-    assert "start with --docs FOLDER" in told
+    assert "Start the server with `docs` or `index`" in told
 
 
 def test_a_gate_that_fails_is_an_error_or_falls_open(broken):
@@ -127,7 +127,7 @@ def test_without_a_log_feedback_says_that_nothing_is_kept(rag):
 
     heard = asyncio.run(run())
     assert heard["learnt"] is False
-    assert "--log FILE" in heard["note"]
+    assert "start the server with `log`" in heard["note"]
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -171,5 +171,5 @@ def test_the_command_serves_over_streamable_http(command):
 
 
 def test_a_host_that_others_can_reach_is_refused(rag):
-    with pytest.raises(BadSetting, match="this server knows no keys"):
+    with pytest.raises(BadSetting, match="this server has no authentication"):
         run_mcp_server(rag, http=True, host="0.0.0.0")

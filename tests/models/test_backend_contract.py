@@ -22,7 +22,7 @@ TOKENS = 3
 
 
 class RecordThenReplay:
-    """Records each call on the way; what is given back has gone through the files."""
+    """Records each call and returns the replayed result."""
 
     def __init__(self, model, folder):
         self._recorder = RecordingModel(model, folder)
@@ -66,15 +66,15 @@ LOCAL = [pytest.param(name, marks=pytest.mark.model) for name in ("smollm", "smo
 
 
 class Chat(ChatModel):
-    """Another framework's chat interface with log-probabilities; the answers are the fake model's."""
+    """A chat model of another framework, with the answers and log-probabilities of the fake model."""
 
     def __init__(self):
         super().__init__("chat", logprobs=True)
         self._inner = long_answers()
 
-    def _ask(self, asked):
-        options = {"max_tokens": asked.max_tokens, "temperature": asked.temperature, "seed": asked.seed}
-        return self._inner.generate([Prompt(asked.text)], **options)[0][0]
+    def _complete(self, request):
+        options = {"max_tokens": request.max_tokens, "temperature": request.temperature, "seed": request.seed}
+        return self._inner.generate([Prompt(request.text)], **options)[0][0]
 
 
 @pytest.fixture(params=["fake", "replay", "openai", "chat", *LOCAL])
@@ -97,11 +97,11 @@ def test_answers_come_in_the_order_of_the_prompts(model):
     assert greedy(model, PROMPTS[::-1]) == greedy(model, PROMPTS)[::-1]
 
 
-def test_a_batch_gives_what_its_prompts_give_one_by_one(model):
+def test_a_batch_gives_the_same_answers_as_single_prompts(model):
     assert greedy(model, PROMPTS) == [greedy(model, [prompt])[0] for prompt in PROMPTS]
 
 
-def test_the_drafts_of_a_batch_are_those_of_its_prompts_one_by_one(model):
+def test_a_batch_gives_the_same_drafts_as_single_prompts(model):
     want = SignalRequest(draft_tokens=DRAFT)
     singles = [model.read([prompt], want)[0].draft for prompt in PROMPTS]
     for draft, single in zip([reading.draft for reading in model.read(PROMPTS, want)], singles, strict=True):
@@ -109,7 +109,7 @@ def test_the_drafts_of_a_batch_are_those_of_its_prompts_one_by_one(model):
         assert [t.logprob for t in draft.tokens] == pytest.approx([t.logprob for t in single.tokens], abs=1e-3)
 
 
-def test_going_on_from_a_draft_gives_the_draft_and_more(model):
+def test_a_continued_draft_begins_with_the_draft(model):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     for reading, row in zip(readings, rows, strict=True):
@@ -117,14 +117,14 @@ def test_going_on_from_a_draft_gives_the_draft_and_more(model):
         assert row[0].text.startswith(reading.draft.text)
 
 
-def test_going_on_from_a_draft_ends_where_a_whole_answer_ends(model):
+def test_a_continued_draft_ends_like_a_whole_answer(model):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))
     rows = model.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
     assert [row[0].text for row in rows] == greedy(model, PROMPTS)
 
 
 def streamed(model, prompt, **settings):
-    """The pieces of a stream and the completion at its end."""
+    """Return the pieces of a stream and its completion."""
     stream, pieces = model.stream(prompt, max_tokens=TOKENS, **settings), []
     while True:
         try:
@@ -133,7 +133,7 @@ def streamed(model, prompt, **settings):
             return pieces, end.value
 
 
-def test_a_stream_ends_in_what_is_generated_at_once(model):
+def test_a_stream_returns_what_generate_returns(model):
     for prompt in PROMPTS:
         pieces, completion = streamed(model, prompt)
         assert completion == model.generate([prompt], max_tokens=TOKENS)[0][0]
@@ -141,7 +141,7 @@ def test_a_stream_ends_in_what_is_generated_at_once(model):
         assert all(pieces)
 
 
-def test_a_stream_that_goes_on_from_a_draft_begins_with_it(model):
+def test_a_resumed_stream_begins_with_the_draft(model):
     for prompt, reading in zip(PROMPTS, model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT)), strict=True):
         pieces, completion = streamed(model, prompt, resume=reading.resume)
         assert completion == model.generate([prompt], max_tokens=TOKENS, resume=[reading.resume])[0][0]
@@ -149,18 +149,18 @@ def test_a_stream_that_goes_on_from_a_draft_begins_with_it(model):
         assert completion.text.startswith(reading.draft.text)
 
 
-def test_a_stream_refuses_a_handle_of_something_else(model):
+def test_a_stream_refuses_a_foreign_handle(model):
     with pytest.raises(KnowgateError):
         next(model.stream(PROMPTS[0], max_tokens=TOKENS, resume="not a handle"))
 
 
-def test_a_model_has_no_more_threads_than_may_use_it_at_once(model):
+def test_the_thread_pool_has_the_size_of_the_concurrency(model):
     workers = model.workers
     used = [workers.submit(threading.get_ident) for _ in range(50)]
     assert 1 <= len({future.result() for future in used}) <= model.concurrency
 
 
-def test_as_many_samples_are_given_as_were_asked_for(model):
+def test_the_requested_number_of_samples_is_returned(model):
     drawn = model.generate(PROMPTS, max_tokens=TOKENS, temperature=1.0, n=3, seed=0)
     assert [len(row) for row in drawn] == [3, 3, 3]
     readings = model.read(PROMPTS[:1], SignalRequest(samples=2, sample_tokens=TOKENS, seed=0))
@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_samples_again(model):
     assert model.generate(PROMPTS, **settings) == model.generate(PROMPTS, **settings)
 
 
-def test_an_answer_has_no_more_tokens_than_it_may(model):
+def test_an_answer_respects_the_token_limit(model):
     readings = model.read(PROMPTS, SignalRequest(draft_tokens=1))
     assert all(len(reading.draft.tokens) <= 1 for reading in readings)
 
@@ -183,19 +183,19 @@ def test_no_prompts_give_no_results(model):
     assert model.fits([], TOKENS) == []
 
 
-def test_what_was_not_wanted_is_not_given(model):
+def test_signals_that_were_not_requested_are_absent(model):
     reading = model.read(PROMPTS[:1], SignalRequest(draft_tokens=1))[0]
     assert (reading.samples, dict(reading.hidden), dict(reading.labels)) == ((), {}, {})
 
 
-def test_log_probabilities_come_where_they_are_offered(model):
+def test_log_probabilities_are_returned_if_offered(model):
     drafts = [reading.draft for reading in model.read(PROMPTS, SignalRequest(draft_tokens=DRAFT))]
     offered = Signal.LOGPROBS in model.offers
     assert all((draft.tokens is not None) is offered for draft in drafts)
     assert all(token.logprob <= 0 for draft in drafts for token in draft.tokens or ())
 
 
-def test_hidden_states_come_where_they_are_offered_and_are_refused_elsewhere(model):
+def test_hidden_states_are_returned_if_offered_and_refused_otherwise(model):
     want = SignalRequest(draft_tokens=1, layers=(0, -1), after_draft=True)
     if Signal.HIDDEN not in model.offers:
         with pytest.raises(KnowgateError, match="hidden states"):
@@ -207,9 +207,9 @@ def test_hidden_states_come_where_they_are_offered_and_are_refused_elsewhere(mod
             assert all(state.ndim == 1 and state.dtype == np.float32 for state in states.values())
 
 
-def test_labels_come_where_they_are_offered_one_row_a_position_one_column_a_label(model):
+def test_label_logits_have_a_row_per_position_and_a_column_per_label(model):
     if Signal.LABELS not in model.offers:
-        with pytest.raises(KnowgateError, match="shows no labels"):
+        with pytest.raises(KnowgateError, match="without label logits"):
             model.label_logits([LabelPrompt(("a",))], ["x"])
         return
     asked = [LabelPrompt((f"{prompt.text} Say Paris or Lyon.",), raw=False) for prompt in PROMPTS]
@@ -218,13 +218,13 @@ def test_labels_come_where_they_are_offered_one_row_a_position_one_column_a_labe
     assert all(np.isfinite(rows).all() for rows in logits)
 
 
-def test_each_prompt_is_told_whether_it_fits(model):
+def test_fits_returns_a_result_per_prompt(model):
     fitting = model.fits(PROMPTS, TOKENS)
     assert fitting == [True, True, True]
     assert all(type(each) is bool for each in fitting)
 
 
-def test_a_handle_of_something_else_is_refused(model):
+def test_a_foreign_handle_is_refused(model):
     with pytest.raises(KnowgateError):
         model.generate(PROMPTS[:1], max_tokens=TOKENS, resume=["not a handle"])
 

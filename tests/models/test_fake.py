@@ -34,7 +34,7 @@ def test_the_open_answer_is_given_when_it_occurs_in_the_prompt():
     assert ask(FakeModel(TABLE), f"Rome is a capital. {CAPITAL}")[0].text == "the city of Lyon"
 
 
-def test_when_replaces_the_open_answer_as_the_sign_of_an_open_book():
+def test_when_selects_the_open_answer():
     model = FakeModel({"Q?": {"closed": "a", "open": "b", "when": "Passages:"}})
     assert ask(model, "Passages: x. Q?")[0].text == "b"
     assert ask(model, "b. Q?")[0].text == "a"
@@ -49,13 +49,13 @@ def test_every_token_has_the_logprob_entropy_and_margin_of_a_ten_word_vocabulary
     assert token.entropy == pytest.approx(-0.55 * math.log(0.55) - 0.45 * math.log(0.05))
 
 
-def test_a_sure_token_has_no_entropy():
+def test_a_certain_token_has_no_entropy():
     model = FakeModel({"Q?": {"closed": "a", "logprob": 0.0}})
     token = ask(model, "Q?")[0].tokens[0]
     assert (token.entropy, token.margin) == (0.0, 1.0)
 
 
-def test_a_draft_stops_at_its_limit_and_goes_on_from_there():
+def test_a_draft_stops_at_its_limit_and_can_be_continued():
     model = FakeModel(TABLE)
     reading = model.read([Prompt(CAPITAL)], SignalRequest(draft_tokens=2))[0]
     assert (reading.draft.text, reading.draft.finished, reading.draft.n_tokens) == ("the city", False, 2)
@@ -79,7 +79,7 @@ def test_samples_repeat_the_table_from_the_seed_on():
     assert [x.text for x in ask(model, "it boils", temperature=1.0, n=2, seed=2)] == ["80", "100"]
 
 
-def test_made_up_samples_agree_for_the_known_and_differ_for_the_unknown():
+def test_generated_samples_agree_for_known_questions_and_differ_for_unknown_ones():
     model = FakeModel({"K?": {"closed": "a", "known": True}, "U?": {"closed": "a", "known": False}})
     want = SignalRequest(samples=40, seed=1)
     known, unknown = model.read([Prompt("K?"), Prompt("U?")], want)
@@ -88,7 +88,7 @@ def test_made_up_samples_agree_for_the_known_and_differ_for_the_unknown():
     assert model.read([Prompt("U?")], SignalRequest(samples=40, seed=2))[0].samples != unknown.samples
 
 
-def test_the_most_probable_answer_alone_is_drawn_with_a_top_k_of_one():
+def test_top_k_of_one_draws_only_the_most_probable_answer():
     model = FakeModel({"the sky": {"closed": "blue", "logprob": math.log(0.4)}})
     whole, cut = (
         model.read([Prompt("the sky")], SignalRequest(samples=40, sampling=sampling, seed=1))[0].samples
@@ -97,14 +97,14 @@ def test_the_most_probable_answer_alone_is_drawn_with_a_top_k_of_one():
     assert {sample.text for sample in cut} == {"blue"} < {sample.text for sample in whole}
 
 
-def test_questions_outside_the_table_differ_but_not_between_runs():
+def test_answers_outside_the_table_are_deterministic():
     first, second = FakeModel(), FakeModel()
     texts = [ask(first, f"question {i}?")[0].text for i in range(20)]
     assert len(set(texts)) == 20
     assert texts == [ask(second, f"question {i}?")[0].text for i in range(20)]
 
 
-def test_hidden_states_have_the_asked_layers_and_width():
+def test_hidden_states_have_the_requested_layers_and_width():
     model = FakeModel(width=8, layers=3)
     reading = model.read([Prompt("Q?")], SignalRequest(draft_tokens=1, layers=(-1, 0, 3), after_draft=True))[0]
     assert set(reading.hidden) == set(reading.hidden_after) == {-1, 0, 3}
@@ -114,7 +114,7 @@ def test_hidden_states_have_the_asked_layers_and_width():
     assert not np.array_equal(reading.hidden[3], reading.hidden_after[3])
 
 
-def test_hidden_states_of_known_and_unknown_questions_lie_apart():
+def test_hidden_states_separate_known_and_unknown_questions():
     model = FakeModel({"K": {"known": True}, "U": {"known": False}})
     prompts = [Prompt(f"{side} {i}") for side in "KU" for i in range(50)]
     states = np.stack([reading.hidden[2] for reading in model.read(prompts, SignalRequest(layers=(2,)))])
@@ -127,7 +127,7 @@ def test_an_unknown_layer_is_refused():
         FakeModel().read([Prompt("Q?")], SignalRequest(layers=(5,)))
 
 
-def test_the_first_label_is_favoured_where_the_question_is_known():
+def test_the_first_label_is_favored_if_the_question_is_known():
     model = FakeModel(TABLE)
     logits = model.label_logits([LabelPrompt(("it boils:", f" yes\n{CAPITAL}:"))], ["yes", "no"])[0]
     assert logits.shape == (2, 2)
@@ -135,7 +135,7 @@ def test_the_first_label_is_favoured_where_the_question_is_known():
     assert logits[1, 0] < logits[1, 1]
 
 
-def test_a_model_can_offer_less():
+def test_signals_that_are_not_offered_are_refused():
     model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
     assert ask(model, CAPITAL)[0].tokens is None
     with pytest.raises(NotOffered, match="hidden"):
@@ -146,12 +146,12 @@ def test_a_model_can_offer_less():
         model.label_logits([], ["a", "b"])
 
 
-def test_another_table_is_another_model():
+def test_the_fingerprint_depends_on_the_table():
     assert FakeModel(TABLE).fingerprint == FakeModel(TABLE).fingerprint
     assert FakeModel(TABLE).fingerprint != FakeModel().fingerprint
 
 
-def test_tables_come_from_json_and_jsonl(tmp_path):
+def test_tables_are_read_from_json_and_jsonl(tmp_path):
     (tmp_path / "t.json").write_text(json.dumps(TABLE))
     rows = [{"question": question, **entry} for question, entry in TABLE.items()]
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -163,30 +163,30 @@ def test_tables_come_from_json_and_jsonl(tmp_path):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ({"close": "x"}, "closed, open, when"),
-        ({"closed": 3}, "closed must be a text"),
-        ({"logprob": 0.1}, "not above 0"),
-        ({"logprob": math.nan}, "not above 0"),
-        ({"samples": "abc"}, "list of texts"),
-        ({"samples": 3}, "list of texts"),
+        ({"close": "x"}, "unknown field 'close'"),
+        ({"closed": 3}, "closed is 3, not a text"),
+        ({"logprob": 0.1}, "not between"),
+        ({"logprob": math.nan}, "not a finite number"),
+        ({"samples": "abc"}, "not a list"),
+        ({"samples": 3}, "not a list"),
         ({"known": "yes"}, "true or false"),
         (3, "must be a text"),
     ],
 )
-def test_a_wrong_entry_is_named(entry, message):
+def test_an_invalid_entry_is_an_error_that_names_its_key(entry, message):
     with pytest.raises(BadInput, match=f"'Q'.*{message}"):
         FakeModel({"Q": entry})
 
 
 @pytest.mark.parametrize(("name", "text"), [("a.json", "[]"), ("a.jsonl", '{"closed": "x"}'), ("b.json", None)])
-def test_a_wrong_table_file_is_named(tmp_path, name, text):
+def test_an_invalid_table_file_is_an_error_that_names_it(tmp_path, name, text):
     if text is not None:
         (tmp_path / name).write_text(text)
     with pytest.raises(BadInput, match=name):
         open_fake(str(tmp_path / name))
 
 
-def test_counting_sees_every_call():
+def test_the_counting_model_sees_every_call():
     model = CountingModel(FakeModel(TABLE))
     model.read([Prompt("a"), Prompt("b")], SignalRequest())
     ask(model, "a")

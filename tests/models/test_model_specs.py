@@ -1,4 +1,4 @@
-"""A name without its kind: people are told what they mean."""
+"""A bare model name is an error that suggests a spec."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from knowgate.models import load_model
 
 
 @pytest.mark.parametrize(
-    ("spec", "meant"),
+    ("spec", "suggestion"),
     [
         ("gpt-4o", "openai:gpt-4o@https://api.openai.com/v1"),
         ("claude-3-5-sonnet", "openai:claude-3-5-sonnet@"),
@@ -15,12 +15,12 @@ from knowgate.models import load_model
         ("models/llama.Q4_K_M.gguf", "gguf:models/llama.Q4_K_M.gguf"),
     ],
 )
-def test_a_bare_name_is_answered_with_the_spec_it_means(spec, meant):
+def test_a_bare_name_gets_a_suggestion(spec, suggestion):
     with pytest.raises(BadSetting) as error:
         load_model(spec)
-    assert f"Did you mean {meant}" in str(error.value)
+    assert f"Did you mean {suggestion}" in str(error.value)
 
 
-def test_other_names_are_just_unknown():
+def test_other_names_are_unknown():
     with pytest.raises(UnknownName, match="Did you mean 'smollm'"):
         load_model("smolm")

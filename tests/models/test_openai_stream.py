@@ -109,7 +109,7 @@ def test_a_finished_draft_needs_no_request():
 
 def test_an_unfinished_draft_is_streamed_again():
     server = ChatServer()
-    server.finish_reason = "length"
+    server.finish = "length"
     model = connect(server)
     handle = model.read([ASKED], SignalRequest(draft_tokens=1))[0].resume
     pieces, _ = run(model.stream(ASKED, max_tokens=8, resume=handle))

@@ -35,7 +35,7 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_replay_gives_the_recorded_readings_in_any_order(folder):
+def test_a_replay_returns_the_recorded_readings_in_any_order(folder):
     readings = ReplayModel(str(folder)).read(PROMPTS[::-1], WANT)
     for got, expected in zip(readings, MODEL.read(PROMPTS[::-1], WANT), strict=True):
         assert same(got, expected)
@@ -55,7 +55,7 @@ def test_generations_and_labels_are_replayed(tmp_path):
         assert np.array_equal(model.label_logits(ask, ["y", "n"])[0], MODEL.label_logits(ask, ["y", "n"])[0])
 
 
-def test_truncated_samples_are_other_samples_than_whole_ones(tmp_path):
+def test_truncated_samples_have_keys_of_their_own(tmp_path):
     cut = SignalRequest(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
     for model in recorder_then_replay(tmp_path):
         assert model.read(PROMPTS[:1], cut)[0].samples == MODEL.read(PROMPTS[:1], cut)[0].samples
@@ -68,7 +68,7 @@ def test_recordings_made_before_samples_could_be_truncated_keep_their_keys():
     assert (settings["temperature"], {"sampling", "top_p", "top_k"} & set(settings)) == (1.0, set())
 
 
-def test_a_draft_goes_on_if_it_did_so_when_recorded(tmp_path):
+def test_a_continued_draft_is_replayed(tmp_path):
     for model in recorder_then_replay(tmp_path):
         handles = [reading.resume for reading in model.read(PROMPTS[:1], WANT)]
         assert model.generate(PROMPTS[:1], max_tokens=9, resume=handles)[0][0].text == "blue as the sea"
@@ -90,12 +90,12 @@ def test_an_unrecorded_prompt_is_named_by_its_beginning(folder):
     assert len(str(caught.value)) < 350
 
 
-def test_other_settings_are_not_recorded(folder):
+def test_a_call_with_other_options_is_an_error(folder):
     with pytest.raises(ModelError, match="settings"):
         ReplayModel(folder).read(PROMPTS, replace(WANT, seed=8))
 
 
-def test_a_torn_last_line_is_left_out_and_written_over(folder):
+def test_an_incomplete_last_line_is_ignored_and_overwritten(folder):
     calls = folder / "calls.jsonl"
     calls.write_bytes(calls.read_bytes()[:-9])
     with pytest.raises(ModelError, match="half a pair"):
@@ -113,7 +113,7 @@ def test_each_batch_is_on_disk_when_its_call_returns(tmp_path):
         assert len((tmp_path / "calls.jsonl").read_text().splitlines()) == count
 
 
-def test_a_call_recorded_twice_counts_as_it_was_last(folder):
+def test_the_last_recording_of_a_call_wins(folder):
     lines = (folder / "calls.jsonl").read_text().splitlines()
     row = json.loads(lines[0])
     row["result"]["draft"]["text"] = "later"
@@ -121,11 +121,11 @@ def test_a_call_recorded_twice_counts_as_it_was_last(folder):
     assert ReplayModel(folder).read(PROMPTS[:1], WANT)[0].draft.text == "later"
 
 
-def test_the_prompt_is_not_written_down(folder):
+def test_prompts_are_not_stored(folder):
     assert "Why is" not in (folder / "calls.jsonl").read_text()
 
 
-def test_a_folder_takes_one_model_only(folder):
+def test_a_folder_holds_one_model_only(folder):
     with pytest.raises(ArtifactError, match=r"outputs of small .* not of big"):
         RecordingModel(FakeModel(name="big"), folder).read(PROMPTS, WANT)
 
@@ -145,7 +145,7 @@ def test_a_folder_without_a_recording_is_refused(tmp_path):
         ('{"version": 2, "name": "m"}', "version 2; this knowgate reads version 1"),
     ],
 )
-def test_a_broken_or_other_manifest_is_refused(folder, manifest, message):
+def test_an_invalid_manifest_is_refused(folder, manifest, message):
     (folder / "recording.json").write_text(manifest)
     with pytest.raises(ArtifactError, match=message):
         _ = ReplayModel(folder).offers
@@ -159,7 +159,7 @@ def test_a_broken_line_is_named_by_its_number(folder, line):
         ReplayModel(folder).read(PROMPTS, WANT)
 
 
-def test_missing_calls_are_named(folder):
+def test_a_missing_calls_file_is_an_error(folder):
     (folder / "calls.jsonl").unlink()
     with pytest.raises(ArtifactError, match=r"no calls\.jsonl"):
         ReplayModel(folder).read(PROMPTS, WANT)

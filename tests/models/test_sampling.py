@@ -1,4 +1,4 @@
-"""Cutting a distribution down, by hand."""
+"""Temperature, top_k and top_p on a distribution, checked by hand."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ from knowgate.types import Sampling
         (Sampling(top_p=0.65, top_k=2), [0, 1, 0]),  # of what top_k left, .667 is enough
     ],
 )
-def test_temperature_comes_first_then_top_k_then_top_p_of_what_is_left(sampling, expected):
+def test_temperature_top_k_and_top_p_are_applied_in_this_order(sampling, expected):
     np.testing.assert_allclose(apply_sampling(np.array([0.1, 0.6, 0.3]), sampling), expected)

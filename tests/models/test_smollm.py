@@ -1,4 +1,4 @@
-"""The embedded model, for real: every way to it gives the same answers, token for token."""
+"""The real embedded model gives the same answers, token for token, however it is loaded and run."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def texts(model):
 
 
 @pytest.fixture(scope="module")
-def said(smollm):
-    """What it answers, made once for all tests."""
+def answers(smollm):
+    """Its answers, generated once for all tests."""
     return texts(smollm)
 
 
@@ -34,15 +34,15 @@ def file():
     return weights.fetch_weights("smollm") / weights.get_weights("smollm").checked
 
 
-def test_hf_and_gguf_and_the_embedded_model_answer_alike(smollm, said, file):
+def test_hf_gguf_and_embedded_specs_give_the_same_answers(smollm, answers, file):
     from_folder = load_model(f"hf:{convert_gguf(file)}")
     from_gguf = load_model(f"gguf:{file}")
-    assert texts(from_folder) == texts(from_gguf) == said
+    assert texts(from_folder) == texts(from_gguf) == answers
     assert from_folder.fingerprint == from_gguf.fingerprint == smollm.fingerprint
 
 
-def test_our_decoding_equals_transformers_own(smollm, said):
-    for prompt, ours in zip(PROMPTS, said, strict=True):
+def test_decoding_equals_transformers_generate(smollm, answers):
+    for prompt, ours in zip(PROMPTS, answers, strict=True):
         ids = torch.tensor([smollm.tokenize(smollm.render(prompt.text))])
         out = smollm.loaded.model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=smollm.pad_id
@@ -51,10 +51,10 @@ def test_our_decoding_equals_transformers_own(smollm, said):
         assert [smollm.loaded.tokenizer.decode([token]) for token in new] == ours
 
 
-def test_the_one_pass_path_answers_as_plain_generation_does(smollm, said):
+def test_a_continued_draft_equals_plain_generation(smollm, answers):
     readings = smollm.read(PROMPTS, SignalRequest(draft_tokens=1, layers=(15,)))
     resumed = smollm.generate(PROMPTS, max_tokens=TOKENS, resume=[reading.resume for reading in readings])
-    assert [[token.text for token in row[0].tokens] for row in resumed] == said
+    assert [[token.text for token in row[0].tokens] for row in resumed] == answers
 
 
 def test_the_pipeline_skips_with_the_closed_book_answer(smollm):
@@ -66,7 +66,7 @@ def test_the_pipeline_skips_with_the_closed_book_answer(smollm):
     assert "Paris" in rag.answer(QUESTIONS[0]).text
 
 
-def test_answers_that_share_their_prompts_are_those_that_copy_them(smollm):
+def test_shared_and_copied_prompt_caches_give_the_same_answers(smollm):
     want = SignalRequest(draft_tokens=TOKENS, samples=4, sample_tokens=TOKENS, seed=0, resumable=False)
     copying = HFModel(smollm.source)
     vars(copying).update(loaded=smollm.loaded, shares=False)

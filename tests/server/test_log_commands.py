@@ -74,10 +74,10 @@ def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
 
 def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tmp_path, call):  # noqa: F811
     file, _, _ = served(serve, many, tmp_path, keep_questions=False)
-    assert "--keep-questions" in call("refit", file, "--docs", many.docs).err
+    assert "keep_questions=True" in call("refit", file, "--docs", many.docs).err
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
-    assert "it holds no decisions" in call("replay", other).err
+    assert "no table of decisions" in call("replay", other).err
     assert "--arm goes with the server's log" in call("replay", many.docs, "--arm", "a").err
     assert "no log of the server" in call("refit", many.docs).err

@@ -17,6 +17,8 @@ import torch
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.table import LabelTable
 from knowgate.data.splits import split_questions
+from knowgate.gates import load_gate
+from knowgate.gates.judges import causal_judge, encoder_judge
 from knowgate.training.examples import Examples
 from knowgate.training.judges.training_options import JudgeTrainingOptions
 from knowgate.types import Completion, Passage, Question, Reading
@@ -76,6 +78,13 @@ def quick() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def score_reloaded(folder: Path, examples: Examples, rows: list[int]) -> list[float]:
+    """Load a gate from its files again, without cached judges, and score some rows."""
+    causal_judge._load_cached.cache_clear()
+    encoder_judge.load_encoder_judge.cache_clear()
+    return load_gate(str(folder)).score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
 
 
 def scored_elsewhere(folder: Path, examples: Examples, places: list[int]) -> list[float]:

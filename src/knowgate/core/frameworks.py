@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from importlib.util import find_spec
@@ -72,3 +72,11 @@ def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1, thread_name_prefix="knowgate-await") as pool:
         return pool.submit(asyncio.run, coroutine).result()
+
+
+def call_or_await(call: Callable[[], Result], acall: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
+    """Call a function; if it raises NotImplementedError, run its asynchronous counterpart instead."""
+    try:
+        return call()
+    except NotImplementedError:
+        return run_coroutine(acall())

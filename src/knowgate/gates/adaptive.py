@@ -37,6 +37,7 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the classifier's tensors."""
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
         tensors.claim("bias", len(COMPLEXITY_CLASSES))
@@ -47,6 +48,7 @@ class AdaptiveGate(FittedGate):
 
     @cached_property
     def encoder(self) -> Embedder:
+        """The embedding model that the gate was fitted with."""
         return load_fitted_embedder(self.artifact, self.embedder)
 
     def predict_classes(self, questions: Sequence[Question]) -> FloatArray:
@@ -55,15 +57,18 @@ class AdaptiveGate(FittedGate):
         return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute 1 - P(no retrieval)."""
         needs: FloatArray = 1 - self.predict_classes(questions)[:, 0]
         return needs
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
+        """Return the number of retrieval rounds for each question."""
         if not questions:
             return []
         return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """List the probabilities of the three classes."""
         if not questions:
             return []
         return [

@@ -34,21 +34,24 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the options of the judge."""
         read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute 1 - P(the answer is right)."""
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
         return judges.score_answers("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
     def judge(self) -> judges.AnswerJudge:
+        """The judge, loaded on first use."""
         return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
 
 
 @dataclass(frozen=True)
-class GainGate(FittedGate):
+class GainGate(JudgeGate):
     """Asks a judge whether the LLM's answer is right and whether one from documents would be.
 
     need = (P(documents would be right) - P(the answer is right) + 1) / 2. Both are predicted before any search. Where
@@ -63,18 +66,11 @@ class GainGate(FittedGate):
         >>> gate = GainGate.load("my-gain")  # doctest: +SKIP
     """
 
-    def check(self, tensors: TensorValidator) -> None:
-        read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.finish()
-
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute the expected gain of retrieval, mapped to [0, 1]."""
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         known, document_right = (
             self.judge.predict_known(judges.encode_answers(name, self.judge, questions, texts, tokens))
             for name in GAIN_PROMPTS
         )
         return judges.compute_gain_needs(known, document_right)
-
-    @functools.cached_property
-    def judge(self) -> judges.AnswerJudge:
-        return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)

@@ -29,9 +29,11 @@ class AlwaysGate(Gate):
 
     @property
     def obeys_rules(self) -> bool:
+        """Whether rules may skip questions."""
         return self.unless == "rules"
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Return need 1 for every question."""
         return [1.0 for _ in questions]
 
 
@@ -50,6 +52,7 @@ class NeverGate(Gate):
     is_pure = True
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Return need 0 for every question."""
         return [0.0 for _ in questions]
 
 
@@ -76,9 +79,11 @@ class RandomGate(Gate):
 
     @property
     def threshold(self) -> float:
+        """The threshold above which a share of `rate` lies."""
         return 1 - self.rate
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Return a uniform need for every question."""
         return [self._draw_uniform(question) for question in questions]
 
     def _draw_uniform(self, question: Question) -> float:

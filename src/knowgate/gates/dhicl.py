@@ -55,9 +55,11 @@ class DhiclGate(Gate):
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The labels for known and unknown."""
         return parse_label_pair(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Bind the gate to the labels of this LLM in the log."""
         if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise NotOffered(
                 f"gate 'dhicl' reads label probabilities inside a prompt, which the server of {model.name} does not "
@@ -66,6 +68,7 @@ class DhiclGate(Gate):
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
+        """Find the examples for each question: similar or, with `cold`, fixed random ones."""
         if self.scope is None:
             raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
         store = open_history_store(self.history, self.embedder)
@@ -76,6 +79,7 @@ class DhiclGate(Gate):
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        """Build one prompt with examples per question."""
         return [
             self._build_prompt(question, reading.neighbors[self.name])
             for question, reading in zip(questions, readings, strict=True)
@@ -95,12 +99,14 @@ class DhiclGate(Gate):
         return LabelPrompt(parts, prefix=templates.fill("instruction", language, known=known, unknown=unknown))
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute needs from the label logits."""
         return [
             score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Say how many examples were known and what the LLM expects."""
         needs = self.score(questions, readings)
         examples = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
@@ -146,4 +152,5 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
 
 
 def _mean(values: Sequence[float]) -> float:
+    """Return the mean, 0 without values."""
     return sum(values) / len(values) if values else 0.0

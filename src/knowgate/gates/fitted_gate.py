@@ -36,7 +36,7 @@ class FittedGate(Gate):
 
     Subclasses implement `raw` and check their tensors in `check`.
 
-    Args:
+    Attributes:
         artifact: Manifest and weights of the folder.
         plug_in: Decide for another LLM than the one it was fitted on.
         note: Added to every decision, for example that it was fitted on another LLM.
@@ -85,20 +85,24 @@ class FittedGate(Gate):
 
     @property
     def name(self) -> str:
+        """Name of the gate in the manifest."""
         return str(self.artifact.manifest["gate"])
 
     @property
     def needs(self) -> frozenset[Signal]:
+        """Signals that the gate reads."""
         return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
     def request(self) -> SignalRequest:
+        """How much of each signal the gate reads."""
         fields: dict[str, Any] = dict(self.artifact.manifest["want"])
         sampling = Sampling(**{key: fields.pop(key) for key in ("temperature", "top_p", "top_k") if key in fields})
         return SignalRequest(**{**fields, "layers": tuple(fields.get("layers", ())), "sampling": sampling})
 
     @property
     def threshold(self) -> float:
+        """The calibrated threshold, or 0.5 for the raw score."""
         return RAW_THRESHOLD if self.verdict == "own" else float(self.artifact.manifest["threshold"])
 
     @property
@@ -108,10 +112,12 @@ class FittedGate(Gate):
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Bind the gate to the LLM that it decides for."""
         note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
+        """Compute the distances from the training questions; None if they are unknown."""
         source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
             return [None for _ in questions]  # an older gate, or rows that are stored without their texts
@@ -132,9 +138,11 @@ class FittedGate(Gate):
         return [float(score) for score in np.clip(raw, 0.0, 1.0)]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Return the needs."""
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
+        """Return the needs with the raw scores."""
         raw = self.raw_scores(questions, readings)
         return GateScores(raw if self.verdict == "own" else self.calibrate(raw), raw)
 
@@ -166,8 +174,8 @@ def load_fitted_embedder(artifact: Artifact, embedder: Embedder | None = None) -
     embedder = embedder or SentenceEmbedder(name)
     if embedder.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the gate '{artifact.path.name}' was fitted with the embedding model {name} ({fingerprint[:12]}), not with "
-            f"this one ({embedder.fingerprint[:12]}). Use that model, or fit the gate again."
+            f"the gate '{artifact.path.name}' was fitted with the embedding model {name} ({fingerprint[:12]}), not "
+            f"with this one ({embedder.fingerprint[:12]}). Use that model, or fit the gate again."
         )
     return embedder
 
@@ -193,6 +201,7 @@ def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") ->
 
 
 def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> TextTable:
+    """Build a table of the facts in a manifest."""
     facts = (
         ("LLM", str(manifest["model"]["name"])),
         ("fitted on", str(manifest.get("target", ""))),

@@ -70,6 +70,7 @@ class FusionGate(FittedGate):
     recorded_signal = SELF_ASSESSMENT
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the features and the tensors of all classifiers."""
         options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'; known: {', '.join(FEATURES)}.")
@@ -86,9 +87,11 @@ class FusionGate(FittedGate):
         return replace(super().request, entropies=True) if needs_entropies else super().request
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        """Build a self-assessment prompt for each question."""
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Apply the logistic regression to all signals."""
         return apply_network(self.artifact.tensors, self.compute_signals(questions, readings), "fusion.")
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
@@ -118,6 +121,7 @@ class FusionGate(FittedGate):
 
     @functools.cached_property
     def encoder(self) -> Embedder:
+        """The embedding model that the gate was fitted with."""
         return load_fitted_embedder(self.artifact, self.embedder)
 
 

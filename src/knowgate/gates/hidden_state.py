@@ -44,11 +44,13 @@ class ProbeGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
+        """Check the options and the network."""
         read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
         networks.claim_network(tensors)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Apply the network to the hidden states."""
         options = self.artifact.options
         states = stack_hidden_states(readings, options["layer"], options["position"])
         return networks.apply_network(self.artifact.tensors, states)
@@ -91,6 +93,7 @@ class UarGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
+        """Check the options and the tensors of all heads."""
         options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
@@ -111,6 +114,7 @@ class UarGate(FittedGate):
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute the needs with the decision tree."""
         if not questions:
             return []
         apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
@@ -121,6 +125,7 @@ class UarGate(FittedGate):
         return GateScores(self.score(questions, readings), self.raw_scores(questions, readings))
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """List the probabilities of all heads."""
         if not questions:
             return []
         heads = self.predict_heads(questions, readings)
@@ -133,6 +138,7 @@ class UarGate(FittedGate):
         ]
 
     def _get_states(self, readings: Sequence[Reading]) -> Vector:
+        """Return the hidden states before the answer."""
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 

@@ -13,6 +13,7 @@ from knowgate.errors import BadSetting
 
 @functools.lru_cache(maxsize=8)  # the store keeps its vector index in memory
 def _open_cached(path: str, embedder: str | None) -> HistoryStore:
+    """Open a log; one store per path is reused."""
     return open_history(path, embedder)
 
 
@@ -58,9 +59,11 @@ def bind_scope(
 
 
 def _format_scope(scope: HistoryScope) -> str:
+    """Format a scope for error messages."""
     tenant = f", tenant {scope.tenant}" if scope.tenant else ""
     return f"model {scope.model}, prompts {scope.prompts}{tenant}"
 
 
 def _format_counts(counts: Mapping[HistoryScope, int]) -> str:
+    """Format the number of entries per scope for error messages."""
     return "; ".join(f"{count} for {_format_scope(scope)}" for scope, count in counts.items())

@@ -43,6 +43,7 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the options and, in mode `text`, the network."""
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
@@ -51,6 +52,7 @@ class IkGate(FittedGate):
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute 1 - P(the LLM knows)."""
         options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
@@ -60,8 +62,10 @@ class IkGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
+        """The judge, loaded on first use."""
         return load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
 
     @functools.cached_property
     def encoder(self) -> Embedder:
+        """The embedding model that the gate was fitted with."""
         return load_fitted_embedder(self.artifact, self.embedder)

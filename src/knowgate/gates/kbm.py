@@ -51,22 +51,27 @@ class KbmGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the options of the judge."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
+        """The judge, loaded on first use."""
         return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, "kbm", self.llm)
 
     @property
     def head(self) -> str:
+        """The JSON field whose label is read."""
         return str(self.artifact.options["head"])
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute 1 - P(True)."""
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(item) for item in questions])
 
     @property
     def passage_filter(self) -> Self:
+        """The gate itself, which can judge passages if it was trained with them."""
         self._check_passage_training()
         return self
 

@@ -57,14 +57,17 @@ class LogprobGate(Gate):
 
     @property
     def request(self) -> SignalRequest:
+        """Ask for the drafted tokens."""
         draft_tokens = 1 if self.statistic == "first" else self.draft_tokens
         return SignalRequest(draft_tokens=draft_tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute 1 - the statistic of the draft."""
         compute, draft_tokens = STATISTICS[self.statistic], self.request.draft_tokens
         return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Name the statistic and the draft."""
         label = STATISTIC_LABELS[self.statistic]
         return [
             f"{label} of the draft '{reading.draft.text if reading.draft else ''}' is {1 - need:.2f}"
@@ -98,13 +101,16 @@ class FlareGate(Gate):
 
     @property
     def request(self) -> SignalRequest:
+        """Ask for the drafted tokens."""
         return SignalRequest(draft_tokens=self.draft_tokens)
 
     @property
     def threshold(self) -> float:
+        """The need at which a token has probability `theta`."""
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute 1 - the smallest token probability."""
         return [
             confidence.draft_need(reading.draft, confidence.min_probability, self.draft_tokens) for reading in readings
         ]

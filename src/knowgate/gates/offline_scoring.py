@@ -13,7 +13,7 @@ from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
 from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.table import GateColumn, LabelTable
+from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, NotOffered
@@ -87,6 +87,7 @@ class RecordedReadingSource:
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
+        """Bind a gate to the LLM of the table; raise NotOffered if the rows lack its signals."""
         if Signal.LABELS in gate.needs and not gate.recorded_signal:
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
@@ -104,13 +105,15 @@ class RecordedReadingSource:
         return list(self.table.readings)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Raise NotOffered, because the rows hold no answers to the gate's own prompts."""
         raise self._make_prompt_error()
 
     def _make_prompt_error(self) -> NotOffered:
+        """Build the error for gates that ask the LLM with their own prompt."""
         data, model = suggest_label_options(self.table.settings)
         return NotOffered(
-            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it with "
-            f"the LLM: data={data}, model={model}, gates={self.spec}",
+            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it "
+            f"with the LLM: data={data}, model={model}, gates={self.spec}",
             brief="asks the LLM with its own prompt",
         )
 
@@ -166,6 +169,11 @@ class _BoundGate:
     spec: str
     gate: Gate
 
+    @property
+    def scoring(self) -> str:
+        """Fingerprint of a fitted gate without its threshold, '' for any other."""
+        return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
+
 
 @dataclass(frozen=True)
 class _ChunkScores:
@@ -178,7 +186,9 @@ class _ChunkScores:
 
 
 def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
-    """Score several gates on a label table.
+    """Score several gates on a label table, in one pass over its rows.
+
+    Fitted gates that differ only in their threshold are scored once.
 
     Args:
         table: The label table.
@@ -186,20 +196,28 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
         plug_in: Accept gates that were fitted on another LLM.
     """
     expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
-    unique = {gate if isinstance(gate, str) else id(gate): gate for gate in expanded}
-    if not table.is_in_memory:
-        return _number_duplicate_names(_score_by_chunk(table, list(unique.values()), plug_in))
-    cache: dict[str, TableScores] = {}
-    return _number_duplicate_names([_score_cached(table, gate, cache, plug_in) for gate in unique.values()])
+    unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
+    bound = {n: _bind_gate(table, gate, plug_in) for n, gate in enumerate(unique) if not _is_recorded(table, gate)}
+    different: dict[str, _BoundGate] = {}
+    for n, item in bound.items():
+        different.setdefault(item.scoring or str(n), item)
+    chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
+    for chunk in table.chunks() if different else ():
+        for key, item in different.items():
+            chunk_scores[key].append(_score_chunk(chunk, item))
+    return _number_duplicate_names(
+        [
+            _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
+            if n in bound
+            else _get_recorded_scores(table, str(gate))
+            for n, gate in enumerate(unique)
+        ]
+    )
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
     """Score one gate on a label table; see `score_gates`."""
-    if isinstance(gate, str) and _is_recorded(table, gate):
-        scores = _get_recorded_scores(table.recorded_needs[gate])
-        return scores if parse_fitted_spec(gate) is None else replace(scores, threshold=load_gate(gate).threshold)
-    bound = _bind_gate(table, gate, plug_in)
-    return _merge_chunks(table, bound, [_score_chunk(chunk, bound) for chunk in table.chunks()])
+    return score_gates(table, [gate], plug_in=plug_in)[0]
 
 
 def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
@@ -213,36 +231,8 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
     return True
 
 
-def _score_cached(table: LabelTable, gate: str | Gate, cache: dict[str, TableScores], plug_in: bool) -> TableScores:
-    """Score a gate, or reuse the scores of a fitted gate that differs only in its threshold."""
-    if isinstance(gate, str) and (_is_recorded(table, gate) or parse_fitted_spec(gate) is None):
-        return score_gate(table, gate, plug_in=plug_in)
-    loaded = _load_gate(gate, plug_in)
-    scoring = loaded.scoring if isinstance(loaded, FittedGate) else ""
-    if scoring not in cache:
-        scores = score_gate(table, gate, plug_in=plug_in)
-        return cache.setdefault(scoring, scores) if scoring else scores
-    if (folder := get_gate_folder(gate)) is not None:
-        check_unseen(table, folder)
-    return replace(cache[scoring], name=get_gate_name(gate), threshold=loaded.threshold)
-
-
-def _score_by_chunk(table: LabelTable, gates: Sequence[str | Gate], plug_in: bool) -> list[TableScores]:
-    """Score all gates in one pass over rows that are on disk."""
-    bound = {
-        number: _bind_gate(table, gate, plug_in) for number, gate in enumerate(gates) if not _is_recorded(table, gate)
-    }
-    chunk_scores: dict[int, list[_ChunkScores]] = {number: [] for number in bound}
-    for chunk in table.chunks() if bound else ():
-        for number, item in bound.items():
-            chunk_scores[number].append(_score_chunk(chunk, item))
-    return [
-        _merge_chunks(table, bound[number], chunk_scores[number]) if number in bound else score_gate(table, gate)
-        for number, gate in enumerate(gates)
-    ]
-
-
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
+    """Load a gate, check that it was not fitted on these rows, and bind it."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(gate, plug_in)
     if folder is not None:
@@ -252,10 +242,12 @@ def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate
 
 
 def _load_gate(gate: str | Gate, plug_in: bool) -> Gate:
+    """Load a gate from its spec; return a gate object as it is."""
     return load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
 
 
 def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
+    """Score a gate on rows that are in memory."""
     readings = collect_readings(RecordedReadingSource(chunk, bound.spec), [bound.gate], chunk.questions)
     scores = score_with_raw(bound.gate, chunk.questions, readings)
     distances = measure_distances(bound.gate, chunk.questions, readings)
@@ -265,6 +257,7 @@ def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
 
 
 def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
+    """Concatenate the scores of all chunks."""
     gate, request = bound.gate, bound.gate.request
     raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
     n_known = sum(chunk.n_known for chunk in chunks)
@@ -278,7 +271,7 @@ def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkS
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
         far=sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks) / n_known if n_known else None,
-        scoring=gate.scoring if isinstance(gate, FittedGate) else "",
+        scoring=bound.scoring,
     )
 
 
@@ -305,14 +298,16 @@ def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
     return isinstance(loaded, FittedGate) and loaded.scoring == table.recorded_needs[gate].scoring
 
 
-def _get_recorded_scores(column: GateColumn) -> TableScores:
+def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
+    """Return the recorded needs of a gate; the threshold is that of its folder, if there is one."""
+    column = table.recorded_needs[gate]
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(f"the recorded gate '{column.gate}' lacks {n_missing} of {len(column.needs)} questions.")
     return TableScores(
         column.gate,
         column.needs,
-        column.threshold,
+        column.threshold if parse_fitted_spec(gate) is None else load_gate(gate).threshold,
         seconds=column.seconds,
         note=column.about,
         raw=column.raw,
@@ -329,6 +324,7 @@ def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
 
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
+    """Convert scores to the record of one label run."""
     needs = {key: float(scores.needs[number]) for number, key in ids.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[number]) for number, key in ids.items()}
     return RecordedNeeds(
@@ -340,6 +336,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 
 def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+    """Return folder and verdict of a fitted gate, None for any other."""
     if isinstance(gate, str):
         return parse_fitted_spec(gate)
     return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
@@ -373,8 +370,8 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
     n_seen = sum(mark_seen_rows(table, folder))
     if n_seen:
         raise BadSetting(
-            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use other "
-            "questions, or leave these out with drop_seen=True.",
+            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use "
+            "others, or leave these out with drop_seen=True.",
             brief=f"fitted on {n_seen} of these {len(table.rows)} questions",
         )
 

@@ -51,6 +51,7 @@ class PromptGate(Gate):
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The labels for known and unknown."""
         return parse_label_pair(self.words, self.name)
 
     @property
@@ -59,13 +60,16 @@ class PromptGate(Gate):
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        """Build a self-assessment prompt for each question."""
         known, unknown = self.labels
         return [build_self_assessment_prompt(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute the probability of the unknown label."""
         return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # NaN is rejected by the caller
 
     def _get_known_logit(self, reading: Reading) -> float:
+        """Return the logit of the known label, from the prompt or from the record."""
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
@@ -93,6 +97,7 @@ class SelfragGate(Gate):
     labels = (NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Check that both retrieval tokens are single tokens of the model."""
         missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:
             raise BadSetting(
@@ -103,11 +108,13 @@ class SelfragGate(Gate):
         return self
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
+        """Build a prompt in the training format of Self-RAG, or a user turn."""
         if self.style == "chat":
             return [LabelPrompt((question.text,), raw=False) for question in questions]
         return [LabelPrompt((INSTRUCTION_TEMPLATE.format(query=question.text),)) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute the probability of the retrieval token."""
         logits = [reading.labels[self.name][-1] for reading in readings]
         return [sigmoid(float(retrieval) - float(no_retrieval)) for no_retrieval, retrieval in logits]
 

@@ -47,8 +47,8 @@ def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[N
             raise
         first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
-            f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}. "
-            "It is not part of knowgate: report this to its author."
+            f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}"
+            ". It is not part of knowgate: report this to its author."
         ) from error
 
 
@@ -135,6 +135,7 @@ class ModelReadingSource:
     prompts: AnswerPrompts
 
     def bind(self, gate: Gate) -> Gate:
+        """Bind a gate to the model, after checking that the model provides its signals."""
         check_model_signals(gate, self.model)
         with wrap_plugin_errors(gate):
             bound = self._bind(gate)
@@ -155,11 +156,13 @@ class ModelReadingSource:
         return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
 
     def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
+        """Read the signals of one pass; an empty request runs no model."""
         if request.is_empty:
             return [Reading() for _ in questions]
         return self.model.read([self.prompts.closed(question) for question in questions], request)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Run the gate's own prompts and return the label logits."""
         with wrap_plugin_errors(gate):
             prompts = gate.build_label_prompts(questions, readings)
         return self.model.label_logits(prompts, gate.labels)
@@ -244,4 +247,5 @@ def check_read_request(gate: Gate, model: Model) -> None:
 
 
 def _parse_signals(entry: RegistryEntry) -> set[Signal]:
+    """Parse the signals that a registry entry lists."""
     return {Signal(name.strip()) for name in entry.needs.split(",") if name.strip()}

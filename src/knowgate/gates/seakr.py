@@ -37,8 +37,10 @@ class SeakrGate(Gate):
     Reference: Yao et al. 2025 (SeaKR); the determinant is from INSIDE (Chen et al. 2024).
 
     Example:
-        >>> round(SeakrGate(center=-6.0).compute_need(-6.0), 2), round(SeakrGate(center=0, scale=2).compute_need(2.0), 2)
-        (0.5, 0.73)
+        >>> round(SeakrGate(center=-6.0).compute_need(-6.0), 2)
+        0.5
+        >>> round(SeakrGate(center=0, scale=2).compute_need(2.0), 2)
+        0.73
         >>> round(SeakrGate(n=4).compute_need(0.0, size=7.0), 2)
         0.31
     """
@@ -60,11 +62,13 @@ class SeakrGate(Gate):
 
     @property
     def request(self) -> SignalRequest:
+        """Ask for samples with the hidden states at their ends."""
         return SignalRequest(
             samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer, sample_end=True
         )
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Use the middle layer of the model if none is set."""
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def compute_uncertainty(self, reading: Reading) -> float:
@@ -93,12 +97,15 @@ class SeakrGate(Gate):
         return sigmoid((uncertainty - center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute needs from the dispersion of the sampled answers."""
         return [self.compute_need(self.compute_uncertainty(reading), self._get_size(reading)) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """State the uncertainty of the sampled answers."""
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
+        """Return the recorded or computed size of the states."""
         if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(samples.SEAKR_SIZE)
         return samples.log_mean_square(reading.sample_states[: self.n])

@@ -30,6 +30,7 @@ class LogisticModel:
     bias: float
 
     def predict(self, features: Vector) -> list[float]:
+        """Predict p(y = 1) for each row."""
         return [float(p) for p in sigmoid(features @ self.weights + self.bias)]
 
 
@@ -80,9 +81,11 @@ class SkrGate(Gate):
 
     @property
     def _store(self) -> HistoryStore:
+        """The open history log."""
         return open_history_store(self.history, self.embedder)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Bind the gate to the labels of this LLM in the log; fit the classifier if needed."""
         scope = bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
         classifier = fit_classifier(self._store, scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
@@ -96,12 +99,14 @@ class SkrGate(Gate):
         return [tuple([n for n in neighbors if n.outcome in DECISIVE_OUTCOMES][: self.k]) for neighbors in nearest]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute needs by vote or with the classifier."""
         if self.classifier is not None:
             return self.classifier.predict(self._store.embed([item.text for item in questions])) if questions else []
         vote = majority_vote if self.mode == "vote" else smooth_vote
         return [vote(reading.neighbors[self.name]) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Count the neighbors that retrieval helped and hurt."""
         return [
             f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in neighbors)} and hurt "
             f"{sum(n.outcome == RetrievalOutcome.WORSE for n in neighbors)} of the nearest logged questions"

@@ -1,7 +1,4 @@
-"""Adapters: knowgate inside the frameworks people already use, and their models and search engines inside knowgate.
+"""Adapters: knowgate inside the frameworks you already use, and their models and retrievers inside knowgate.
 
-One file = one framework or engine, with an extra of its own that is imported when it is used. This face is what they
-share; a framework's own names are in its file, `knowgate.integrations.langchain` say.
+Each framework has one module and one extra, and is imported only when its module is used.
 """
-
-from __future__ import annotations

@@ -1,13 +1,13 @@
-"""An LLM behind another framework's chat interface, as a model of knowgate's: drafts, samples, and log-probabilities
-where they come back. Hidden states never. Knows no framework: a subclass asks the LLM.
+"""Base class for LLMs behind the chat interface of another framework.
 
-A chat interface cannot continue a draft: one that ended by itself is the answer and costs no second call, any other is
-generated anew.
+Such a model offers drafts, samples and, if the framework returns them, log-probabilities; never hidden states. A chat
+interface cannot continue a draft: a finished draft is the answer and costs no second call, any other is generated anew.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
-from knowgate.errors import BadSetting, ModelError, NotOffered
-from knowgate.models.backend import Backend, check_sampling
+from knowgate.errors import ModelError, NotOffered
+from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
 from knowgate.types import (
     Completion,
     LabelPrompt,
@@ -38,7 +38,7 @@ MAX_CONCURRENT_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One request: a user turn and how it is answered."""
+    """A user message and how to answer it."""
 
     text: str
     max_tokens: int
@@ -49,18 +49,24 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatDraft:
-    """A draft and what it answered; None where no draft was asked for."""
+    """The resume handle of a reading: a prompt and its draft; None if no draft was requested."""
 
     prompt: Prompt
     completion: Completion | None
 
-    def enough(self, max_tokens: int) -> Completion | None:
-        done = self.completion
-        return done if done is not None and (done.finished or done.n_tokens >= max_tokens) else None
+    def get_answer(self, max_tokens: int) -> Completion | None:
+        """Return the draft if it is a complete answer."""
+        draft = self.completion
+        return draft if draft is not None and (draft.finished or draft.n_tokens >= max_tokens) else None
 
 
 class ChatModel(Backend):
-    """What such models share. A subclass has `name`, and asks in `_ask` and, where it can, `_ask_in_parts`."""
+    """An LLM behind a chat interface. A subclass implements `_complete` and, if possible, `_stream`.
+
+    Args:
+        name: Name of the model, which is also its identity.
+        logprobs: Whether the framework returns log-probabilities.
+    """
 
     name: str
     depth = 0
@@ -70,38 +76,40 @@ class ChatModel(Backend):
         self._logprobs = logprobs
 
     @abstractmethod
-    def _ask(self, asked: ChatRequest) -> Completion:
-        """One answer."""
+    def _complete(self, request: ChatRequest) -> Completion:
+        """Answer one request."""
 
-    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
-        """The same, piece by piece; in one piece where the framework cannot."""
-        completion = self._ask(asked)
+    def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
+        """Answer one request piece by piece; by default in one piece."""
+        completion = self._complete(request)
         if completion.text:
             yield completion.text
         return completion
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the name alone: which weights answer to it cannot be seen from here."""
+        """Hash of the name; a client cannot see which weights are behind it."""
         return "chat-" + sha256_text("chat", self.name)[:16]
 
     @property
     def offers(self) -> frozenset[Signal]:
-        offered = {Signal.DRAFT, Signal.SAMPLES}
-        return frozenset(offered | {Signal.LOGPROBS} if self._logprobs else offered)
+        signals = {Signal.DRAFT, Signal.SAMPLES}
+        return frozenset(signals | {Signal.LOGPROBS} if self._logprobs else signals)
 
     @property
     def concurrency(self) -> int:
         return MAX_CONCURRENT_REQUESTS
 
-    def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
-        if want.layers or want.sample_layer is not None:
-            raise NotOffered(f"{self.name} is a chat interface and gives no hidden states; use an hf: model for them.")
-        drafts = self._each(lambda prompt: self._draft(prompt, want.draft_tokens), prompts)
-        samples = self._sample(prompts, want.sample_tokens, want.sampling, want.samples, want.seed)
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
+        """Draft and sample as requested; see `knowgate.types.Model.read`."""
+        if request.layers or request.sample_layer is not None:
+            raise NotOffered(f"{self.name} is a chat interface without hidden states. Use an hf: model for them.")
+        tokens = request.draft_tokens
+        drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)
+        samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
         return [
-            Reading(draft=draft, samples=tuple(drawn), resume=ChatDraft(prompt, draft))
-            for prompt, draft, drawn in zip(prompts, drafts, samples, strict=True)
+            Reading(draft=draft, samples=tuple(completions), resume=ChatDraft(prompt, draft))
+            for prompt, draft, completions in zip(prompts, drafts, samples, strict=True)
         ]
 
     def generate(
@@ -114,101 +122,93 @@ class ChatModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """`max_tokens` counts the draft too."""
+        """Return `n` completions per prompt; `max_tokens` includes the draft that `resume` continues."""
         if resume is not None:
-            if temperature > 0 or n != 1:
-                raise BadSetting("going on from a draft is greedy: use temperature 0 and n 1 with resume.")
-            handles = [_handle(item) for _, item in zip(prompts, resume, strict=True)]
-            return self._each(lambda draft: [self._go_on(draft, max_tokens)], handles)
+            check_resume_options(temperature, n)
+            drafts = [check_resume_handle(handle, ChatDraft) for _, handle in zip(prompts, resume, strict=True)]
+            return self._map(lambda draft: [self._continue_draft(draft, max_tokens)], drafts)
         if temperature == 0:
-            return self._each(lambda prompt: [self._greedy(prompt, max_tokens, seed)] * n if n else [], prompts)
+            return self._map(
+                lambda prompt: [self._complete_greedily(prompt, max_tokens, seed)] * n if n else [], prompts
+            )
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """As the framework hands it on; a draft that is enough is given as it is."""
-        draft = ChatDraft(prompt, None) if resume is None else _handle(resume)
-        done = draft.enough(max_tokens)
-        if done is None:
+        """Yield the answer as the framework streams it; a complete draft is yielded as one piece."""
+        draft = ChatDraft(prompt, None) if resume is None else check_resume_handle(resume, ChatDraft)
+        answer = draft.get_answer(max_tokens)
+        if answer is None:
             with wrap_errors(self.name):
-                return self._checked((yield from self._ask_in_parts(ChatRequest(_turn(draft.prompt), max_tokens))))
-        if done.text:
-            yield done.text
-        return done
+                request = ChatRequest(_get_user_message(draft.prompt), max_tokens)
+                return self._check_logprobs((yield from self._stream(request)))
+        if answer.text:
+            yield answer.text
+        return answer
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """A chat interface does not tell its window; it refuses what is too long."""
+        """Return True for every prompt, because a chat interface does not tell its context size."""
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered(f"{self.name} is a chat interface and shows no labels; use an openai: or hf: model for them.")
+        raise NotOffered(f"{self.name} is a chat interface without label logits. Use an openai: or hf: model for them.")
 
-    def _draft(self, prompt: Prompt, max_tokens: int) -> Completion | None:
-        return self._greedy(prompt, max_tokens, None) if max_tokens else None
-
-    def _greedy(self, prompt: Prompt, max_tokens: int, seed: int | None) -> Completion:
+    def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
         with wrap_errors(self.name):
-            return self._checked(self._ask(ChatRequest(_turn(prompt), max_tokens, seed=seed)))
+            return self._check_logprobs(self._complete(ChatRequest(_get_user_message(prompt), max_tokens, seed=seed)))
 
-    def _go_on(self, draft: ChatDraft, max_tokens: int) -> Completion:
-        return draft.enough(max_tokens) or self._greedy(draft.prompt, max_tokens, None)
+    def _continue_draft(self, draft: ChatDraft, max_tokens: int) -> Completion:
+        return draft.get_answer(max_tokens) or self._complete_greedily(draft.prompt, max_tokens)
 
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """`n` requests per prompt; each has a seed of its own."""
+        """Send `n` requests per prompt, each with its own seed."""
         check_sampling(sampling)
         if sampling.top_k:
-            raise NotOffered(f"{self.name} is a chat interface and takes no top_k: leave it out.")
-        jobs = [
-            ChatRequest(
-                _turn(prompt), max_tokens, sampling.temperature, sampling.top_p, None if seed is None else seed + i
-            )
+            raise NotOffered(f"{self.name} is a chat interface without `top_k`. Leave it out.")
+        seeds = [None if seed is None else seed + index for index in range(n)]
+        requests = [
+            ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p, request_seed)
             for prompt in prompts
-            for i in range(n)
+            for request_seed in seeds
         ]
         with wrap_errors(self.name):
-            drawn = self._each(self._ask, jobs)
-        return [drawn[i * n : (i + 1) * n] for i in range(len(prompts))]
+            completions = self._map(self._complete, requests)
+        return [completions[index * n : (index + 1) * n] for index in range(len(prompts))]
 
-    def _checked(self, completion: Completion) -> Completion:
+    def _check_logprobs(self, completion: Completion) -> Completion:
         if self._logprobs and completion.tokens is None and completion.text:
-            raise ModelError(f"{self.name} gave no log-probabilities. Leave logprobs out, and use a gate without them.")
+            raise ModelError(
+                f"{self.name} returned no log-probabilities. Leave `logprobs` out and use a gate without them."
+            )
         return completion
 
-    def _each(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        """Side by side, in order. The first failure ends it."""
+    def _map(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
+        """Apply `work` to each item concurrently and return the results in order."""
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(max_workers=min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(work, items))
 
 
-def parse_logprobs(given: Any) -> tuple[Token, ...] | None:
-    """Tokens in OpenAI's form, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None without them."""
-    content = given.get("content") if isinstance(given, Mapping) else getattr(given, "content", None)
-    if not content:
-        return None
-    return tuple(_token(one if isinstance(one, Mapping) else vars(one)) for one in content)
+def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
+    """Parse tokens in OpenAI's format, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None if missing."""
+    content = value.get("content") if isinstance(value, Mapping) else getattr(value, "content", None)
+    return tuple(_parse_token(_as_mapping(item)) for item in content) if content else None
 
 
-def _token(one: Mapping[str, Any]) -> Token:
-    tops = [top if isinstance(top, Mapping) else vars(top) for top in one.get("top_logprobs") or ()]
-    best = sorted((float(top["logprob"]) for top in tops), reverse=True)[:2]
-    margin = None if len(best) < 2 else _p(best[0]) - _p(best[1])
-    return Token(str(one["token"]), float(one["logprob"]), margin=margin)
+def _parse_token(item: Mapping[str, Any]) -> Token:
+    alternatives = [float(_as_mapping(top)["logprob"]) for top in item.get("top_logprobs") or ()]
+    best = sorted(alternatives, reverse=True)[:2]
+    margin = math.exp(best[0]) - math.exp(best[1]) if len(best) == 2 else None
+    return Token(str(item["token"]), float(item["logprob"]), margin=margin)
 
 
-def _p(logprob: float) -> float:
-    return float(2.718281828459045**logprob)
+def _as_mapping(item: Any) -> Mapping[str, Any]:
+    return item if isinstance(item, Mapping) else vars(item)
 
 
-def _turn(prompt: Prompt) -> str:
+def _get_user_message(prompt: Prompt) -> str:
     if prompt.raw:
-        raise NotOffered("a chat interface cannot continue a text as it stands; use an openai: or hf: model for that.")
+        raise NotOffered("a chat interface cannot continue a raw text. Use an openai: or hf: model for that.")
     return prompt.text
-
-
-def _handle(item: object) -> ChatDraft:
-    if not isinstance(item, ChatDraft):
-        raise BadSetting("resume takes the handles of this model's own readings.")
-    return item

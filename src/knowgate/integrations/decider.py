@@ -1,12 +1,9 @@
-"""Decides for a framework: rules first, then the gate. Takes turns with whoever else uses the LLM.
-
-Where the user chose to fall open, a gate that fails is a retrieval that says so; otherwise its error goes out. Knows
-no framework.
-"""
+"""Decisions for other frameworks: rules first, then the gate, in the threads of the model."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -16,23 +13,26 @@ from typing import Any, TypeVar
 
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.pipeline.answer_json import decision_record
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.pipeline.settings import load_settings
 from knowgate.types import Decision, Model, Question
 
 ResultT = TypeVar("ResultT")
+DecisionCallback = Callable[[str, Decision], None]  # receives a question and its decision
+GATE_FAILED = "gate failed"  # note of a decision to retrieve because the gate failed
+MODEL_THREAD_PREFIX = "knowgate-model"  # the names of a model's threads start with this
+MAX_CACHED_DECISIONS = 256
 logger = logging.getLogger(__name__)
-GATE_FAILED = "gate failed"  # a note of decisions that nobody made
-MODEL_THREAD_PREFIX = "knowgate-model"  # how the threads of a model are named
 
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides by `rag`, whose gate and rules count; its retriever, if any, is not asked.
+    """Decides with the rules and the gate of a pipeline; its retriever is not used.
 
-    fall_open: retrieve where the gate fails, and say so, instead of raising.
+    Args:
+        rag: The pipeline.
+        fall_open: If the gate fails, decide to retrieve, with a note, instead of raising an error.
 
     Example:
         >>> decider = open_decider(model="fake", gate="never")
@@ -44,77 +44,108 @@ class Decider:
     fall_open: bool = False
 
     def decide(self, question: str | Question) -> Decision:
-        return self._kept(lambda: self._decide(question))
+        """Decide whether a question needs retrieval."""
+        return self._handle_failure(lambda: self._decide(question))
 
     async def adecide(self, question: str | Question) -> Decision:
+        """Decide whether a question needs retrieval, without blocking the event loop."""
         return await asyncio.to_thread(self.decide, question)
 
     def decide_messages(self, messages: Sequence[Mapping[str, Any]]) -> Decision:
-        """On the last question of a conversation of `{"role": ..., "content": ...}`, made to stand alone."""
-        return self._kept(
-            lambda: self._decide(
-                run_in_model_thread(self.rag.model, lambda: question_from_messages(self.rag.model, messages))
-            )
+        """Decide on the last question of a conversation, rewritten so that it can be understood alone.
+
+        Args:
+            messages: Mappings of the form `{"role": ..., "content": ...}`.
+        """
+        model = self.rag.model
+        return self._handle_failure(
+            lambda: self._decide(run_in_model_thread(model, lambda: question_from_messages(model, messages)))
         )
 
     def __deepcopy__(self, memo: object) -> Decider:
-        """Frameworks copy the programs they optimise; a model and its threads are shared, not copied."""
+        """Return the decider itself: frameworks copy programs to optimize them, but a model must be shared."""
         return self
 
     def answer_from_memory(self, question: str) -> str:
-        """What the LLM says without looking anything up."""
-        rag, asked = self.rag, Question(question)
-        work = lambda: rag.model.generate([rag.prompts.closed(asked)], max_tokens=rag.max_tokens)  # noqa: E731
-        return run_in_model_thread(rag.model, work)[0][0].text
-
-    def record(self, question: str | Question) -> dict[str, Any]:
-        """The decision as JSON."""
-        return decision_record(self.decide(question))
+        """Answer a question without retrieval."""
+        rag, prompt = self.rag, self.rag.prompts.closed(Question(question))
+        completions = run_in_model_thread(rag.model, lambda: rag.model.generate([prompt], max_tokens=rag.max_tokens))
+        return completions[0][0].text
 
     def _decide(self, question: str | Question) -> Decision:
-        return self._foreseen(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
+        return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
-    def _foreseen(self, question: str | Question) -> Decision | None:
-        """The decision of a rule, so that nothing need be read of the LLM."""
+    def _apply_rules(self, question: str | Question) -> Decision | None:
+        """Return the decision of a rule, which needs no call to the LLM; None if no rule matches."""
         rag, text = self.rag, question if isinstance(question, str) else question.text
         if rag.rules is None or rag.shadow or not rag.gate.obeys_rules or not isinstance(text, str):
             return None
         ruling = rag.rules.decide(text)
         if ruling is None:
             return None
-        threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
         reason = f"{ruling.reason} (rule '{ruling.rule}')"
-        return Decision(ruling.retrieve, float(ruling.retrieve), threshold, rag.gate.name, reason, rule=ruling.rule)
+        need = float(ruling.retrieve)
+        return Decision(ruling.retrieve, need, self._threshold, rag.gate.name, reason, rule=ruling.rule)
 
-    def _kept(self, decide: Callable[[], Decision]) -> Decision:
+    def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
         try:
             return decide()
         except KnowgateError as error:
             if not self.fall_open:
                 raise
-            logger.warning("The gate failed, so it is retrieved: %s", error)
-            threshold = self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
-            why = f"the gate failed, so it is retrieved: {error.brief}"
-            return Decision(True, 1.0, threshold, self.rag.gate.name, why, notes=(GATE_FAILED,))
+            logger.warning("The gate failed, retrieving: %s", error)
+            reason = f"the gate failed, retrieving: {error.brief}"
+            return Decision(True, 1.0, self._threshold, self.rag.gate.name, reason, notes=(GATE_FAILED,))
+
+    @property
+    def _threshold(self) -> float:
+        return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
 
 
 def open_decider(config: str | Path | None = None, *, fall_open: bool = False, **settings: Any) -> Decider:
-    """From `knowgate.toml`, or the settings of `knowgate decide` given here: model, gate, threshold, rules, ..."""
+    """Load a model and a gate to decide with.
+
+    Args:
+        config: A settings file. Default: `knowgate.toml` in the current folder, if it exists.
+        fall_open: If the gate fails, decide to retrieve instead of raising an error.
+        settings: The settings of `knowgate decide`, such as model, gate, threshold and rules.
+    """
     return Decider(build_pipeline(load_settings(config, **settings), retrieves=False), fall_open)
 
 
-def as_decider(given: AdaptiveRAG | Decider) -> Decider:
-    """The decider itself, or one around a pipeline."""
-    if isinstance(given, Decider):
-        return given
-    if isinstance(given, AdaptiveRAG):
-        return Decider(given)
-    raise BadSetting(f"{given!r} cannot decide: give an AdaptiveRAG, or open_decider(model=..., gate=...).")
+def as_decider(value: AdaptiveRAG | Decider) -> Decider:
+    """Return a decider unchanged; make one from a pipeline."""
+    if isinstance(value, Decider):
+        return value
+    if isinstance(value, AdaptiveRAG):
+        return Decider(value)
+    raise BadSetting(f"{value!r} cannot decide. Use an AdaptiveRAG, or open_decider(model=..., gate=...).")
+
+
+def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallback | None) -> Callable[[str], Decision]:
+    """Return a function that decides on each question once, because agents ask again at every step of a run.
+
+    Args:
+        decider: What decides.
+        on_decision: Called once for each decision.
+    """
+    source = as_decider(decider)
+
+    @functools.lru_cache(maxsize=MAX_CACHED_DECISIONS)
+    def decide(question: str) -> Decision:
+        decision = source.decide(question)
+        if on_decision is not None:
+            on_decision(question, decision)
+        return decision
+
+    return decide
 
 
 def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
-    """In the model's own threads, of which there are as many as may use it at once. Work that is there already, that
-    of a retriever inside a pipeline say, goes on where it is: waiting for itself would never end."""
+    """Run work in a thread of the model and wait for it, so that concurrent callers take turns.
+
+    Work that is already in such a thread runs directly, because it would wait for itself forever.
+    """
     if threading.current_thread().name.startswith(MODEL_THREAD_PREFIX):
         return work()
     return model.workers.submit(work).result()

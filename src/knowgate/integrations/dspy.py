@@ -1,4 +1,4 @@
-"""DSPy: a module that looks up only what it must, whose two predictors its optimisers can tune (extra `dspy`)."""
+"""DSPy: a module that retrieves only if needed, whose two predictors DSPy's optimizers can tune (extra `dspy`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from knowgate.core.frameworks import check_framework_version, check_result_list, wrap_errors
 from knowgate.integrations.decider import as_decider
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.types import Passage, Retriever
+from knowgate.types import Decision, Passage, Retriever
 
 check_framework_version("dspy", "dspy", majors=("3", "2"))
 
@@ -19,8 +19,16 @@ DEFAULT_K = 3
 
 
 class KnowgateRAG(dspy.Module):
-    """`question -> answer`, with `context` only where the gate says so. search: any callable that gives texts or
-    passages for a question, or a retriever of knowgate's. The prediction has the decision under `knowgate`.
+    """`question -> answer`, with `context` only if the gate decides to retrieve.
+
+    The prediction has the decision in its field `knowgate`.
+
+    Args:
+        decider: A `Decider` or an `AdaptiveRAG`.
+        search: A function that returns texts or passages for a question, or a knowgate retriever.
+        direct: The predictor without context; by default `dspy.Predict("question -> answer")`.
+        informed: The predictor with context; by default `dspy.Predict("context, question -> answer")`.
+        k: The most passages.
 
     Example:
         >>> program = KnowgateRAG(open_decider(), search=lambda question: [...])  # doctest: +SKIP
@@ -43,30 +51,33 @@ class KnowgateRAG(dspy.Module):
     def forward(self, question: str) -> Any:
         decision = self.decider.decide(question)
         if decision.retrieve:
-            made = self.informed(context=self.look_up(question), question=question)
+            prediction = self.informed(context=self.retrieve(question), question=question)
         else:
-            made = self.direct(question=question)
-        made.knowgate = decision_record(decision)
-        return made
+            prediction = self.direct(question=question)
+        return _add_decision(prediction, decision)
 
     async def aforward(self, question: str) -> Any:
         decision = await self.decider.adecide(question)
         if decision.retrieve:
-            context = await asyncio.to_thread(self.look_up, question)
-            made = await self.informed.acall(context=context, question=question)
+            context = await asyncio.to_thread(self.retrieve, question)
+            prediction = await self.informed.acall(context=context, question=question)
         else:
-            made = await self.direct.acall(question=question)
-        made.knowgate = decision_record(decision)
-        return made
+            prediction = await self.direct.acall(question=question)
+        return _add_decision(prediction, decision)
 
-    def look_up(self, question: str) -> list[str]:
-        """The texts that are shown to the LLM."""
+    def retrieve(self, question: str) -> list[str]:
+        """Return the texts for the context."""
         with wrap_errors("the search"):
-            found = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
-        return [_text(one) for one in check_result_list(found, "the search", self.k)]
+            results = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
+        return [_get_text(result) for result in check_result_list(results, "the search", self.k)]
 
 
-def _text(found: Any) -> str:
-    if isinstance(found, Passage):
-        return f"{found.title}: {found.text}" if found.title else found.text
-    return str(getattr(found, "long_text", found))
+def _add_decision(prediction: Any, decision: Decision) -> Any:
+    prediction.knowgate = decision_record(decision)
+    return prediction
+
+
+def _get_text(result: Any) -> str:
+    if isinstance(result, Passage):
+        return f"{result.title}: {result.text}" if result.title else result.text
+    return str(getattr(result, "long_text", result))

@@ -1,5 +1,8 @@
-"""Evaluations in MLflow (extra `mlflow`) and Weights & Biases (extra `wandb`): one run each, a metric for each gate and
-measure, the settings as parameters. Where they go is said by each tool's own variables."""
+"""Log evaluations to MLflow (extra `mlflow`) and Weights & Biases (extra `wandb`).
+
+Each evaluation becomes one run, with a metric for each gate and measure and the settings as parameters. The
+environment variables of each tool say where runs are stored.
+"""
 
 from __future__ import annotations
 
@@ -15,37 +18,38 @@ from knowgate.evaluation.gate_comparison import Evaluation
 
 DEFAULT_PROJECT = "knowgate"
 FORBIDDEN_CHARACTERS = re.compile(r"[^\w./ -]")
-MAX_NAME_LENGTH = 250  # characters of a parameter or name
+MAX_NAME_CHARS = 250
 
 
 def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """`GATE/measure`, with `_low` and `_high` where there is an interval; characters no tool takes are underscores."""
-    found: dict[str, float] = {}
+    """Return the metrics as `GATE/measure`, with `_low` and `_high` for the bounds of intervals."""
+    metrics: dict[str, float] = {}
     for gate in evaluation.gates:
-        for name, measured in gate.measures.items():
-            numbers = {"": measured.value, "_low": measured.low, "_high": measured.high}
-            key = FORBIDDEN_CHARACTERS.sub("_", f"{gate.gate}/{name}")[:MAX_NAME_LENGTH]
-            found |= {key + end: float(number) for end, number in numbers.items() if number is not None}
-    return found
+        for name, measure in gate.measures.items():
+            key = FORBIDDEN_CHARACTERS.sub("_", f"{gate.gate}/{name}")[:MAX_NAME_CHARS]
+            values = {"": measure.value, "_low": measure.low, "_high": measure.high}
+            metrics |= {key + suffix: float(value) for suffix, value in values.items() if value is not None}
+    return metrics
 
 
 def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
+    """Return the version of knowgate, the data and the settings of an evaluation."""
     table = evaluation.table
-    about = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
-    about |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}
-    return {name: str(value)[:MAX_NAME_LENGTH] for name, value in about.items() if value is not None}
+    parameters = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
+    parameters |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}
+    return {name: str(value)[:MAX_NAME_CHARS] for name, value in parameters.items() if value is not None}
 
 
 def check_trackers(*, mlflow: bool = False, wandb: bool = False) -> None:
-    """Refuse a tracker that is not installed before the work, not after it."""
-    for asked, name in ((mlflow, "mlflow"), (wandb, "wandb")):
-        if asked:
-            _imported(name, name)
+    """Raise MissingExtra before the evaluation starts if a requested tracker is not installed."""
+    for is_requested, name in ((mlflow, "mlflow"), (wandb, "wandb")):
+        if is_requested:
+            _import_tracker(name)
 
 
 def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
-    """The id of a new run in MLFLOW_TRACKING_URI, in the experiment of MLFLOW_EXPERIMENT_NAME."""
-    mlflow = _imported("mlflow", "mlflow")
+    """Log an evaluation to MLFLOW_TRACKING_URI, experiment MLFLOW_EXPERIMENT_NAME; return the id of the run."""
+    mlflow = _import_tracker("mlflow")
     with wrap_errors("MLflow"):
         with mlflow.start_run(run_name=name) as run:
             mlflow.log_params(collect_parameters(evaluation))
@@ -54,8 +58,8 @@ def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
 
 
 def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
-    """The name of a new run in WANDB_PROJECT, or in the project `name`."""
-    wandb = _imported("wandb", "wandb")
+    """Log an evaluation to the project WANDB_PROJECT, or else `name`; return the name of the run."""
+    wandb = _import_tracker("wandb")
     with wrap_errors("Weights & Biases"):
         run = wandb.init(project=os.environ.get("WANDB_PROJECT") or name, config=collect_parameters(evaluation))
         run.summary.update(collect_metrics(evaluation))
@@ -63,8 +67,8 @@ def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
         return str(run.name or run.id)
 
 
-def _imported(module: str, extra: str) -> Any:
+def _import_tracker(name: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ModuleNotFoundError:
-        raise MissingExtra(f"writing evaluations to {module}", extra) from None
+        raise MissingExtra(f"logging evaluations to {name}", name) from None

@@ -1,5 +1,7 @@
-"""Haystack: a component before the retriever, with outputs `retrieve` and `skip`, one of which carries the query on
-(extra `haystack`). Serialisable: it is made of settings, and opens model and gate when the pipeline warms up."""
+"""Haystack: a component in front of the retriever that sends the query to `retrieve` or `skip` (extra `haystack`).
+
+It can be serialized: it consists of settings, and loads the model and the gate when the pipeline warms up.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,12 @@ from haystack import component, default_from_dict, default_to_dict  # noqa: E402
 
 @component
 class KnowgateGate:
-    """The query goes on by `retrieve` where it must be looked up, by `skip` where not; `need` and `decision` always.
+    """Sends the query to the output `retrieve` or `skip`; the outputs `need` and `decision` are always set.
 
-    config: of `knowgate.toml`. settings: model, gate, threshold, ...; as in `knowgate decide`.
+    Args:
+        config: A settings file. Default: `knowgate.toml` in the current folder, if it exists.
+        settings: The settings of `knowgate decide`, such as model, gate and threshold.
+        fall_open: If the gate fails, decide to retrieve instead of raising an error.
 
     Example:
         >>> pipeline.add_component("gate", KnowgateGate(settings={"model": "smollm"}))  # doctest: +SKIP
@@ -31,30 +36,27 @@ class KnowgateGate:
         self._decider: Decider | None = None
 
     def warm_up(self) -> None:
+        """Load the model and the gate."""
         if self._decider is None:
             self._decider = open_decider(self.config, fall_open=self.fall_open, **self.settings)
 
     @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     def run(self, query: str) -> dict[str, Any]:
-        """Which way the query goes."""
+        """Decide on a query."""
         self.warm_up()
         assert self._decider is not None
         decision = self._decider.decide(query)
-        way = "retrieve" if decision.retrieve else "skip"
-        return {way: query, "need": decision.need, "decision": decision_record(decision)}
+        output = "retrieve" if decision.retrieve else "skip"
+        return {output: query, "need": decision.need, "decision": decision_record(decision)}
 
     @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     async def run_async(self, query: str) -> dict[str, Any]:
-        """The same, beside an event loop."""
+        """Decide on a query without blocking the event loop."""
         return await asyncio.to_thread(self.run, query)
 
     def to_dict(self) -> dict[str, Any]:
-        made: dict[str, Any] = default_to_dict(
-            self, config=self.config, settings=self.settings, fall_open=self.fall_open
-        )
-        return made
+        return default_to_dict(self, config=self.config, settings=self.settings, fall_open=self.fall_open)  # type: ignore[no-any-return,unused-ignore]  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> KnowgateGate:
-        made: KnowgateGate = default_from_dict(cls, data)
-        return made
+        return default_from_dict(cls, data)  # type: ignore[no-any-return,unused-ignore]

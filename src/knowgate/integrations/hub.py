@@ -1,7 +1,7 @@
-"""Gates, arbiters and rerankers to and from the Hugging Face hub, `hf:OWNER/NAME` (extra `hub`), or a shared folder.
+"""Share gates, arbiters and rerankers through the Hugging Face hub, `hf:OWNER/NAME` (extra `hub`), or a folder.
 
-What goes out was found to be whole; what comes in is checked before it is anywhere: no code, no links, no pickles,
-every file as it was written. The token is the one `huggingface_hub` knows (HF_TOKEN).
+Everything is checked before it is uploaded and before it is stored: no code, no links, no pickles, no changed files.
+The token is that of `huggingface_hub` (HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from knowgate.retrieval.rerankers.cross_encoder import read_reranker_manifest
 
 HUB_PREFIX = "hf:"
 REPOSITORY_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-ARTIFACT_LOADERS: dict[str, Callable[[Path], Any]] = {
+# The manifest of each kind of artifact, and a function that checks the folder it is in.
+ARTIFACT_CHECKS: dict[str, Callable[[Path], Any]] = {
     "gate.json": read_artifact,
     "arbiter.json": lambda folder: load_arbiter(str(folder), plug_in=True),
     "reranker.json": read_reranker_manifest,
@@ -32,74 +33,85 @@ ARTIFACT_LOADERS: dict[str, Callable[[Path], Any]] = {
 
 
 def push_artifact(folder: str | Path, target: str, *, public: bool = False, questions: bool = False) -> str:
-    """What knowgate fitted, at `hf:OWNER/NAME` or in a folder; gives where it is. A new repository is private.
+    """Upload a gate, an arbiter or a reranker to the hub, or copy it to a folder.
 
-    questions: also the ten of the fit by which a server's hidden states are checked; without them it can do everything
-    else.
+    Args:
+        folder: What `knowgate fit` wrote.
+        target: `hf:OWNER/NAME` or a folder.
+        public: Whether a new repository is public.
+        questions: Whether to include the ten questions that check the hidden states of a server. Only that check needs
+            them.
+
+    Returns:
+        Where the artifact is now.
     """
     source = expand_path(folder)
-    kind, left_out = check_artifact_folder(source), [] if questions else [REFERENCE_FILE]
+    manifest, excluded = check_shared_folder(source), [] if questions else [REFERENCE_FILE]
     if not target.startswith(HUB_PREFIX):
         out = expand_path(target)
-        _copy(source, out, kind, left_out=left_out)
+        _copy(source, out, manifest, excluded=excluded)
         return str(out)
-    name, hub = _name(target), _hub()
+    name, hub = _parse_repository(target), _import_hub()
     with wrap_errors("the Hugging Face hub"):
         api = hub.HfApi()
         api.create_repo(name, private=not public, exist_ok=True)
-        said = f"knowgate {kind.removesuffix('.json')}"
-        api.upload_folder(repo_id=name, folder_path=source, commit_message=said, ignore_patterns=left_out)
+        message = f"knowgate {manifest.removesuffix('.json')}"
+        api.upload_folder(repo_id=name, folder_path=source, commit_message=message, ignore_patterns=excluded)
     return f"{HUB_PREFIX}{name}"
 
 
 def pull_artifact(source: str, out: str | Path, *, revision: str | None = None) -> Path:
-    """What was pushed, as a folder at `out`; an earlier one there is replaced as a whole, nothing else is."""
-    place = expand_path(out)
+    """Download a gate, an arbiter or a reranker from the hub, or copy it from a folder.
+
+    Args:
+        source: `hf:OWNER/NAME` or a folder.
+        out: Where to store it; an artifact of the same kind is replaced, anything else is an error.
+        revision: A branch, tag or commit of the repository. Default: the newest.
+    """
+    target = expand_path(out)
     if not source.startswith(HUB_PREFIX):
-        origin = expand_path(source)
-        _copy(origin, place, check_artifact_folder(origin))
-        return place
-    name, hub = _name(source), _hub()
-    with tempfile.TemporaryDirectory(prefix="knowgate-") as folder:
+        _copy(expand_path(source), target, check_shared_folder(expand_path(source)))
+        return target
+    name, hub = _parse_repository(source), _import_hub()
+    with tempfile.TemporaryDirectory(prefix="knowgate-") as temporary:
+        folder = Path(temporary)
         with wrap_errors("the Hugging Face hub"):
-            hub.snapshot_download(name, revision=revision, local_dir=folder)
-        shutil.rmtree(Path(folder) / ".cache", ignore_errors=True)
-        (Path(folder) / ".gitattributes").unlink(missing_ok=True)
-        _copy(Path(folder), place, check_artifact_folder(Path(folder)))
-    return place
+            hub.snapshot_download(name, revision=revision, local_dir=temporary)
+        shutil.rmtree(folder / ".cache", ignore_errors=True)
+        (folder / ".gitattributes").unlink(missing_ok=True)
+        _copy(folder, target, check_shared_folder(folder))
+    return target
 
 
-def check_artifact_folder(folder: Path) -> str:
-    """The manifest of a fitted thing that can be used; its own error where it cannot."""
-    kind = next((name for name in ARTIFACT_LOADERS if (folder / name).is_file()), None)
-    if kind is None:
-        raise BadSetting(
-            f"'{folder}' is nothing that knowgate fitted: it must have one of {', '.join(ARTIFACT_LOADERS)}."
-        )
-    ARTIFACT_LOADERS[kind](folder)
-    return kind
+def check_shared_folder(folder: Path) -> str:
+    """Check an artifact completely and return the name of its manifest."""
+    manifest = next((name for name in ARTIFACT_CHECKS if (folder / name).is_file()), None)
+    if manifest is None:
+        expected = ", ".join(ARTIFACT_CHECKS)
+        raise BadSetting(f"'{folder}' was not fitted by knowgate: it must contain one of {expected}.")
+    ARTIFACT_CHECKS[manifest](folder)
+    return manifest
 
 
-def _copy(source: Path, out: Path, kind: str, *, left_out: Sequence[str] = ()) -> None:
-    if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / kind).is_file():
-        raise ArtifactError(f"'{out}' exists and holds something else ({kind} is not there); choose another folder.")
+def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = ()) -> None:
+    if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / manifest).is_file():
+        raise ArtifactError(f"'{out}' exists and contains no {manifest}. Choose another folder.")
     with atomic_folder(out) as folder:
         for path in walk_files(source):
-            if path.name in left_out:
-                continue
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            if path.name not in excluded:
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
 
 
-def _name(target: str) -> str:
+def _parse_repository(target: str) -> str:
     name = target.removeprefix(HUB_PREFIX)
     if not REPOSITORY_NAME.fullmatch(name):
-        raise BadSetting(f"'{target}' is no repository of the hub: write {HUB_PREFIX}OWNER/NAME.")
+        raise BadSetting(f"'{target}' is not a repository of the hub. Write {HUB_PREFIX}OWNER/NAME.")
     return name
 
 
-def _hub() -> Any:
+def _import_hub() -> Any:
     try:
         import huggingface_hub
     except ModuleNotFoundError:

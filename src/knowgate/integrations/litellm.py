@@ -1,24 +1,20 @@
-"""LiteLLM's proxy: a callback that decides on each chat, and puts passages before the question where it must be looked
-up (extra `litellm`).
+"""LiteLLM: a callback for its proxy that adds passages to chats that need them, and its LLMs as knowgate models
+(extra `litellm`).
 
     litellm_settings:
       callbacks: knowgate.integrations.litellm.handler
 
-`handler` is made from the config file that KNOWGATE_CONFIG names, else from knowgate.toml; it must name documents. What
-fails falls open: the request goes on as it is, and its metadata says why. LiteLLM's models as knowgate's are in
-`litellm_parts.py`.
+`handler` is built from the settings file that KNOWGATE_CONFIG names, else from knowgate.toml; it must name documents.
+If the callback fails, the request is forwarded unchanged and its metadata says why.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import os
 from collections.abc import Generator
 from typing import Any
-
-from litellm.integrations.custom_logger import CustomLogger
 
 from knowgate.core.frameworks import check_framework_version
 from knowgate.errors import BadSetting, KnowgateError
@@ -33,110 +29,125 @@ from knowgate.types import Completion, Token
 
 check_framework_version("litellm", "litellm", majors=("1",))
 
+import litellm  # noqa: E402
+from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
 CHAT_CALL_TYPES = ("completion", "acompletion")
-METADATA_KEY = "knowgate"  # of the request's metadata
+METADATA_KEY = "knowgate"  # the decision in the metadata of a request
 CONFIG_VARIABLE = "KNOWGATE_CONFIG"
 logger = logging.getLogger(__name__)
 
 
 class KnowgateHook(CustomLogger):
-    """Gates and augments the chats of a LiteLLM proxy. place: user or system, where passages go."""
+    """Adds passages to the chats of a LiteLLM proxy if the gate decides to retrieve.
+
+    Args:
+        rag: A pipeline with a retriever.
+        place: Where passages go: `user` (before the question) or `system`.
+    """
 
     def __init__(self, rag: AdaptiveRAG | Decider, *, place: str = "user"):
         super().__init__()
-        given = as_decider(rag)
-        if given.rag.retriever is None:
-            raise BadSetting("the pipeline of a LiteLLM callback needs documents: set docs or index in knowgate.toml.")
+        pipeline = as_decider(rag).rag
+        if pipeline.retriever is None:
+            raise BadSetting("a LiteLLM callback needs documents: set `docs` or `index` in knowgate.toml.")
         if place not in ("user", "system"):
-            raise BadSetting(f"place is '{place}'; allowed: user, system.")
-        self.decider, self.place = Decider(given.rag, fall_open=True), place
+            raise BadSetting(f"place={place!r} is not allowed: it must be 'user' or 'system'.")
+        self.decider, self.place = Decider(pipeline, fall_open=True), place
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
-        """The request, with passages where it must be looked up. Never stands in its way."""
+        """Return the request, with passages if needed; never raises an error of knowgate."""
         if call_type not in CHAT_CALL_TYPES or not _is_chat(data.get("messages")):
             return data
         try:
             return await asyncio.to_thread(self.augment, data)
         except KnowgateError as error:
-            logger.warning("A chat went on without passages: %s", error)
-            return _noted(data, {"failed": str(error)})
+            logger.warning("A chat was forwarded without passages: %s", error)
+            return _add_metadata(data, {"failed": str(error)})
 
     async def async_post_call_response_headers_hook(
-        self, data: dict[str, Any], user_api_key_dict: Any, response: Any, *rest: Any, **more: Any
+        self, data: dict[str, Any], user_api_key_dict: Any, response: Any, *args: Any, **options: Any
     ) -> dict[str, str] | None:
-        """Clients see what was decided, too."""
+        """Return response headers with the decision."""
         record = (data.get("metadata") or {}).get(METADATA_KEY) or {}
         if "retrieve" not in record:
             return None
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """The request with a decision in its metadata and, where that says so, passages; the given one stays."""
+        """Return a copy of a request with the decision in its metadata and, if retrieval is needed, passages."""
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
         if isinstance(question, UngatedRequest):
-            return _noted(data, {"ungated": question.reason})
+            return _add_metadata(data, {"ungated": question.reason})
         decision = self.decider.decide(question)
         record = decision_record(decision)
         if not decision.retrieve:
-            return _noted(data, record)
+            return _add_metadata(data, record)
         passages = run_in_model_thread(rag.model, lambda: rag.retrieve(question))
         if not passages:
-            return _noted(data, {**record, "notes": [*record["notes"], "nothing found"]})
-        found = {**record, "passages": [one.id for one in passages]}
-        return _noted(insert_passages(data, passages, self.place), found)  # type: ignore[arg-type]
+            return _add_metadata(data, {**record, "notes": [*record["notes"], "nothing found"]})
+        augmented = insert_passages(data, passages, self.place)  # type: ignore[arg-type]
+        return _add_metadata(augmented, {**record, "passages": [passage.id for passage in passages]})
 
 
 def _is_chat(messages: Any) -> bool:
-    listed = messages if isinstance(messages, list) else []
-    return bool(listed) and all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in listed)
+    if not isinstance(messages, list) or not messages:
+        return False
+    return all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
 
 
-def _noted(data: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "metadata": {**(data.get("metadata") or {}), METADATA_KEY: about}}
+def _add_metadata(data: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "metadata": {**(data.get("metadata") or {}), METADATA_KEY: record}}
 
 
 def __getattr__(name: str) -> Any:
-    """`handler`, made when the proxy asks for it."""
+    """Build `handler` when the proxy imports it."""
     if name != "handler":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    made = KnowgateHook(build_pipeline(load_settings(os.environ.get(CONFIG_VARIABLE) or None)))
-    globals()[name] = made
-    return made
+    handler = KnowgateHook(build_pipeline(load_settings(os.environ.get(CONFIG_VARIABLE) or None)))
+    globals()[name] = handler
+    return handler
+
+
+# --- models ---------------------------------------------------------------------------------------
 
 
 def open_litellm(value: str) -> LiteLLMModel:
-    """`litellm:anthropic/claude-...`, as LiteLLM names them."""
+    """Open a model by its LiteLLM name, such as `anthropic/claude-...`."""
     return LiteLLMModel(value)
 
 
 class LiteLLMModel(ChatModel):
-    """options: handed to every `litellm.completion`, such as api_base."""
+    """An LLM that LiteLLM can reach; API keys come from the variables that LiteLLM reads.
+
+    Args:
+        model: Its LiteLLM name.
+        logprobs: Whether to request log-probabilities. Default: if LiteLLM says that the provider returns them.
+        options: Passed to every `litellm.completion`, such as api_base.
+    """
 
     def __init__(self, model: str, *, logprobs: bool | None = None, **options: Any):
-        check_framework_version("litellm", "litellm", majors=("1",))
-        given = _gives_logprobs(model) if logprobs is None else logprobs
-        super().__init__(f"litellm:{model}", logprobs=given)
+        super().__init__(f"litellm:{model}", logprobs=_offers_logprobs(model) if logprobs is None else logprobs)
         self._model, self._options = model, options
 
-    def _ask(self, asked: ChatRequest) -> Completion:
-        reply = self._completion(**self._request(asked))
-        choice = reply.choices[0]
+    def _complete(self, request: ChatRequest) -> Completion:
+        response = litellm.completion(**self._make_arguments(request))
+        choice = response.choices[0]
         text = choice.message.content or ""
         tokens = parse_logprobs(getattr(choice, "logprobs", None))
-        usage = getattr(getattr(reply, "usage", None), "completion_tokens", None)
+        usage = getattr(getattr(response, "usage", None), "completion_tokens", None)
         n_tokens = usage or (len(tokens) if tokens else len(text.split()))
         return Completion(text, tokens, finished=choice.finish_reason != "length", n_tokens=n_tokens)
 
-    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
+    def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
         pieces: list[str] = []
         tokens: list[Token] = []
         finished = True
-        for part in self._completion(**self._request(asked), stream=True):
-            choice = part.choices[0]
+        for chunk in litellm.completion(**self._make_arguments(request), stream=True):
+            choice = chunk.choices[0]
             finished = choice.finish_reason != "length" if choice.finish_reason else finished
             tokens += parse_logprobs(getattr(choice, "logprobs", None)) or ()
             if piece := choice.delta.content:
@@ -145,30 +156,22 @@ class LiteLLMModel(ChatModel):
         text = "".join(pieces)
         return Completion(text, tuple(tokens) or None, finished=finished, n_tokens=len(tokens) or len(text.split()))
 
-    def _request(self, asked: ChatRequest) -> dict[str, Any]:
-        request = {
+    def _make_arguments(self, request: ChatRequest) -> dict[str, Any]:
+        arguments = {
             "model": self._model,
-            "messages": [{"role": "user", "content": asked.text}],
-            "max_tokens": asked.max_tokens,
-            "temperature": asked.temperature,
+            "messages": [{"role": "user", "content": request.text}],
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
             "drop_params": True,
             **self._options,
         }
-        request |= {"top_p": asked.top_p} if asked.temperature and asked.top_p < 1 else {}
-        request |= {"seed": asked.seed} if asked.seed is not None else {}
-        return request | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
-
-    @functools.cached_property
-    def _completion(self) -> Any:
-        import litellm
-
-        return litellm.completion
+        arguments |= {"top_p": request.top_p} if request.temperature and request.top_p < 1 else {}
+        arguments |= {"seed": request.seed} if request.seed is not None else {}
+        return arguments | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
 
 
-def _gives_logprobs(model: str) -> bool:
-    import litellm
-
+def _offers_logprobs(model: str) -> bool:
     try:
         return "logprobs" in (litellm.get_supported_openai_params(model) or ())
-    except Exception:  # noqa: BLE001 - it raises a kind of its own for names it does not know
+    except Exception:  # noqa: BLE001 - LiteLLM raises errors of its own for unknown names
         return False

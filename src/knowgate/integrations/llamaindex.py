@@ -1,7 +1,7 @@
-"""LlamaIndex: a retriever and a query engine around theirs that look up only what they must; their LLMs and retrievers
-as knowgate's (extra `llamaindex`).
+"""LlamaIndex: a retriever and a query engine that retrieve only if needed, and its LLMs and retrievers as knowgate's
+(extra `llamaindex`).
 
-An empty retriever makes LlamaIndex say "Empty Response"; the query engine answers from memory instead.
+A query engine over an empty retriever answers "Empty Response"; `KnowgateQueryEngine` answers from memory instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any
 
 from knowgate.core.files import sha256_text
-from knowgate.core.frameworks import check_framework_version, check_result_list, run_coroutine, wrap_errors
+from knowgate.core.frameworks import call_or_await, check_framework_version, check_result_list, wrap_errors
 from knowgate.integrations.chat_model import ChatModel, ChatRequest
 from knowgate.integrations.decider import as_decider
 from knowgate.pipeline.answer_json import decision_record
@@ -25,11 +25,18 @@ from llama_index.core.query_engine import CustomQueryEngine  # noqa: E402
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402
 from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
 
-METADATA_KEY = "knowgate"  # of metadata
+METADATA_KEY = "knowgate"  # the decision in metadata
 
 
 class KnowgateRetriever(BaseRetriever):
-    """Asks `wrapped` only where the gate says so. Nodes carry the decision in `metadata["knowgate"]`.
+    """Calls the wrapped retriever if the gate decides to retrieve; otherwise returns no nodes.
+
+    The decision is in `metadata["knowgate"]` of each node.
+
+    Args:
+        wrapped: Any LlamaIndex retriever.
+        decider: A `Decider` or an `AdaptiveRAG`.
+        k: The most nodes to return.
 
     Example:
         >>> retriever = KnowgateRetriever(index.as_retriever(), open_decider())  # doctest: +SKIP
@@ -40,39 +47,42 @@ class KnowgateRetriever(BaseRetriever):
         self._wrapped, self._decider, self._k = wrapped, as_decider(decider), k
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        decision = self._decider.decide(query_bundle.query_str)
+        decision, wrapped = self._decider.decide(query_bundle.query_str), self._wrapped
         if not decision.retrieve:
             return []
-        with wrap_errors(self._what):
-            try:
-                found = self._wrapped.retrieve(query_bundle)
-            except NotImplementedError:  # async only
-                found = run_coroutine(self._wrapped.aretrieve(query_bundle))
-        return self._marked(found, decision)
+        with wrap_errors(self._description):
+            nodes = call_or_await(lambda: wrapped.retrieve(query_bundle), lambda: wrapped.aretrieve(query_bundle))
+        return self._add_decision(nodes, decision)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         decision = await self._decider.adecide(query_bundle.query_str)
         if not decision.retrieve:
             return []
-        with wrap_errors(self._what):
-            found = await self._wrapped.aretrieve(query_bundle)
-        return self._marked(found, decision)
+        with wrap_errors(self._description):
+            nodes = await self._wrapped.aretrieve(query_bundle)
+        return self._add_decision(nodes, decision)
 
     @property
-    def _what(self) -> str:
+    def _description(self) -> str:
         return f"the wrapped retriever {type(self._wrapped).__name__}"
 
-    def _marked(self, found: Any, decision: Decision) -> list[NodeWithScore]:
-        nodes: list[NodeWithScore] = check_result_list(found, self._what, self._k)
-        for one in nodes:
-            one.node.metadata[METADATA_KEY] = decision_record(decision)
-            one.node.excluded_llm_metadata_keys = [*one.node.excluded_llm_metadata_keys, METADATA_KEY]
+    def _add_decision(self, results: Any, decision: Decision) -> list[NodeWithScore]:
+        nodes: list[NodeWithScore] = check_result_list(results, self._description, self._k)
+        for result in nodes:
+            result.node.metadata[METADATA_KEY] = decision_record(decision)
+            result.node.excluded_llm_metadata_keys = [*result.node.excluded_llm_metadata_keys, METADATA_KEY]
         return nodes
 
 
 class KnowgateQueryEngine(CustomQueryEngine):
-    """Asks `wrapped` where the gate says so; else the LLM answers from memory. llm: one of LlamaIndex's that does so
-    instead of the decider's own. The response has the decision in `metadata["knowgate"]`.
+    """Calls the wrapped query engine if the gate decides to retrieve; otherwise the LLM answers from memory.
+
+    The decision is in `metadata["knowgate"]` of the response.
+
+    Args:
+        wrapped: Any LlamaIndex query engine.
+        decider: A `Decider` or an `AdaptiveRAG`.
+        llm: A LlamaIndex LLM that answers from memory. Default: the LLM of the decider.
 
     Example:
         >>> engine = KnowgateQueryEngine(wrapped=index.as_query_engine(), decider=open_decider())  # doctest: +SKIP
@@ -85,58 +95,81 @@ class KnowgateQueryEngine(CustomQueryEngine):
     def custom_query(self, query_str: str) -> Any:
         decider = as_decider(self.decider)
         decision = decider.decide(query_str)
-        with wrap_errors(f"the wrapped query engine {type(self.wrapped).__name__}"):
+        with wrap_errors(self._description):
             if decision.retrieve:
-                return _told(self.wrapped.query(query_str), decision)
-            said = decider.answer_from_memory(query_str) if self.llm is None else str(self.llm.complete(query_str))
-        return _told(Response(said), decision)
+                response = self.wrapped.query(query_str)
+            elif self.llm is not None:
+                response = Response(str(self.llm.complete(query_str)))
+            else:
+                response = Response(decider.answer_from_memory(query_str))
+        return _add_decision(response, decision)
 
     async def acustom_query(self, query_str: str) -> Any:
         decider = as_decider(self.decider)
         decision = await decider.adecide(query_str)
-        with wrap_errors(f"the wrapped query engine {type(self.wrapped).__name__}"):
+        with wrap_errors(self._description):
             if decision.retrieve:
-                return _told(await self.wrapped.aquery(query_str), decision)
-            if self.llm is not None:
-                return _told(Response(str(await self.llm.acomplete(query_str))), decision)
-            return _told(Response(await asyncio.to_thread(decider.answer_from_memory, query_str)), decision)
+                response = await self.wrapped.aquery(query_str)
+            elif self.llm is not None:
+                response = Response(str(await self.llm.acomplete(query_str)))
+            else:
+                response = Response(await asyncio.to_thread(decider.answer_from_memory, query_str))
+        return _add_decision(response, decision)
+
+    @property
+    def _description(self) -> str:
+        return f"the wrapped query engine {type(self.wrapped).__name__}"
 
 
-def _told(response: Any, decision: Decision) -> Any:
+def _add_decision(response: Any, decision: Decision) -> Any:
     response.metadata = {**(response.metadata or {}), METADATA_KEY: decision_record(decision)}
     return response
 
 
 class LlamaIndexModel(ChatModel):
-    """Any LLM of LlamaIndex's as knowgate's."""
+    """A LlamaIndex LLM as a knowgate model.
+
+    Args:
+        llm: The LLM.
+        name: Its identity. Default: the model name in its metadata.
+    """
 
     def __init__(self, llm: Any, *, name: str = ""):
         super().__init__(name or f"llamaindex:{llm.metadata.model_name}")
         self._llm = llm
 
-    def _ask(self, asked: ChatRequest) -> Completion:
-        reply = self._llm.chat([ChatMessage(asked.text, role=MessageRole.USER)], **_options(asked))
-        return _completion(str(reply.message.content or ""))
+    def _complete(self, request: ChatRequest) -> Completion:
+        response = self._llm.chat(*_make_arguments(request), **_make_options(request))
+        return _make_completion(str(response.message.content or ""))
 
-    def _ask_in_parts(self, asked: ChatRequest) -> Generator[str, None, Completion]:
+    def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
         pieces = []
-        for part in self._llm.stream_chat([ChatMessage(asked.text, role=MessageRole.USER)], **_options(asked)):
-            if part.delta:
-                pieces.append(part.delta)
-                yield part.delta
-        return _completion("".join(pieces))
+        for chunk in self._llm.stream_chat(*_make_arguments(request), **_make_options(request)):
+            if chunk.delta:
+                pieces.append(chunk.delta)
+                yield chunk.delta
+        return _make_completion("".join(pieces))
 
 
-def _options(asked: ChatRequest) -> dict[str, Any]:
-    return {"max_tokens": asked.max_tokens, "temperature": asked.temperature}
+def _make_arguments(request: ChatRequest) -> list[list[ChatMessage]]:
+    return [[ChatMessage(request.text, role=MessageRole.USER)]]
 
 
-def _completion(text: str) -> Completion:
+def _make_options(request: ChatRequest) -> dict[str, Any]:
+    return {"max_tokens": request.max_tokens, "temperature": request.temperature}
+
+
+def _make_completion(text: str) -> Completion:
     return Completion(text, n_tokens=len(text.split()))
 
 
 class LlamaIndexRetriever:
-    """Any retriever of LlamaIndex's as knowgate's. version: of its documents, where you know one."""
+    """A LlamaIndex retriever as a knowgate retriever.
+
+    Args:
+        retriever: The retriever.
+        version: Identifies its documents. A guarantee holds for one version only.
+    """
 
     name = "llamaindex"
 
@@ -148,16 +181,14 @@ class LlamaIndexRetriever:
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:
-        what = f"LlamaIndex's retriever {type(self._retriever).__name__}"
-        with wrap_errors(what):
-            try:
-                found = self._retriever.retrieve(query)
-            except NotImplementedError:  # async only
-                found = run_coroutine(self._retriever.aretrieve(query))
-        return [_passage(one) for one in check_result_list(found, what, k)]
+        retriever = self._retriever
+        description = f"LlamaIndex's retriever {type(retriever).__name__}"
+        with wrap_errors(description):
+            results = call_or_await(lambda: retriever.retrieve(query), lambda: retriever.aretrieve(query))
+        return [_make_passage(result) for result in check_result_list(results, description, k)]
 
 
-def _passage(found: Any) -> Passage:
-    about = found.node.metadata or {}
-    title = about.get("title") or about.get("file_name") or ""
-    return Passage(found.node.node_id, found.node.get_content(), str(title), found.score)
+def _make_passage(result: Any) -> Passage:
+    metadata = result.node.metadata or {}
+    title = metadata.get("title") or metadata.get("file_name") or ""
+    return Passage(result.node.node_id, result.node.get_content(), str(title), result.score)

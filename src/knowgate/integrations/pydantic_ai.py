@@ -1,56 +1,41 @@
-"""Pydantic AI: `Tool(search, prepare=prepare(decider))`: the tool is offered only where something must be looked up
-(extra `pydantic-ai`)."""
+"""Pydantic AI: `Tool(search, prepare=prepare_tool(decider))` offers a tool only if retrieval is needed
+(extra `pydantic-ai`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from knowgate.core.frameworks import check_framework_version
-from knowgate.integrations.decider import as_decider
-from knowgate.types import Decision
-
-MAX_CACHED_DECISIONS = 256  # questions that are not decided on again in the steps of a run
+from knowgate.integrations.decider import DecisionCallback, cache_decisions
 
 
-def prepare_tool(
-    decider: Any, *, told: Callable[[str, Decision], None] | None = None
-) -> Callable[[Any, Any], Awaitable[Any]]:
-    """What `Tool(prepare=...)` takes. told: hears of each decision once.
+def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Make the `prepare` argument of a `Tool`.
 
-    Decided on the prompt of the run; a run without one, that goes on from messages, keeps its tools.
+    The decision is about the prompt of the run. A run without a prompt, which continues from messages, keeps its tools.
+
+    Args:
+        decider: A `Decider` or an `AdaptiveRAG`.
+        on_decision: Called with the question and its decision, once for each question.
     """
     check_framework_version("pydantic-ai-slim", "pydantic-ai", majors=("1", "2"))
-    decide = cache_decisions(decider, told)
+    decide = cache_decisions(decider, on_decision)
 
-    async def prepared(ctx: Any, tool: Any) -> Any:
-        question = extract_prompt_text(ctx.prompt)
+    async def prepare(context: Any, tool: Any) -> Any:
+        question = extract_prompt_text(context.prompt)
         if not question.strip():
             return tool
         decision = await asyncio.to_thread(decide, question)
         return tool if decision.retrieve else None
 
-    return prepared
-
-
-def cache_decisions(decider: Any, told: Callable[[str, Decision], None] | None) -> Callable[[str], Decision]:
-    """Decides on each question once: frameworks ask again at every step of a run."""
-    chosen = as_decider(decider)
-
-    @functools.lru_cache(maxsize=MAX_CACHED_DECISIONS)
-    def decide(question: str) -> Decision:
-        decision = chosen.decide(question)
-        if told is not None:
-            told(question, decision)
-        return decision
-
-    return decide
+    return prepare
 
 
 def extract_prompt_text(prompt: Any) -> str:
-    """The words of a prompt; pictures and the like are no part of the question."""
+    """Return the texts of a prompt; images and other parts are left out."""
     if isinstance(prompt, str):
         return prompt
     return " ".join(part for part in prompt or () if isinstance(part, str))

@@ -25,11 +25,12 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from knowgate.core.files import read_jsonl
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import format_value, read_json
 from knowgate.errors import BadInput, BadSetting, NotOffered
 from knowgate.models.backend import (
@@ -58,7 +59,7 @@ class FakeEntry:
     open: str | None = None
     when: str | None = None
     known: bool | None = None
-    logprob: float | None = None
+    logprob: Annotated[float, NumberRange(-LOGPROB_LIMIT, 0)] | None = None
     samples: tuple[str, ...] = ()
 
     def is_open(self, text: str) -> bool:
@@ -86,24 +87,12 @@ def read_fake_table(path: Path) -> dict[str, Any]:
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
     """Return the checked table entry for a string or an object."""
+    where = f"table entry {format_value(key)}"
     if isinstance(value, str):
         return FakeEntry(closed=value)
-    key = format_value(key)
-    fields = FakeEntry.__dataclass_fields__
-    if not isinstance(value, Mapping) or not set(value) <= set(fields):
-        raise BadInput(f"table entry {key} must be a text or have only the fields {', '.join(fields)}.")
-    for name in ("closed", "open", "when"):
-        if not isinstance(value.get(name), str | None):
-            raise BadInput(f"table entry {key}: {name} must be a text.")
-    if not isinstance(value.get("known"), bool | None):
-        raise BadInput(f"table entry {key}: known must be true or false.")
-    logprob = value.get("logprob")
-    if logprob is not None and not (isinstance(logprob, int | float) and -LOGPROB_LIMIT < logprob <= 0):
-        raise BadInput(f"table entry {key}: logprob must be a number not above 0, not {format_value(logprob)}.")
-    samples = value.get("samples", ())
-    if not isinstance(samples, list | tuple) or not all(isinstance(sample, str) for sample in samples):
-        raise BadInput(f"table entry {key}: samples must be a list of texts.")
-    return FakeEntry(**{**value, "samples": tuple(samples)})
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{where} must be a text or an object.")
+    return read_record(FakeEntry, dict(value), where)
 
 
 # --- the model ------------------------------------------------------------------------------------
@@ -208,6 +197,7 @@ class FakeModel(WordStreamBackend):
             raise NotOffered(f"the model '{self.name}' does not offer {signal}.")
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
+        """Return the reading of one prompt."""
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
@@ -233,6 +223,7 @@ class FakeModel(WordStreamBackend):
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
     ) -> list[Completion]:
+        """Return samples, or `n` copies of the greedy answer at temperature 0."""
         if temperature > 0:
             return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
         return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
@@ -240,16 +231,19 @@ class FakeModel(WordStreamBackend):
     def _sample(
         self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
     ) -> list[Completion]:
+        """Draw `n` answers and cut each to `max_tokens`."""
         check_sampling(sampling)
         return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
+        """Return the entry whose key equals the text, or the longest key that occurs in it."""
         if text in self._table:
             return self._table[text]
         keys = [key for key in self._table if key in text]
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
+        """Return the open-book or closed-book answer to a prompt."""
         entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
@@ -260,6 +254,7 @@ class FakeModel(WordStreamBackend):
         return entry.known if entry.known is not None else _hash_to_unit("known", text) < 0.5
 
     def _logprob(self, text: str) -> float:
+        """Return the log-probability of every token of the answer."""
         entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob

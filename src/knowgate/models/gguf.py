@@ -74,6 +74,7 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
+    """Convert a GGUF file to a folder that transformers can load."""
     try:
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
     except ModuleNotFoundError:
@@ -105,9 +106,7 @@ def _load_dequantized(file: Path) -> tuple[Any, Any]:
     with silence_transformers(), translate_loading_errors(str(file)), contextlib.redirect_stderr(io.StringIO()):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32,
+            file.parent, gguf_file=file.name, dtype=torch.bfloat16 if torch.cuda.is_available() else torch.float32
         )
     return model, tokenizer
 

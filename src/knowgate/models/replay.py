@@ -8,6 +8,7 @@ prompt come out equal.
 from __future__ import annotations
 
 import functools
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field, replace
@@ -16,25 +17,8 @@ from typing import Any, TypeVar
 
 from knowgate.core.files import check_output_folder
 from knowgate.errors import ArtifactError, BadInput, ModelError
+from knowgate.models import recording_format as recording
 from knowgate.models.backend import Backend, WordStreamBackend, check_resume_handle
-from knowgate.models.recording_format import (
-    CALLS_FILE,
-    MANIFEST_FILE,
-    RecordingManifest,
-    append_calls,
-    compute_call_key,
-    decode_array,
-    decode_completion,
-    decode_reading,
-    encode_array,
-    encode_completion,
-    encode_reading,
-    index_calls,
-    make_missing_error,
-    parse_result,
-    read_manifest,
-    write_manifest,
-)
 from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Signal, SignalRequest, TextStream, Vector
 
 Result = TypeVar("Result")
@@ -50,7 +34,35 @@ class RecordedHandle:
     inner: object = field(default=None, repr=False, compare=False)
 
 
-class RecordingModel(Backend):
+class _RecordedIdentity(Backend):
+    """A backend with the identity of the recorded model."""
+
+    @property
+    @abstractmethod
+    def _identity(self) -> Model | recording.RecordingManifest: ...
+
+    @property
+    def name(self) -> str:
+        """Name of the recorded model."""
+        return self._identity.name
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the recorded model."""
+        return self._identity.fingerprint
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        """Signals of the recorded model."""
+        return self._identity.offers
+
+    @property
+    def depth(self) -> int:
+        """Number of hidden states of the recorded model."""
+        return self._identity.depth
+
+
+class RecordingModel(_RecordedIdentity):
     """Passes all calls to `model` and appends every result to a folder, batch by batch.
 
     A run that was killed keeps all finished batches.
@@ -65,24 +77,8 @@ class RecordingModel(Backend):
         self._folder = Path(folder)
 
     @property
-    def name(self) -> str:
-        """Name of the recorded model."""
-        return self._model.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the recorded model."""
-        return self._model.fingerprint
-
-    @property
-    def offers(self) -> frozenset[Signal]:
-        """Signals of the recorded model."""
-        return self._model.offers
-
-    @property
-    def depth(self) -> int:
-        """Number of hidden states of the recorded model."""
-        return self._model.depth
+    def _identity(self) -> Model:
+        return self._model
 
     @property
     def concurrency(self) -> int:
@@ -99,7 +95,7 @@ class RecordingModel(Backend):
         self._prepare_folder()
         readings = self._model.read(prompts, request)
         keys = _compute_keys(self.fingerprint, "read", prompts, [_reading_options(request)] * len(prompts))
-        self._append("read", keys, map(encode_reading, readings))
+        self._append("read", keys, map(recording.encode_reading, readings))
         return [
             replace(reading, resume=None if reading.resume is None else RecordedHandle(key, reading.resume))
             for key, reading in zip(keys, readings, strict=True)
@@ -123,7 +119,7 @@ class RecordingModel(Backend):
             prompts, max_tokens=max_tokens, temperature=temperature, n=n, seed=seed, resume=inner
         )
         keys = _compute_keys(self.fingerprint, "generate", prompts, options)
-        self._append("generate", keys, ([encode_completion(each) for each in row] for row in completions))
+        self._append("generate", keys, ([recording.encode_completion(each) for each in row] for row in completions))
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
@@ -133,7 +129,7 @@ class RecordingModel(Backend):
         self._prepare_folder()
         completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=inner)
         keys = _compute_keys(self.fingerprint, "generate", [prompt], options)
-        self._append("generate", keys, [[encode_completion(completion)]])
+        self._append("generate", keys, [[recording.encode_completion(completion)]])
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
@@ -141,7 +137,7 @@ class RecordingModel(Backend):
         self._prepare_folder()
         logits = self._model.label_logits(prompts, labels)
         keys = _compute_keys(self.fingerprint, "label_logits", prompts, [{"labels": list(labels)}] * len(prompts))
-        self._append("label_logits", keys, map(encode_array, logits))
+        self._append("label_logits", keys, map(recording.encode_array, logits))
         return logits
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
@@ -154,12 +150,12 @@ class RecordingModel(Backend):
 
     def _prepare_folder(self) -> None:
         """Create the folder, or check that it holds a recording of this model."""
-        manifest = RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
-        if not (self._folder / MANIFEST_FILE).exists():
-            check_output_folder(self._folder, [MANIFEST_FILE], "a recording", "record")
-            write_manifest(self._folder, manifest)
+        manifest = recording.RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
+        if not (self._folder / recording.MANIFEST_FILE).exists():
+            check_output_folder(self._folder, [recording.MANIFEST_FILE], "a recording", "record")
+            recording.write_manifest(self._folder, manifest)
             return
-        recorded = read_manifest(self._folder)
+        recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
                 f"{self._folder} holds outputs of {recorded.name} ({recorded.fingerprint}), not of {manifest.name} "
@@ -167,50 +163,35 @@ class RecordingModel(Backend):
             )
 
     def _append(self, method: str, keys: Sequence[str], results: Iterable[Any]) -> None:
+        """Append the results of a method to the folder."""
         calls = zip(keys, results, strict=True)
-        append_calls(self._folder, [{"key": key, "method": method, "result": result} for key, result in calls])
+        recording.append_calls(
+            self._folder, [{"key": key, "method": method, "result": result} for key, result in calls]
+        )
 
 
-class ReplayModel(WordStreamBackend):
+class ReplayModel(_RecordedIdentity, WordStreamBackend):
     """Returns the outputs that were recorded in a folder, which is read on first use."""
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
-        if not (self._folder / MANIFEST_FILE).is_file():
-            raise make_missing_error(folder)
+        if not (self._folder / recording.MANIFEST_FILE).is_file():
+            raise recording.make_missing_error(folder)
 
     @functools.cached_property
-    def _manifest(self) -> RecordingManifest:
-        return read_manifest(self._folder)
+    def _identity(self) -> recording.RecordingManifest:
+        return recording.read_manifest(self._folder)
 
     @functools.cached_property
     def _offsets(self) -> dict[str, int]:
-        return index_calls(self._folder)
-
-    @property
-    def name(self) -> str:
-        """Name of the recorded model."""
-        return self._manifest.name
-
-    @property
-    def fingerprint(self) -> str:
-        """Fingerprint of the recorded model."""
-        return self._manifest.fingerprint
-
-    @property
-    def offers(self) -> frozenset[Signal]:
-        """Signals of the recorded model."""
-        return self._manifest.offers
-
-    @property
-    def depth(self) -> int:
-        """Number of hidden states of the recorded model."""
-        return self._manifest.depth
+        return recording.index_calls(self._folder)
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return recorded readings."""
         options = [_reading_options(request)] * len(prompts)
-        return self._replay("read", prompts, options, lambda key, value: decode_reading(value, RecordedHandle(key)))
+        return self._replay(
+            "read", prompts, options, lambda key, value: recording.decode_reading(value, RecordedHandle(key))
+        )
 
     def generate(
         self,
@@ -224,12 +205,14 @@ class ReplayModel(WordStreamBackend):
     ) -> list[list[Completion]]:
         """Return recorded completions."""
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
-        return self._replay("generate", prompts, options, lambda _, value: list(map(decode_completion, value)))
+        return self._replay(
+            "generate", prompts, options, lambda _, value: list(map(recording.decode_completion, value))
+        )
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return recorded label logits."""
         options = [{"labels": list(labels)}] * len(prompts)
-        return self._replay("label_logits", prompts, options, lambda _, value: decode_array(value))
+        return self._replay("label_logits", prompts, options, lambda _, value: recording.decode_array(value))
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         """Return the recorded checks against the context window."""
@@ -254,10 +237,11 @@ class ReplayModel(WordStreamBackend):
         return [self._decode(key, decode) for key in keys]
 
     def _decode(self, key: str, decode: Callable[[str, Any], Result]) -> Result:
+        """Read and decode the recorded result of one key."""
         try:
-            with (self._folder / CALLS_FILE).open("rb") as file:
+            with (self._folder / recording.CALLS_FILE).open("rb") as file:
                 file.seek(self._offsets[key])
-                return decode(key, parse_result(file.readline(), key))
+                return decode(key, recording.parse_result(file.readline(), key))
         except (BadInput, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"the recorded result {key[:12]} in {self._folder} is broken ({error}). Record it again."
@@ -273,8 +257,9 @@ def _check_bool(value: object) -> bool:
 def _compute_keys(
     fingerprint: str, method: str, prompts: Sequence[Prompt | LabelPrompt], options: Sequence[CallOptions]
 ) -> list[str]:
+    """Return the key of the call for each prompt."""
     pairs = zip(prompts, options, strict=True)
-    return [compute_call_key(fingerprint, method, asdict(prompt), each) for prompt, each in pairs]
+    return [recording.compute_call_key(fingerprint, method, asdict(prompt), each) for prompt, each in pairs]
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
@@ -296,12 +281,7 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
 
 
 def _generate_options(
-    n_prompts: int,
-    max_tokens: int,
-    temperature: float,
-    n: int,
-    seed: int | None,
-    resume: Sequence[object] | None,
+    n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
 ) -> list[dict[str, Any]]:
     """Return the options of each prompt that go into its key, with the key of a resumed draft."""
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}

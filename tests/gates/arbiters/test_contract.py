@@ -18,7 +18,7 @@ PAIRS = [both("Paris", "Rome"), both("Lyon", "not mentioned")]
 
 
 @pytest.mark.parametrize("name", ENTRIES)
-def test_it_is_where_the_table_says_and_says_what_it_does(name):
+def test_it_is_registered_with_a_summary(name):
     entry = ENTRIES[name]
     assert inspect.getdoc(load_target(entry.target, name, entry.extra))
     assert entry.summary
@@ -26,7 +26,7 @@ def test_it_is_where_the_table_says_and_says_what_it_does(name):
 
 
 @pytest.mark.parametrize("name", ARBITERS)
-def test_a_plain_one_gives_a_belief_for_each_pair_in_order(name):
+def test_an_arbiter_gives_one_belief_per_pair_in_order(name):
     arbiter = load_arbiter(name)
     together = arbiter.estimate(PAIRS)
     assert together == [arbiter.estimate([pair])[0] for pair in PAIRS]
@@ -35,11 +35,11 @@ def test_a_plain_one_gives_a_belief_for_each_pair_in_order(name):
 
 
 @pytest.mark.parametrize("name", ARBITERS)
-def test_a_plain_one_is_the_same_each_time_it_is_loaded(name):
+def test_loading_an_arbiter_twice_gives_the_same_fingerprint(name):
     assert load_arbiter(name).fingerprint == load_arbiter(name).fingerprint
 
 
 @pytest.mark.parametrize("name", FITTED_ARBITERS)
-def test_a_fitted_one_has_a_class_and_a_fit_function_with_defaults(name):
+def test_a_fitted_gate_has_a_class_and_a_fit_function_with_defaults(name):
     assert issubclass(load_target(FITTED_ARBITERS[name].target, name, "train"), FittedArbiter)
     assert all(option.help for option in read_fit_options(load_arbiter_fit_function(name)).values())

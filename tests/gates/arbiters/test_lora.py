@@ -30,12 +30,15 @@ def answers(rng):
     return ["x " + word if truth else word for word, truth in zip(words, right, strict=True)], right.tolist()
 
 
+def make_rows(n):
+    rng = np.random.default_rng(0)
+    pairs = [answers(rng) for _ in range(n)]
+    return [pair_row(str(i), 0.5, *right, texts=tuple(texts)) for i, (texts, right) in enumerate(pairs)]
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    rng = np.random.default_rng(0)
-    made = [answers(rng) for _ in range(N)]
-    rows = [pair_row(str(i), 0.5, *right, texts=tuple(texts)) for i, (texts, right) in enumerate(made)]
-    return write_rows(tmp_path_factory.mktemp("run") / "run", rows)
+    return write_rows(tmp_path_factory.mktemp("run") / "run", make_rows(N))
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +52,13 @@ def fitted(run, base, tmp_path_factory):
     return fit_arbiter(run, out=out, mode="lora", base=base, epochs=12, learning_rate=5e-3)
 
 
-def test_it_learns_of_both_answers_whether_they_are_right(fitted):
+def test_it_learns_whether_each_answer_is_right(fitted):
     measured = fitted.artifact.manifest["metrics"]
     assert measured["auroc_closed"]["value"] > 0.9
     assert measured["auroc_open"]["value"] > 0.9
 
 
-def test_a_loaded_one_believes_the_answer_that_looks_right(fitted):
+def test_a_loaded_arbiter_believes_the_right_answer(fitted):
     loaded = load_arbiter(str(fitted.artifact.path))
     rng = np.random.default_rng(1)
     asked = [answers(rng) for _ in range(40)]
@@ -64,25 +67,25 @@ def test_a_loaded_one_believes_the_answer_that_looks_right(fitted):
     assert auroc(truth, np.array([belief.closed for belief in beliefs])) > 0.9
 
 
-def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, run, base, tmp_path):
+def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, base, tmp_path):
     assert (fitted.needs_passages, fitted.needs) == (False, frozenset())
-    shown = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=1, passages=1)
-    assert shown.needs_passages
+    few_rows = write_rows(tmp_path / "few", make_rows(60))
+    assert fit_arbiter(few_rows, out=tmp_path / "a", mode="lora", base=base, epochs=1, passages=1).needs_passages
 
 
 @pytest.mark.parametrize(("wrong", "said"), [({"tokens": 0}, "tokens is 0"), ({"passages": -1}, "passages is -1")])
-def test_numbers_that_cannot_be_are_refused(run, base, tmp_path, wrong, said):
+def test_numbers_out_of_range_are_rejected(run, base, tmp_path, wrong, said):
     with pytest.raises(BadSetting, match=said):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, **wrong)
 
 
-def test_with_folds_every_pair_teaches_and_is_measured_by_a_judge_that_did_not_see_it(run, base, tmp_path):
+def test_with_folds_every_pair_is_measured_by_a_judge_that_did_not_see_it(run, base, tmp_path):
     folded = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=12, learning_rate=5e-3, folds=2)
     assert folded.artifact.manifest["metrics"]["auroc_open"]["value"] > 0.85
     seen = (folded.artifact.path / SEEN_FILE).read_text().split()
     assert all(fingerprint_text(f"id:{i}") in seen for i in range(N))
 
 
-def test_seeds_and_folds_together_are_refused(run, base, tmp_path):
+def test_seeds_and_folds_together_are_rejected(run, base, tmp_path):
     with pytest.raises(BadSetting, match="seeds or folds"):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, seeds=2, folds=2)

@@ -75,7 +75,7 @@ def test_the_gate_takes_its_new_threshold_and_evidence(tmp_path):
     assert gate.artifact.manifest["guarantee"]["epsilon"] == 0.02
 
 
-def test_other_files_stay(tmp_path):
+def test_other_files_are_kept(tmp_path):
     folder = saved(tmp_path)
     assert (folder / "adapter" / "extra.txt").read_bytes() == b"kept"
     assert (folder / CALIBRATION_KEYS_FILE).read_text() == "a\nb\n"
@@ -88,7 +88,7 @@ def test_a_copy_leaves_the_gate_as_it_was(tmp_path):
     assert load_gate(str(tmp_path / "gate")).threshold == 0.5
 
 
-def test_a_later_threshold_takes_the_place_of_the_earlier_evidence(tmp_path):
+def test_a_later_threshold_replaces_the_earlier_evidence(tmp_path):
     folder = saved(tmp_path)
     save_threshold(read_artifact(folder), 0.5, "budget", {**EVIDENCE, "wanted": 0.5}, [], folder)
     manifest = read_artifact(folder).manifest
@@ -105,7 +105,7 @@ def test_a_folder_of_something_else_is_not_overwritten(tmp_path):
     assert (tmp_path / "mine" / "file").read_text() == "x"
 
 
-def test_editing_the_threshold_by_hand_is_still_noticed(tmp_path):
+def test_editing_the_threshold_by_hand_is_noticed(tmp_path):
     file = saved(tmp_path) / GATE_MANIFEST
     file.write_text(file.read_text().replace('"threshold": 0.31', '"threshold": 0.9'))
     with pytest.raises(ArtifactError, match="edited by hand"):
@@ -141,7 +141,7 @@ def used(folder, index="index-1", **options):
     return AdaptiveRAG(MODEL, load_gate(str(folder)), Index(index) if index else None, **options).guarantee
 
 
-def test_the_guarantee_is_said_where_it_holds(tmp_path):
+def test_the_guarantee_is_described_where_it_holds(tmp_path):
     said = used(saved(tmp_path))
     assert said.startswith("Threshold 0.31 loses at most 2 %")
     assert "does not hold" not in said
@@ -157,7 +157,7 @@ def test_the_guarantee_is_said_where_it_holds(tmp_path):
         ({"reranker": Ranker("r1")}, "without reranking"),
     ],
 )
-def test_what_keeps_it_from_holding_is_named(tmp_path, options, reason):
+def test_violated_conditions_are_named(tmp_path, options, reason):
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(used(saved(tmp_path), **options))
 
@@ -183,13 +183,13 @@ def test_a_guarantee_for_reranked_passages_is_bound_to_the_reranker(tmp_path, ca
         raise AssertionError(used(saved(tmp_path, reranker=proven), **options))
 
 
-def test_it_holds_for_the_same_reranker(tmp_path):
+def test_the_guarantee_holds_for_the_same_reranker(tmp_path):
     folder = saved(tmp_path, reranker={"name": "aligned", "fingerprint": "r1", "candidates": 20})
     assert "does not hold" not in used(folder, reranker=Ranker("r1"))
     assert "bm25 (index-1), chosen by the reranker aligned (r1), 3 at a time" in (folder / CARD_FILE).read_text()
 
 
-def test_a_run_with_an_index_and_no_k_showed_three_passages(tmp_path):
+def test_a_run_with_an_index_and_no_k_used_three_passages(tmp_path):
     folder = saved(tmp_path, k=None)
     assert "shown for 3 passages, not for 1" in used(folder, k=1)
     assert "does not hold" not in used(folder, k=3)
@@ -202,16 +202,16 @@ def test_a_run_with_an_index_and_no_k_showed_three_passages(tmp_path):
         ({"open_prompts": "told otherwise"}, {}, r"another wording of questions with passages \(told otherwise, not "),
     ],
 )
-def test_a_longer_answer_and_other_words_for_passages_break_it(tmp_path, proven, options, reason):
+def test_longer_answers_and_other_passage_prompts_void_the_guarantee(tmp_path, proven, options, reason):
     with pytest.raises(AssertionError, match=f"does not hold here: it was shown for {reason}"):
         raise AssertionError(used(saved(tmp_path, **proven), **options))
 
 
-def test_a_gate_that_does_not_say_how_long_answers_were_promises_as_before(tmp_path):
+def test_a_guarantee_without_answer_length_ignores_the_length(tmp_path):
     assert "does not hold" not in used(saved(tmp_path), max_tokens=64)
 
 
-def test_it_holds_for_as_many_tokens_and_the_same_words(tmp_path):
+def test_the_guarantee_holds_for_the_same_length_and_prompts(tmp_path):
     folder = saved(tmp_path, max_tokens=32, open_prompts=AnswerPrompts().open_fingerprint)
     assert "does not hold" not in used(folder)
 
@@ -220,11 +220,11 @@ def test_a_stricter_threshold_keeps_the_guarantee(tmp_path):
     assert "does not hold" not in used(saved(tmp_path), threshold=0.2)
 
 
-def test_without_a_retriever_nothing_speaks_against_it(tmp_path):
+def test_without_a_retriever_the_guarantee_holds(tmp_path):
     assert "does not hold" not in used(saved(tmp_path), index=None)
 
 
-def test_a_gate_without_a_guarantee_promises_nothing(tmp_path):
+def test_a_gate_without_a_guarantee_describes_none(tmp_path):
     assert used(write_gate(tmp_path / "plain")) == ""
     assert describe_guarantee(load_gate("logprob"), Deployment()) == ""
 
@@ -236,7 +236,7 @@ def test_a_gate_set_to_always_retrieve_does_so_and_says_why(tmp_path):
     assert "set to always retrieve" in decision.reason
 
 
-def test_a_budget_that_ties_leave_unused_is_told():
+def test_a_budget_left_unused_by_ties_is_explained():
     counts = {"n": 10, "retrieved": 0, "rate": 0.0}
     said = summarize_threshold(0.9, "budget", {"wanted": 0.5, "chosen_on": counts})
     assert said == (
@@ -245,7 +245,7 @@ def test_a_budget_that_ties_leave_unused_is_told():
     )
 
 
-def test_a_budget_that_is_used_is_told_in_one_sentence():
+def test_a_fully_used_budget_is_described_in_one_sentence():
     counts = {"n": 10, "retrieved": 5, "rate": 0.5}
     assert (
         summarize_threshold(0.9, "budget", {"wanted": 0.55, "chosen_on": counts}).count(".") == 2

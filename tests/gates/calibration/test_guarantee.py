@@ -32,7 +32,7 @@ def uniform(n, slope, seed):
 # --- by hand --------------------------------------------------------------------------------------
 
 
-def test_harmed_by_are_counted_up_to_and_with_the_threshold():
+def test_harmed_questions_are_counted_up_to_the_threshold():
     found = outcomes([0.1, 0.2, 0.2, 0.9], [False, True, True, True])
     assert count_harmed(found, np.array([ALWAYS_RETRIEVE, 0.1, 0.2, 0.89, 0.9])).tolist() == [0, 0, 2, 2, 3]
 
@@ -69,7 +69,7 @@ def test_an_impossible_target_gives_a_threshold_below_every_need():
     assert (np.array([0.0, 0.5, 1.0]) > found.threshold).all()
 
 
-def test_a_proven_threshold_that_skips_nobody_becomes_always():
+def test_a_proven_threshold_that_skips_nothing_becomes_always_retrieve():
     assert learn_then_test(outcomes([0.3] * 200, [True] * 200), 0.02, 0.05).threshold == ALWAYS_RETRIEVE
 
 
@@ -82,7 +82,7 @@ def test_too_few_questions_prove_nothing():
 @pytest.mark.parametrize(
     ("epsilon", "delta", "n"), [(0.02, 0.05, 149), (0.01, 0.05, 299), (0.05, 0.1, 45), (0.5, 0.25, 2)]
 )
-def test_the_fewest_questions_are_those_the_first_test_needs(epsilon, delta, n):
+def test_the_required_rows_are_those_of_the_first_test(epsilon, delta, n):
     assert compute_required_rows(epsilon, delta) == n
     assert compute_harm_p_values(0, n, epsilon) <= delta < compute_harm_p_values(0, n - 1, epsilon)
 
@@ -94,7 +94,7 @@ def test_a_target_with_half_the_risk_needs_about_390_questions():
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0, 0.05), (1, 0.05), (-0.1, 0.05), (0.02, 0), (0.02, 1)])
-def test_targets_nobody_can_prove_are_refused(epsilon, delta):
+def test_targets_that_cannot_be_proven_are_rejected(epsilon, delta):
     with pytest.raises(BadSetting, match="must be above 0 and below 1"):
         compute_required_rows(epsilon, delta)
 
@@ -110,7 +110,7 @@ def test_the_grid_rises_from_skipping_nothing_to_skipping_everything():
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.02, 0.05), (0.05, 0.1)])
-def test_500_calibrations_break_the_promise_no_more_often_than_allowed(epsilon, delta):
+def test_500_calibrations_break_the_guarantee_no_more_often_than_allowed(epsilon, delta):
     times, slope = 500, 0.4
     thresholds = [learn_then_test(uniform(400, slope, seed), epsilon, delta).threshold for seed in range(times)]
     risks = np.array([slope * max(t, 0) ** 2 / 2 for t in thresholds])
@@ -120,7 +120,7 @@ def test_500_calibrations_break_the_promise_no_more_often_than_allowed(epsilon, 
     assert risks.mean() > epsilon / 3
 
 
-def test_the_promise_holds_where_needs_are_tied_and_say_nothing():
+def test_the_guarantee_holds_with_tied_and_uninformative_needs():
     """Ties move many questions at once; a need that says nothing makes every skip as risky as the next."""
     times, epsilon, delta, broken = 500, 0.05, 0.1, 0
     for seed in range(times):

@@ -57,7 +57,7 @@ OPEN = ("nq_open", "triviaqa", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "cmr
         ("目前公司有多少员工？", "fresh events"),
     ],
 )
-def test_the_packaged_rules_know_what_people_say(said, rule):
+def test_the_packaged_rules_recognize_small_talk(said, rule):
     ruling = load_rules().decide(said)
     assert (ruling.rule if ruling else None) == rule
 
@@ -106,7 +106,7 @@ def _asked(name):
 
 @pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
 @pytest.mark.parametrize("name", OPEN)
-def test_hardly_a_real_question_is_skipped_by_a_rule(name):
+def test_rules_skip_at_most_one_real_question_in_a_thousand(name):
     asked = _asked(name)
     skipped = [text for text in asked if (ruling := load_rules().decide(text)) and not ruling.retrieve]
     assert len(skipped) <= len(asked) / 1_000, skipped[:5]
@@ -114,14 +114,14 @@ def test_hardly_a_real_question_is_skipped_by_a_rule(name):
 
 @pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
 @pytest.mark.parametrize("name", [*OPEN, "mmlu", "cmmlu"])
-def test_hardly_a_timeless_question_is_taken_for_fresh(name):
+def test_few_timeless_questions_are_taken_for_recent_news(name):
     asked = _asked(name)
     fresh = [text for text in asked if _is_fresh(text)]
     assert len(fresh) <= 16 * len(asked) / 1_000, fresh[:5]  # on the Web, people do ask what is new: 1.5 % of nq_open
 
 
 @pytest.mark.skipif(BENCH is None, reason="KNOWGATE_BENCH is not set")
-def test_what_is_taken_for_fresh_is_so_by_the_labels_of_uar():
+def test_questions_taken_for_recent_news_are_so_by_the_uar_labels():
     with gzip.open(Path(str(BENCH)) / "uar_gate_time" / "test.jsonl.gz", "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     found = [row["meta"]["need_retrieval_by_criterion"] for row in rows if _is_fresh(row["question"])]
@@ -146,7 +146,7 @@ def test_a_users_rules_come_first(tmp_path):
     assert load_rules(file).decide("Thanks!").rule == "thanks"
 
 
-def test_words_fit_as_they_stand_and_not_inside_others(tmp_path):
+def test_words_match_whole_words_only(tmp_path):
     file = written(tmp_path, '[[rule]]\nname = "ours"\naction = "retrieve"\nwords = ["Acme", "C++", "星云"]\n')
     rules = load_rules(file)
     assert [bool(rules.decide(text)) for text in ("is ACME good?", "Acmeville", "learn C++ now", "星云手机好吗")] == [
@@ -157,7 +157,7 @@ def test_words_fit_as_they_stand_and_not_inside_others(tmp_path):
     ]
 
 
-def test_years_after_the_cut_off_are_looked_up(tmp_path):
+def test_years_after_the_cutoff_are_retrieved_for(tmp_path):
     rules = load_rules(written(tmp_path, "cut_off = 2023\n"))
     assert rules.decide("Who won the cup in 2024?").rule == "after the cut-off"
     assert rules.decide("Who won the cup in 2023?") is None
@@ -181,17 +181,17 @@ def test_the_packaged_rules_can_be_left_out(tmp_path):
         ("rule = ", "rules.toml"),
     ],
 )
-def test_a_file_of_rules_that_makes_no_sense_is_refused(tmp_path, text, words):
+def test_an_invalid_rules_file_is_rejected(tmp_path, text, words):
     with pytest.raises(BadSetting, match=words):
         load_rules(written(tmp_path, text))
 
 
-def test_a_missing_file_of_rules_is_said(tmp_path):
+def test_a_missing_rules_file_is_reported(tmp_path):
     with pytest.raises(BadSetting, match="cannot read the rules"):
         load_rules(tmp_path / "none.toml")
 
 
-def test_long_texts_take_no_time():
+def test_long_texts_are_decided_quickly():
     assert load_rules().decide("a " * 200_000) is None
     assert load_rules().decide("1 + " * 100_000) is None
     assert load_rules().decide("translate " * 10_000) is None

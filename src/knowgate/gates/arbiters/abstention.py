@@ -57,14 +57,17 @@ class RulesArbiter(Arbiter):
 
     @property
     def name(self) -> str:
+        """Name of the arbiter."""
         return "rules"
 
     @functools.cached_property
     def fingerprint(self) -> str:
+        """Fingerprint of the phrases."""
         return sha256_text("rules", str(ABSTENTION_WINDOW), *ABSTENTION_ANSWERS, *self.phrases)[:16]
 
     @property
     def makes_drafts(self) -> bool:
+        """Whether a closed-book answer is generated for the arbiter."""
         return self.make_drafts
 
     @functools.cached_property
@@ -82,6 +85,7 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+        """Prefer the closed-book answer if only the open-book answer abstains."""
         return [
             Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
             if self.abstains(pair.open.text) and not self.abstains(pair.closed.text)
@@ -90,6 +94,7 @@ class RulesArbiter(Arbiter):
         ]
 
     def accepts_beginning(self, beginning: str) -> bool:
+        """Return whether an answer that starts like this is given whatever follows."""
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 
 
@@ -98,6 +103,7 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 
 def _read_phrases(file: str) -> list[str]:
+    """Read one phrase per line."""
     try:
         lines = [line.strip() for line in read_text(expand_path(file)).splitlines()]
     except (OSError, BadInput) as error:

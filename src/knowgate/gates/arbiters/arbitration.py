@@ -42,7 +42,7 @@ def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
         for value in (belief.closed, belief.open):
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise ModelError(
-                    f"arbiter '{arbiter.name}' returned {value} for '{pair.question.text[:60]}': not a number in [0, 1]."
+                    f"arbiter '{arbiter.name}' returned {value} for '{pair.question.text[:60]}': not in [0, 1]."
                 )
     return beliefs
 
@@ -54,6 +54,7 @@ def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Arbi
 
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
+    """Choose the answer that the arbiter believes more."""
     texts = (pair.closed.text, pair.open.text)
     if belief is None:
         return ArbiterChoice(False, arbiter, "the answers with and without passages agree", *texts)
@@ -62,6 +63,7 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
 
 
 def _explain(arbiter: str, belief: Belief) -> str:
+    """Explain a choice in one sentence."""
     side = "from memory" if belief.prefers_closed else "with passages"
     if belief.closed == belief.open and not belief.reason:
         return f"the arbiter {arbiter} gives the answer {side}: it believes neither more"

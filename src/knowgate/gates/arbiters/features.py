@@ -87,6 +87,7 @@ def _rank_scores(pair: AnswerPair) -> list[float]:
 
 
 def _best_score(pair: AnswerPair) -> float | None:
+    """Return the best retrieval score, None without scores."""
     scores = _rank_scores(pair)
     return scores[0] if scores else None
 
@@ -158,6 +159,7 @@ class FeaturesArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the feature names and the tensors of both classifiers."""
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput("its features are missing or unknown.")
@@ -165,6 +167,7 @@ class FeaturesArbiter(FittedArbiter):
             claim_network(tensors, f"{side}.", len(names))
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
+        """Apply one classifier for each side."""
         features, tensors = build_answer_matrix(self.artifact.options["features"], answers), self.artifact.tensors
         scores: FloatArray = np.stack([apply_network(tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1)
         return scores

@@ -80,7 +80,7 @@ class FittedArbiter(Arbiter):
 
     Subclasses implement `raw`.
 
-    Args:
+    Attributes:
         artifact: Manifest and weights of the folder.
         plug_in: Judge answers of another LLM than the one it was fitted on.
         note: Added to every decision, for example that it was fitted on another LLM.
@@ -112,21 +112,26 @@ class FittedArbiter(Arbiter):
 
     @property
     def name(self) -> str:
+        """Name of the folder."""
         return self.artifact.path.name
 
     @property
     def fingerprint(self) -> str:
+        """Checksum of the manifest."""
         return str(self.artifact.manifest["checksum"])
 
     @property
     def needs(self) -> frozenset[Signal]:
+        """Signals that the arbiter reads."""
         return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
     def needs_passages(self) -> bool:
+        """Whether the arbiter reads the passages."""
         return bool(self.artifact.manifest["wants_passages"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
+        """Bind the arbiter to the LLM whose answers it judges."""
         note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
@@ -139,6 +144,7 @@ class FittedArbiter(Arbiter):
         """
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
+        """Return calibrated probabilities that each answer is right."""
         if not answers:
             return []
         raw = self.raw(answers)

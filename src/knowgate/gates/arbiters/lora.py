@@ -45,13 +45,16 @@ class LoraArbiter(FittedArbiter):
     """
 
     def check(self, tensors: TensorValidator) -> None:
+        """Check the options of the judge."""
         read_record(LoraArbiterOptions, self.artifact.options, "options", ignore_unknown=True)
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
+        """The judge, loaded on first use."""
         return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, ARBITER_TEMPLATES, self.llm)
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
+        """Ask the judge about each side."""
         tokens, passages = self.artifact.options["tokens"], self.artifact.options["passages"]
         columns = [
             self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, tokens, passages))

@@ -67,6 +67,7 @@ def get_answer_pair(row: LabelRow) -> AnswerPair:
 
 
 def _to_completion(answer: GradedAnswer) -> Completion:
+    """Convert a recorded answer."""
     return Completion(answer.text, answer.tokens, answer.finished, len(answer.tokens or ()))
 
 

@@ -153,7 +153,7 @@ class ReferenceStates:
 class StateAgreement:
     """How well the states of a server agree with the reference.
 
-    Args:
+    Attributes:
         cosine: Smallest cosine between a state and its reference.
         nearest: Number of questions whose states are closest to their own reference in every layer.
         n: Number of questions.
@@ -165,6 +165,7 @@ class StateAgreement:
 
     @property
     def is_sufficient(self) -> bool:
+        """Whether the states are the same up to rounding."""
         return self.cosine >= MIN_COSINE and self.nearest == self.n
 
 
@@ -204,6 +205,7 @@ def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
 
 
 def _parse_question(record: Mapping[str, Any]) -> Question:
+    """Parse a stored question."""
     if not isinstance(record["text"], str) or not all(isinstance(choice, str) for choice in record["choices"]):
         raise ValueError("not a question")
     return Question(record["text"], lang=record["lang"], choices=tuple(record["choices"]))

@@ -47,7 +47,7 @@ OTHER_FOLDERS = {
 class ArtifactFormat:
     """How artifacts of one kind are stored.
 
-    Args:
+    Attributes:
         kind: What error messages call the artifact: "gate" or "arbiter".
         manifest_file: Name of the JSON file that identifies the folder.
         command: Command that creates such a folder.
@@ -84,6 +84,7 @@ class Artifact:
 
 
 def _make_error(folder: Path, problem: str, artifact_format: ArtifactFormat) -> ArtifactError:
+    """Build the error to raise when an artifact cannot be used."""
     return ArtifactError(
         f"the fitted {artifact_format.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again."
     )
@@ -111,6 +112,7 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     folder = expand_path(path)
 
     def make_error(problem: str) -> ArtifactError:
+        """Build the error to raise when this folder cannot be used."""
         return _make_error(folder, problem, artifact_format)
 
     check_artifact_folder(folder, make_error)
@@ -126,6 +128,7 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
 
 
 def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, Any]:
+    """Read the manifest and check version, checksum and fields."""
     name = artifact_format.manifest_file
     try:
         manifest = read_json(folder / name)
@@ -149,6 +152,7 @@ def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, A
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
+    """Parse the weights and check that they are finite."""
     try:
         tensors: Tensors = load(data) if data else {}
     except (SafetensorError, KeyError, ValueError, TypeError) as error:  # the last two: number types numpy lacks

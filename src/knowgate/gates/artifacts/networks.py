@@ -64,12 +64,14 @@ class TensorValidator:
 
 
 def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
+    """Return whether a tensor has a shape, where None accepts any size from 1."""
     return tensor.ndim == len(shape) and all(
         size >= 1 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
     )
 
 
 def _format_shape(shape: Shape) -> str:
+    """Format a shape for error messages."""
     return " x ".join("any" if size is None else str(size) for size in shape) or "of a single number"
 
 
@@ -99,6 +101,7 @@ def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None 
 
 
 def _claim_member(tensors: TensorValidator, prefix: str, width: int) -> None:
+    """Claim the layers of one network."""
     layer = 0
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
         (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
@@ -129,16 +132,19 @@ def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") 
 
 
 def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
+    """Subtract the mean of the features and divide by their scale."""
     standardized: FloatArray = (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
     return standardized
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
+    """List the numbers of the ensemble's members."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
+    """Compute the probabilities of one network."""
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
     for layer in range(depth):
         inputs = inputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]

@@ -90,6 +90,7 @@ def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
 
 
 def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield reasons in the gate and its threshold why the guarantee does not hold."""
     if gate.note:
         yield "the gate decides for another LLM or wording than its own"
     threshold = deployment.threshold
@@ -103,6 +104,7 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping
 
 
 def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
+    """Yield reasons in retriever, passages and prompts why the guarantee does not hold."""
     retriever = evidence["retriever"]
     if retriever["fingerprint"] != deployment.retriever:
         yield (
@@ -121,6 +123,7 @@ def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iter
 
 
 def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the reason why the guarantee does not hold with this arbiter."""
     if arbiter is None:
         if deployment.arbiter is not None:
             yield "it was shown without an arbiter"
@@ -129,6 +132,7 @@ def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) ->
 
 
 def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:
+    """Yield the reason why the guarantee does not hold with this reranker."""
     if reranker is None:
         if deployment.reranker is not None:
             yield "it was shown without reranking"
@@ -143,6 +147,7 @@ def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) 
 
 
 def _shorten(fingerprint: str | None) -> str:
+    """Shorten a fingerprint for messages."""
     if not fingerprint:
         return "no fingerprint"
     return fingerprint if len(fingerprint) <= FINGERPRINT_LENGTH else f"{fingerprint[:FINGERPRINT_LENGTH]}…"

@@ -66,6 +66,7 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
+    """Render the counts as a Markdown table."""
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
         if counts := evidence.get(name):
@@ -86,6 +87,7 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
+    """Say in a sentence what a threshold is good for."""
     if kind == "guarantee":
         return _summarize_failure(evidence) if threshold == ALWAYS_RETRIEVE else _summarize_proof(threshold, evidence)
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
@@ -96,6 +98,7 @@ def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str,
 
 
 def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
+    """Say what is proven about a threshold."""
     is_net, arbiter = evidence.get("form") == "net", evidence.get("arbiter")
     harmed = "lost" if is_net else "harmed" if arbiter else "harmed skips"
     counts = f"{evidence['harmed']} {harmed}" + (f" and {evidence['gained']} gained" if is_net else "")
@@ -137,6 +140,7 @@ def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
 
 
 def _format_percent(share: float) -> str:
+    """Format a share as a percentage."""
     return f"{100 * share:.4g} %"
 
 
@@ -157,6 +161,7 @@ def build_calibration_table(threshold: float, chosen: ThresholdResult, held: Thr
 
 
 def _format_share(hits: int, n: int) -> str:
+    """Format a share with its Wilson interval."""
     low, high = wilson_interval(hits, n)
     return f"{hits / n:.1%} [{low:.1%}, {high:.1%}]"
 

@@ -178,6 +178,7 @@ def _upper_limit(hits: int, n: int, error: float) -> float:
 
 
 def _binomial_pmf(k: FloatArray, n: int, p: FloatArray) -> FloatArray:
+    """Compute P(exactly k of n)."""
     special = _load_special()
     log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     probabilities: FloatArray = np.exp(log_ways + special.xlogy(k, p) + special.xlog1py(n - k, -p))
@@ -206,6 +207,7 @@ def compute_net_required_rows(epsilon: float, delta: float) -> int:
 
 @functools.cache
 def _load_special() -> Any:
+    """Import scipy.special, which is an optional dependency."""
     try:
         from scipy import special
     except ModuleNotFoundError as error:

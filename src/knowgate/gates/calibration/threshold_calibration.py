@@ -331,6 +331,7 @@ def select_usable_rows(
 
 
 def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, left_out: Mapping[str, int]) -> None:
+    """Raise BadInput if there are too few questions to choose a threshold on."""
     if n >= target.min_questions:
         return
     reasons = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
@@ -357,7 +358,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts}), "
+            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts}); "
             f"the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
             f"{settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
         )

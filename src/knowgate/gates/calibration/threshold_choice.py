@@ -102,6 +102,7 @@ class ThresholdResult:
 
     @property
     def accuracy(self) -> float:
+        """Share of right answers."""
         return self.right / self.n
 
     @property
@@ -181,6 +182,7 @@ def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
 
 
 def _check_not_empty(n: int) -> None:
+    """Raise BadInput if there are no questions."""
     if not n:
         raise BadInput("there are no questions to choose or try a threshold on. Label some: knowgate label")
 

@@ -25,7 +25,7 @@ ANSWER_LABELS = ("Yes", "No")
 class AnswerPrompt(NamedTuple):
     """A question that a judge of answers can be asked.
 
-    Args:
+    Attributes:
         templates: Name of the prompt templates.
         build: Builds the prompt from a question and an answer; without an answer the judge sees the question only.
         encoder_suffix: What an encoder, which gets no prompt, reads after the answer instead.

@@ -63,7 +63,7 @@ class GgufOptions:
 class JudgeOptions:
     """Manifest entry of a judge.
 
-    Args:
+    Attributes:
         base: Spec of the model it was fine-tuned from.
         base_fingerprint: Fingerprint of that model.
         wording: Fingerprint of its prompt templates.
@@ -150,6 +150,7 @@ class CausalJudge:
         return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def _tokenize_turn(self, text: str) -> list[int]:
+        """Tokenize a user turn with the chat template, if there is one."""
         has_template = bool(self.model.loaded.tokenizer.chat_template)
         return self.model.tokenize(self.model.render(text), special=not has_template)
 
@@ -167,6 +168,7 @@ class CausalJudge:
         return [self._predict(member, prompts) for member in self.members or (JudgeMember(self.model),)]
 
     def _predict(self, member: JudgeMember, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
+        """Predict P(known) with one member."""
         from knowgate.models.hf.local_model import read_label_logits
 
         with member.activate() as model:
@@ -248,6 +250,7 @@ def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | No
 def _load_cached(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
+    """Load a judge with weights of its own."""
     if not is_adapter_folder(folders[0]):
         members = tuple(JudgeMember(load_full_judge(folder)) for folder in folders)
         return CausalJudge(members[0].model, labels, members)
@@ -353,11 +356,12 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
 
 @functools.lru_cache(maxsize=2)
 def _load_llama_cached(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOptions) -> LlamaJudge:
+    """Load GGUF files and check their predictions."""
     members = tuple(LlamaCppClassifier(folder / GGUF_FILE, folder / TOKENIZER_FILE) for folder in folders)
     judge = LlamaJudge(members, options)
     if (deviation := judge.measure_deviation(STARTUP_CHECKS)) > MAX_DEVIATION:
         raise ModelError(
-            f"the judge in '{folders[0].parent}' predicts something else with this llama.cpp than when it was exported: "
+            f"the judge in '{folders[0].parent}' predicts something else with this llama.cpp than at its export: "
             f"a probability differs by {deviation:.2f}. Use another release of xllamacpp, or the original gate."
         )
     return judge

@@ -36,7 +36,7 @@ MAX_LENGTH, BATCH_SIZE = 512, 64
 class PairEncoder:
     """An encoder with one output, the log-odds of known.
 
-    Args:
+    Attributes:
         source: Folder of the weights.
         seed: Seed for the initial weights of a new output layer.
         model: The loaded model; None before `load_weights`.
@@ -184,6 +184,7 @@ def _prepare_folder(source: Path, scratch: Path) -> str:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
+    """Link a file; copy it where links are not supported."""
     try:
         target.symlink_to(source)
     except OSError:  # Windows requires a privilege for links

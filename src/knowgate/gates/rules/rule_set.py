@@ -47,6 +47,7 @@ class RuleMatch:
 
     @property
     def retrieve(self) -> bool:
+        """Whether to retrieve."""
         return self.action == "retrieve"
 
 
@@ -75,9 +76,11 @@ class Rule:
 
     @cached_property
     def compiled_patterns(self) -> tuple[re.Pattern[str], ...]:
+        """The compiled regular expressions."""
         return tuple(self._compile(pattern) for pattern in self.patterns)
 
     def _compile(self, pattern: str) -> re.Pattern[str]:
+        """Compile a pattern; raise BadSetting if it is invalid."""
         try:
             return re.compile(pattern, re.IGNORECASE)
         except (re.error, RecursionError, OverflowError) as error:
@@ -207,11 +210,13 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
 
 @cache
 def _load_packaged_rules() -> RuleSet:
+    """Load the rules of knowgate."""
     text = resources.files("knowgate.gates.rules").joinpath("packaged.toml").read_text(encoding="utf-8")
     return RuleSet(tuple(entry.to_rule() for entry in _parse_rules(text, "the packaged rules").rule))
 
 
 def _parse_rules(text: str, where: str) -> RuleFile:
+    """Parse the TOML text of a rules file."""
     try:
         return read_record(RuleFile, parse_toml(text, where), where)
     except BadInput as error:

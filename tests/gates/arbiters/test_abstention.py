@@ -1,0 +1,81 @@
+"""Rules without training: an answer with passages that says it cannot tell gives way to the one from memory."""
+
+import pytest
+
+from knowgate.errors import BadSetting
+from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters.abstention import RULES_ARBITER, RulesArbiter
+from tests.support.pairs_by_hand import both
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Not mentioned.",
+        "The passages do not mention who wrote it.",
+        "There is no information about the director.",
+        "I don't know",
+        "None",
+        "N/A",
+        "文中未提及该信息。",
+        "无法确定",
+        "",
+        " ... ",
+    ],
+)
+def test_an_answer_that_says_it_cannot_tell_abstains(answer):
+    assert RULES_ARBITER.abstains(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", ["No", "Paris", "Nothing Else Matters", "The Unknown Soldier", "巴黎", "Not Nine O'Clock News"]
+)
+def test_an_answer_that_resembles_an_abstention_does_not_abstain(answer):
+    assert not RULES_ARBITER.abstains(answer)
+
+
+def test_phrases_after_the_window_do_not_count():
+    assert not RULES_ARBITER.abstains("Edward Dmytryk, who was born in 1908, directed Mutiny, a film of the year 1952; of the "
+                              "other film the director is not mentioned.")  # fmt: skip
+
+
+def test_the_closed_book_answer_is_preferred_if_only_the_other_abstains():
+    belief = RULES_ARBITER.estimate([both("Paris", "not mentioned")])[0]
+    assert belief.prefers_closed
+    assert belief.reason == "the answer with passages says it cannot tell"
+
+
+@pytest.mark.parametrize(("closed", "opened"), [("Paris", "Rome"), ("unknown", "not mentioned"), ("", "no answer")])
+def test_otherwise_the_answer_with_passages_is_kept(closed, opened):
+    assert not RULES_ARBITER.estimate([both(closed, opened)])[0].prefers_closed
+
+
+def test_custom_phrases_replace_the_packaged_ones(tmp_path):
+    file = tmp_path / "phrases.txt"
+    file.write_text("keine Angabe\n\n", encoding="utf-8")
+    own = load_arbiter(f"rules:words={file}")
+    assert own.estimate([both("Paris", "Keine Angabe.")])[0].prefers_closed
+    assert not own.estimate([both("Paris", "not mentioned")])[0].prefers_closed
+    assert own.fingerprint != RULES_ARBITER.fingerprint
+
+
+def test_an_unreadable_phrase_file_is_reported(tmp_path):
+    with pytest.raises(BadSetting, match="cannot read the abstention phrases in"):
+        _ = RulesArbiter(words=str(tmp_path / "none.txt")).phrases
+
+
+def test_a_file_without_a_phrase_is_rejected(tmp_path):
+    file = tmp_path / "phrases.txt"
+    file.write_text("\n...\n", encoding="utf-8")
+    with pytest.raises(BadSetting, match="contains no phrase"):
+        _ = RulesArbiter(words=str(file)).phrases
+
+
+def test_the_start_of_an_answer_is_streamed_once_it_does_not_abstain():
+    assert not RULES_ARBITER.accepts_beginning("Paris is")
+    assert RULES_ARBITER.accepts_beginning(
+        "Paris is the capital of France and has been so for many hundred years, with breaks " * 2
+    )
+    assert not RULES_ARBITER.accepts_beginning(
+        "The passages do not mention it. However, " + "there is more to say about it " * 5
+    )
