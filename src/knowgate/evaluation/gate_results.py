@@ -16,12 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.table import LabelTable
-from knowgate.evaluation.frontier import Frontier, compute_frontier, compute_oracle_frontier
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
-from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix
+from knowgate.stats.metrics import (
+    BoolArray,
+    FloatArray,
+    Frontier,
+    WeightMatrix,
+    compute_frontier,
+    compute_oracle_frontier,
+)
 
 MAX_EXACT_QUESTIONS = 20_000
 NEED_LEVELS = 1_024  # levels of need that cells are formed from, each with about as many questions
