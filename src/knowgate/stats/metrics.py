@@ -227,11 +227,11 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
     accuracies = (closed_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
     area = (accuracies[:-1] + accuracies[1:]).mean() / 2
     random_area = (accuracies[0] + accuracies[-1]) / 2
-    return Frontier(_retrieval_rates(n), accuracies, float(area), float(random_area))
+    return Frontier(_list_retrieval_rates(n), accuracies, float(area), float(random_area))
 
 
 @functools.lru_cache(maxsize=1)
-def _retrieval_rates(n: int) -> FloatArray:
+def _list_retrieval_rates(n: int) -> FloatArray:
     """Return 0/n, 1/n, ..., n/n. Cached so that all gates share one array (8 MB for a million questions)."""
     return np.arange(n + 1) / n
 
