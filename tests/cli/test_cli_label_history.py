@@ -185,7 +185,7 @@ def test_dhicls_tables_come_from_one_command(logged, capsys):
     ]
     assert "| never | 50.0 % (0.0 %) | 50.0 % | – |" in out
     assert run([*sweep, "--counts", "few"]) == 1
-    assert "--counts is 'few'; give numbers" in capsys.readouterr().err
+    assert "--counts is 'few': give whole numbers" in capsys.readouterr().err
 
 
 def test_gates_are_timed_side_by_side(logged, capsys):
@@ -194,7 +194,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
     assert run([*timed, "--gates", "dhicl:log.db,k=3,prompt"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["dhicl:log.db,k=3", "prompt"]
     assert run(timed) == 1
-    assert "name the gates to be timed" in capsys.readouterr().err
+    assert "needs gates to time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,10 @@ def test_the_threshold_of_a_fitted_gate_can_be_tried_on_its_log(call, log, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--thresholds", "high"], "--thresholds is 'high'"),
-        (["--thresholds", "0.9..0.1"], "--thresholds is '0.9..0.1'"),
-        (["--thresholds", "1.5"], "between 0 and 1"),
-        (["--price-retrieval", "-1"], "--price-retrieval is -1.0"),
-        (["--gate", "prompt"], "means nothing for another gate's needs"),
+        (["--thresholds", "high"], "--thresholds 'high' is not valid"),
+        (["--thresholds", "0.9..0.1"], "--thresholds '0.9..0.1' is not valid"),
+        (["--thresholds", "1.5"], "numbers from 0 to 1"),
+        (["--gate", "prompt"], "A threshold means nothing for another gate"),
     ],
 )
 def test_options_that_make_no_sense_are_explained(call, log, options, message):

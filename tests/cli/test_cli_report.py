@@ -40,7 +40,7 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
 
 
 def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):
-    with pytest.raises(BadInput, match=r"has no rows yet\. Run its knowgate label again"):
+    with pytest.raises(BadInput, match=r"has no rows yet\. Run its `knowgate label` command again"):
         report([write_run(tmp_path / "run", [])], html=False)
 
 
@@ -55,7 +55,7 @@ def test_a_folder_of_runs_is_refused_with_the_runs_in_it_and_what_to_type(tmp_pa
     with pytest.raises(ArtifactError) as refused:
         report([tmp_path / "first run"], html=False)
     assert "It holds 4 label runs." in str(refused.value)
-    assert f"knowgate report {' '.join(named)} - or: " in str(refused.value)
+    assert f"knowgate report {' '.join(named)}" in str(refused.value)
     assert str(refused.value).endswith(" ".join(f"--labels {run}" for run in named))
     assert "knowgate label" not in str(refused.value)
 

@@ -182,7 +182,7 @@ def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
 
 
 def test_a_gate_that_asks_the_llm_is_refused_with_the_command_that_can(tmp_path):
-    with pytest.raises(NotOffered, match="knowgate label"):
+    with pytest.raises(NotOffered, match="Label again with"):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 
@@ -198,7 +198,7 @@ def fitted(tmp_path):
 
 def test_a_gate_is_refused_on_questions_it_was_fitted_on(fitted):
     run, gate, tested = fitted
-    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*--drop-seen"):
+    with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*drop_seen"):
         score_gate(load_label_table([run]), gate)
 
 

@@ -84,7 +84,7 @@ def test_a_cluster_that_does_not_answer_is_reported(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(ServerError, match=rf"no Ray cluster answers at 127.0.0.1:{port} .*ray start --head"):
+    with pytest.raises(ServerError, match=rf"no Ray cluster answers at 127.0.0.1:{port} .*ray start"):
         label(questions(1), model="fake", out=tmp_path / "run", runner=f"ray:127.0.0.1:{port}")
     assert not (tmp_path / "run").exists()
 

@@ -377,7 +377,7 @@ def test_failed_rows_are_tried_again_after_a_kill_that_tore_the_last_line(tmp_pa
     assert list(folder.done()) == whole
 
 
-def test_a_file_where_the_run_should_go_is_refused_in_a_sentence(tmp_path):
+def test_a_file_at_the_path_of_the_run_is_rejected(tmp_path):
     (tmp_path / "run").write_text("mine", encoding="utf-8")
-    with pytest.raises(BadSetting, match="is a file, not a folder; choose another"):
+    with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another"):
         run(tmp_path)

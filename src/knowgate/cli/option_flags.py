@@ -6,7 +6,7 @@ A command names the model as a parameter; every field becomes a flag:
         run_label(data, out=out, options=options)
 
 The flag is `--` and the field's name with dashes. A field can say more in `Field(json_schema_extra={...})`:
-`flag` ("--rerank", "--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a heading of the help page).
+`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a heading of the help page).
 Fields whose flags are not given stay unset, so that `options.model_fields_set` holds only what was typed.
 """
 
@@ -67,7 +67,7 @@ def get_flag(name: str, field: FieldInfo) -> str | None:
     extra = _get_extra(field)
     if "flag" in extra:
         return str(extra["flag"]) if extra["flag"] else None
-    flag = name.replace("_", "-")
+    flag = str(extra.get("flag_name", name)).replace("_", "-")
     is_switch = _get_flag_type(field.annotation) is bool and not flag.startswith("no-")
     return f"--{flag}/--no-{flag}" if is_switch else f"--{flag}"
 

@@ -77,12 +77,12 @@ def load_evaluation_summary(
     if (folder / SUMMARY_FILE).is_file():
         return _read_summary(folder)
     if not folder.is_dir():
-        raise BadInput(f"'{path}' is not a folder. Give one that `knowgate eval --out` wrote, or a label run.")
+        raise BadInput(f"'{path}' is not a folder. Give the folder of a report or of a label run.")
     manifest = RunFolder.manifest_name
     if not (folder / manifest).is_file() and not suggest_runs(folder, manifest):
         raise BadInput(
-            f"'{path}' is neither a report (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give a folder that "
-            "`knowgate eval --out` wrote, or a label run."
+            f"'{path}' is neither a report (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give the "
+            "folder of a report or of a label run."
         )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return summarize_evaluation(evaluation, recommend(evaluation), str(path))
@@ -187,7 +187,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
     where = str(folder / SUMMARY_FILE)
     summary = read_json(folder / SUMMARY_FILE)
     if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
-        raise BadInput(f"{where} does not belong to an evaluation. Give a folder that `knowgate eval --out` wrote.")
+        raise BadInput(f"{where} does not belong to an evaluation. Give the folder of a report of `knowgate eval`.")
     file = folder / DECISIONS_FILE
     decisions = read_record(_StoredDecisions, read_json(file), str(file)) if file.is_file() else _StoredDecisions()
     gates = {}

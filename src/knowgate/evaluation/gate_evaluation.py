@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
 from knowgate.core.options import Seed, with_options
 from knowgate.core.validation import check_integer
@@ -24,7 +25,7 @@ from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_f
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
-from knowgate.types import Arbiter, Gate
+from knowgate.types import Gate
 
 GateLike = str | Path | Gate
 DEFAULT_MODEL = "smollm"
@@ -40,16 +41,14 @@ class EvaluateOptions(LiveOptions):
         json_schema_extra={"metavar": "DIR"},
     )
     drop_seen: bool = Field(
-        default=False,
-        description="Leave out questions that a gate was fitted on, instead of raising an error.",
-        json_schema_extra={"flag": "--drop-seen"},
+        default=False, description="Leave out questions that a gate was fitted on, instead of raising an error."
     )
     second_look: str | Path | None = Field(
         default=None,
         description="Fitted kbm gate that judges the passages of every row; adds a table with and without it.",
         json_schema_extra={"metavar": "DIR"},
     )
-    arbiter: str | Path | SkipValidation[Arbiter] | None = Field(
+    arbiter: Any = Field(
         default=None,
         description="Arbiter that chooses an answer after retrieval; adds a table with and without it. Its choices "
         "are stored in the runs.",
@@ -63,11 +62,7 @@ class EvaluateOptions(LiveOptions):
     price_wrong: float = Field(
         default=1.0, description="Price of a wrong answer, in the currency of `price_retrieval`."
     )
-    record: bool = Field(
-        default=False,
-        description="Store the gates' decisions in the label runs.",
-        json_schema_extra={"flag": "--record"},
-    )
+    record: bool = Field(default=False, description="Store the gates' decisions in the label runs.")
     resamples: int = Field(default=DEFAULT_RESAMPLES, ge=0, description="Bootstrap resamples for the intervals.")
     seed: Seed = Field(default=0, description="Seed of the resamples.")
 

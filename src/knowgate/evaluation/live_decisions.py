@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field, SkipValidation
+from pydantic import Field
 
-from knowgate.core.options import Count, Options
 from knowgate.data.questions import QuestionSource, describe_data
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
@@ -27,14 +27,14 @@ from knowgate.gates.offline_scoring import can_score, get_gate_folder, get_gate_
 from knowgate.gates.scoring import bind_gate, measure_distances, read_questions, score_with_raw
 from knowgate.labels.labeling import label
 from knowgate.labels.local_runner import LocalRunner
-from knowgate.labels.options import DEFAULT_CANDIDATES
+from knowgate.labels.options import AnswerOptions, LabelOptions
 from knowgate.labels.ray_runner import create_ray_runner, is_remote_runner, require_name
 from knowgate.labels.run import LabelProgress
 from knowgate.models import load_model, resolve_model
 from knowgate.models.prompts.answers import AnswerPrompts, load_answer_prompts
 from knowgate.retrieval import as_retriever
 from knowgate.retrieval.rerankers import as_reranker
-from knowgate.types import Gate, Model, Question, Reranker, Retriever, Runner
+from knowgate.types import Gate, Model, Question, Retriever, Runner
 
 log = logging.getLogger(__name__)
 BATCH_RUNNER = LocalRunner(first=32, largest=32)
@@ -43,44 +43,15 @@ LAYERS = "mid,late"
 AUTO_GATES = "auto"  # stands for all gates that the rows allow
 
 
-class LiveOptions(Options):
+class LiveOptions(AnswerOptions):
     """Options of calling the LLM during an evaluation."""
 
-    model: str | SkipValidation[Model] | None = Field(
+    model: Any = Field(
         default=None,
-        description="With `data`: model spec (default: smollm). With `runs`: the LLM of the runs, for gates that "
-        "need it.",
+        description="Model or its spec. With `data`: smollm by default. With `runs`: the LLM of the runs, for gates "
+        "that need it.",
     )
-    prompts: str | Path | None = Field(
-        default=None,
-        description="Wording of the answers, as in `knowgate label`. With `runs` and `model`: that of the runs.",
-        json_schema_extra={"metavar": "free|FILE"},
-    )
-    index: str | Path | SkipValidation[Retriever] | None = Field(
-        default=None, description="With `data`: index folder, http:URL or a search engine, as in `knowgate ask`."
-    )
-    rerank: str | Path | SkipValidation[Reranker] | None = Field(
-        default=None,
-        description="Reranker of the passages: folder made by `knowgate fit reranker`, a cross-encoder, api:MODEL@URL, "
-        "tei:URL.",
-        json_schema_extra={"metavar": "DIR|SPEC"},
-    )
-    candidates: Count = Field(default=DEFAULT_CANDIDATES, description="With `rerank`: passages it chooses from.")
-    k: Count | None = Field(default=None, description="With `data`: passages shown to the LLM, as in `knowgate label`.")
-    limit: Count | None = Field(
-        default=None, description="With `data`: use only the first questions, up to this number."
-    )
-    plug_in: bool = Field(
-        default=False,
-        description="Allow gates that were fitted on another LLM.",
-        json_schema_extra={"flag": "--plug-in"},
-    )
-    runner: str | SkipValidation[Runner] | None = Field(
-        default=None,
-        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT; "
-        "options follow a '?': 'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Needs the extra 'ray'.",
-        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
-    )
+    plug_in: bool = Field(default=False, description="Allow gates that were fitted on another LLM.")
 
 
 @dataclass(frozen=True)
@@ -111,32 +82,18 @@ def label_and_decide(
     sources = split_data_specs(data)
     names = make_record_names(gates)
     named_gates = {name: gate for name, gate in zip(names, gates, strict=True) if gate != AUTO_GATES}
-    prompts = load_answer_prompts(None if options.prompts is None else Path(options.prompts))
-    decider = LiveDecider.create(named_gates, _load_model(options), prompts, options)
-    # A cluster gets the names of model, index and reranker; here they are loaded once for all data sets.
-    is_local = not decider.is_remote
-    index, rerank = options.index, options.rerank
+    prompts = load_answer_prompts(options.prompts)
+    decider = LiveDecider.create(named_gates, resolve_model(options.model), prompts, options)
+    answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
+    if not decider.is_remote:  # a cluster loads index and reranker by name; here they are loaded once for all data sets
+        answer_options["index"] = None if options.index is None else as_retriever(options.index)
+        answer_options["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
+    label_options = LabelOptions(**answer_options, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
+    model = options.model if decider.is_remote else decider.model
     runs = []
-    if is_local:
-        index = as_retriever(index) if index is not None else None
-        rerank = as_reranker(rerank) if rerank is not None else None
     for source in sources:
-        run = label(
-            source,
-            out=out / "runs" / make_folder_name(source),
-            model=decider.model if is_local else options.model,
-            prompts=options.prompts,
-            index=index,
-            rerank=rerank,
-            runner=options.runner,
-            candidates=options.candidates,
-            k=options.k,
-            samples=0,
-            max_tokens=MAX_TOKENS,
-            layers=LAYERS,
-            limit=options.limit,
-            on_progress=on_progress,
-        )
+        folder = out / "runs" / make_folder_name(source)
+        run = label(source, out=folder, model=model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
     return LiveRuns(runs, names)
@@ -157,8 +114,8 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
         BadSetting: The runs were made with another LLM or other prompts.
     """
     table = load_label_table(runs, layers=())
-    prompts = load_answer_prompts(None if options.prompts is None else Path(options.prompts))
-    model = _load_model(options)
+    prompts = load_answer_prompts(options.prompts)
+    model = resolve_model(options.model)
     _check_same_model(table, model, prompts)
     deciding = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
     names = make_record_names(deciding)
@@ -167,12 +124,6 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
         decider.record(RunFolder(run))
     name_of_gate = dict(zip(map(id, deciding), names, strict=True))
     return [name_of_gate.get(id(gate), gate) for gate in gates]
-
-
-def _load_model(options: LiveOptions) -> Model:
-    if options.model is None:
-        raise BadSetting("deciding now needs an LLM. Name one in `model`.")
-    return resolve_model(options.model)
 
 
 def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -> None:

@@ -277,21 +277,10 @@ def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: Cor
     guarantee = evaluation.guarantees[gate.gate]
     skips = ~gate.retrieve
     effect = _measure_effect(evaluation, answers, skips, gate.right.astype(float) - answers.opened)
-    return Recommendation(
-        level=_choose_level(effect, guarantee.max_loss, is_guaranteed=True),
-        n=len(skips),
-        max_loss=guarantee.max_loss,
-        gate=gate.gate,
-        threshold=gate.threshold,
-        skipped=effect.skipped,
-        held_out_skipped=effect.skipped,
-        difference=effect.difference,
-        gain=effect.gain,
-        beats_chance=effect.beats_chance,
-        guarantee=guarantee.text,
-        n_calibrated=guarantee.n_calibrated,
-        skips=skips,
-        right=gate.right,
+    level = _choose_level(effect, guarantee.max_loss, is_guaranteed=True)
+    recommendation = _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect)
+    return replace(
+        recommendation, guarantee=guarantee.text, n_calibrated=guarantee.n_calibrated, skips=skips, right=gate.right
     )
 
 
@@ -317,17 +306,10 @@ def _recommend_choice(
         if without_retrieval.is_positive:
             return without_retrieval
     skipped_by_choice = choice.skips(all_rows)
-    return Recommendation(
-        level=_choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown",
-        n=n,
-        max_loss=max_loss,
-        gate=choice.option.gate,
-        threshold=choice.threshold,
+    level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
+    return replace(
+        _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
-        held_out_skipped=effect.skipped,
-        difference=effect.difference,
-        gain=effect.gain,
-        beats_chance=effect.beats_chance,
         agreeing_folds=Counter(fold.option.gate for _, fold in folds if fold)[choice.option.gate],
         skips=skipped_by_choice,
         right=answers.apply(choice, all_rows),
@@ -339,18 +321,8 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     n = len(answers.closed)
     skips, changes = np.ones(n, dtype=bool), answers.closed.astype(float) - answers.opened
     effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
-    return Recommendation(
-        level=_choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown",
-        n=n,
-        max_loss=max_loss,
-        gate=NEVER,
-        threshold=1.0,
-        skipped=effect.skipped,
-        held_out_skipped=effect.skipped,
-        difference=effect.difference,
-        skips=skips,
-        right=answers.closed,
-    )
+    level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
+    return replace(_make_recommendation(level, max_loss, NEVER, 1.0, effect), skips=skips, right=answers.closed)
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -377,6 +349,7 @@ class _SkipEffect:
     """Measured effect of skipping.
 
     Attributes:
+        n: Number of questions.
         skipped: Share of questions skipped.
         difference: Accuracy minus that of always retrieving.
         gain: Accuracy minus that of skipping as many questions at random.
@@ -384,6 +357,7 @@ class _SkipEffect:
         likely_beats_chance: Whether the gain is at least likely.
     """
 
+    n: int
     skipped: Estimate
     difference: Estimate
     gain: Estimate
@@ -402,7 +376,9 @@ def _measure_effect(
     mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected change of a random skip
     gains = changes - skips * mean_change
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
-    return _SkipEffect(skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY))
+    return _SkipEffect(
+        len(skips), skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
+    )
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
@@ -415,6 +391,23 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
     n = len(gains)
     standard_error = float(np.sqrt((np.sum((gains - gains.mean()) ** 2) + 1) / n / n))
     return float(gains.mean()) - 1 / n > z * standard_error
+
+
+def _make_recommendation(
+    level: RecommendationLevel, max_loss: float, gate: str, threshold: float, effect: _SkipEffect
+) -> Recommendation:
+    return Recommendation(
+        level,
+        effect.n,
+        max_loss,
+        gate,
+        threshold,
+        skipped=effect.skipped,
+        held_out_skipped=effect.skipped,
+        difference=effect.difference,
+        gain=effect.gain,
+        beats_chance=effect.beats_chance,
+    )
 
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:

@@ -33,21 +33,23 @@ Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Prices(Options):
     """Prices in one currency."""
 
-    search: Price = Field(default=0.0, description="Price of one search.", json_schema_extra={"flag": "--price-search"})
+    search: Price = Field(
+        default=0.0, description="Price of one search.", json_schema_extra={"flag_name": "price-search"}
+    )
     input_token: Price = Field(
         default=0.0,
         description="Price of one prompt token, e.g. 3e-7.",
-        json_schema_extra={"flag": "--price-input-token"},
+        json_schema_extra={"flag_name": "price-input-token"},
     )
     output_token: Price = Field(
         default=0.0,
         description="Price of one generated token, e.g. 1.2e-6.",
-        json_schema_extra={"flag": "--price-output-token"},
+        json_schema_extra={"flag_name": "price-output-token"},
     )
     gpu_hour: Price = Field(
         default=0.0,
         description="Price of an hour of the LLM's GPU, if tokens have no price.",
-        json_schema_extra={"flag": "--price-gpu-hour"},
+        json_schema_extra={"flag_name": "price-gpu-hour"},
     )
 
     @property
@@ -148,7 +150,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("there is no question to replay. Log some with `knowgate ask --json`.")
+            raise BadInput("there is no question to replay. Log some with `knowgate ask`, as JSON.")
 
     @cached_property
     def needs(self) -> FloatArray:

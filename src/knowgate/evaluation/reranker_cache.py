@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from knowgate.core.files import find_last_line_end, read_jsonl, sha256_text
-from knowgate.core.schema import read_record
+from knowgate.errors import BadInput
 from knowgate.labels.grading import Grader
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
 from knowgate.retrieval.passages import format_passage
@@ -25,7 +25,6 @@ from knowgate.types import Model, Passage, Prompt, Question, Reranker
 
 SCORE_BATCH = 64  # questions scored before their scores are written
 ANSWER_BATCH = 256
-CacheRecord = TypeVar("CacheRecord")
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -33,28 +32,37 @@ def ignore_progress(done: int, total: int) -> None:
     """Do nothing with progress."""
 
 
-def read_cache_file(file: Path, record_type: type[CacheRecord]) -> list[CacheRecord]:
-    """Read the records of a cache file, and cut off a last line that was not written completely."""
-    if not file.is_file():
-        return []
-    os.truncate(file, find_last_line_end(file))
-    return [read_record(record_type, record, f"{file} line {line}") for line, record in read_jsonl(file)]
-
-
-def append_to_cache_file(file: Path, value_name: str, values: Mapping[str, Any]) -> None:
-    """Append values by key, each as one line {"key": ..., value_name: ...}."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"key": key, value_name: value}, ensure_ascii=False) + "\n" for key, value in values.items()]
-    with file.open("a", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(lines)
-
-
 @dataclass(frozen=True)
-class CachedAnswer:
-    """A line of the cache of answers."""
+class ValueCache:
+    """Values by key in a JSONL file, one line {"key": ..., value_name: ...} each.
 
-    key: str
-    answer: str
+    Attributes:
+        value_name: Key of the value in each line.
+    """
+
+    file: Path
+    value_name: str
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """All values. A last line that was not written completely is cut off."""
+        if not self.file.is_file():
+            return {}
+        os.truncate(self.file, find_last_line_end(self.file))
+        values = {}
+        for number, record in read_jsonl(self.file):
+            if not isinstance(record, dict) or not {"key", self.value_name} <= record.keys():
+                raise BadInput(f"{self.file} line {number} is not a cached {self.value_name}. Delete the file.")
+            values[record["key"]] = record[self.value_name]
+        return values
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Add values and append them to the file."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        records = ({"key": key, self.value_name: value} for key, value in values.items())
+        with self.file.open("a", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        self.values.update(values)
 
 
 @dataclass(frozen=True)
@@ -76,45 +84,36 @@ class CachedAnswerer:
         """Return 1 for a correct answer, 0 for a wrong one, and NaN if the question has no gold answer."""
         prompts = [self._make_prompt(question, shown) for question, shown in zip(questions, passages, strict=True)]
         self._generate_missing(prompts)
-        answers = [self.cache[self._make_key(prompt)] for prompt in prompts]
+        answers = [self.cache.values[self._make_key(prompt)] for prompt in prompts]
         verdicts = [grade.correct for grade in self.grader.grade(answers, questions)]
         return np.array([np.nan if verdict is None else float(verdict) for verdict in verdicts])
 
     @cached_property
-    def cache(self) -> dict[str, str]:
+    def cache(self) -> ValueCache:
         """Answers by the key of their prompt."""
-        return {record.key: record.answer for record in read_cache_file(self.file, CachedAnswer)}
+        return ValueCache(self.file, "answer")
 
     def _make_prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         """Make the prompt, with the passages shortened if they do not fit."""
         if not passages:
             return self.prompts.closed(question)
         prompt = self.prompts.open(question, passages)
-        if self._make_key(prompt) in self.cache or self.model.fits([prompt], self.max_tokens)[0]:
+        if self._make_key(prompt) in self.cache.values or self.model.fits([prompt], self.max_tokens)[0]:
             return prompt
         return self.prompts.open(question, fit_passages(self.model, self.prompts, question, passages, self.max_tokens))
 
     def _generate_missing(self, prompts: Sequence[Prompt]) -> None:
         keyed = {self._make_key(prompt): prompt for prompt in prompts}
-        missing = [(key, prompt) for key, prompt in keyed.items() if key not in self.cache]
+        missing = [(key, prompt) for key, prompt in keyed.items() if key not in self.cache.values]
         for start in range(0, len(missing), ANSWER_BATCH):
             batch = missing[start : start + ANSWER_BATCH]
             completions = self.model.generate([prompt for _, prompt in batch], max_tokens=self.max_tokens)
             answers = {key: samples[0].text for (key, _), samples in zip(batch, completions, strict=True)}
-            append_to_cache_file(self.file, "answer", answers)
-            self.cache.update(answers)
+            self.cache.add(answers)
             self.on_progress(start + len(batch), len(missing))
 
     def _make_key(self, prompt: Prompt) -> str:
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]
-
-
-@dataclass(frozen=True)
-class CachedScore:
-    """A line of the cache of scores."""
-
-    key: str
-    score: float
 
 
 @dataclass(frozen=True)
@@ -136,9 +135,9 @@ class CachedReranker:
         return self.reranker.fingerprint
 
     @cached_property
-    def cache(self) -> dict[str, float]:
+    def cache(self) -> ValueCache:
         """Scores by the key of reranker, question and passage."""
-        return {record.key: record.score for record in read_cache_file(self.file, CachedScore)}
+        return ValueCache(self.file, "score")
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         """Score the passages of each question, using cached scores where possible."""
@@ -146,7 +145,7 @@ class CachedReranker:
             [self._make_key(question, passage) for passage in candidates]
             for question, candidates in zip(questions, passages, strict=True)
         ]
-        missing = [index for index, row in enumerate(keys) if any(key not in self.cache for key in row)]
+        missing = [index for index, row in enumerate(keys) if any(key not in self.cache.values for key in row)]
         for start in range(0, len(missing), SCORE_BATCH):
             batch = missing[start : start + SCORE_BATCH]
             scores = self.reranker.score([questions[i] for i in batch], [passages[i] for i in batch])
@@ -155,10 +154,9 @@ class CachedReranker:
                 for index, row in zip(batch, scores, strict=True)
                 for key, score in zip(keys[index], row, strict=True)
             }
-            append_to_cache_file(self.file, "score", new)
-            self.cache.update(new)
+            self.cache.add(new)
             self.on_progress(start + len(batch), len(missing))
-        return [[self.cache[key] for key in row] for row in keys]
+        return [[self.cache.values[key] for key in row] for row in keys]
 
     def _make_key(self, question: str, passage: Passage) -> str:
         return sha256_text(self.fingerprint, question, format_passage(passage))[:24]

@@ -92,9 +92,7 @@ def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
         if newer is None or (not newer.answers and key in corrections):
             questions[text] = Question(text, id=str(key), answers=(corrections[key],) if key in corrections else ())
     if not questions:
-        raise BadInput(
-            f"there are no questions in {_get_path(location)}. Start the server with `knowgate serve --keep-questions`."
-        )
+        raise BadInput(f"there are no questions in {_get_path(location)}. Start the server with keep_questions=True.")
     return list(questions.values())
 
 

@@ -91,9 +91,7 @@ def read_traffic_log(path: Path) -> LoggedTraffic:
 def _check_log(log: LoggedTraffic) -> None:
     if not log.events:
         reason = f"none of its lines can be used ({log.describe_bad_lines()})" if log.bad_lines else "it is empty"
-        raise BadInput(
-            f"there is no traffic in {log.path}: {reason}. Log some: `knowgate ask --json ... >> {log.path}`."
-        )
+        raise BadInput(f"there is no traffic in {log.path}: {reason}. Log some with `knowgate ask`, as JSON.")
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
             listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -20,8 +20,8 @@ NAMED_LAYERS = ("mid", "late", "last")
 NO_LAYERS = "none"
 
 
-class LabelOptions(Options):
-    """Options of `label`."""
+class AnswerOptions(Options):
+    """Options of letting an LLM answer questions, shared by `label` and `evaluate`."""
 
     index: Any = Field(
         None,
@@ -37,6 +37,23 @@ class LabelOptions(Options):
     k: Count | None = Field(
         None, description="Passages per question. Default: 3 from an index, else all contexts of a question."
     )
+    limit: Count | None = Field(None, description="Use only the first questions, this many.")
+    prompts: Path | None = Field(
+        None,
+        description="Prompt wording: free (answers at length), or your own TOML file.",
+        json_schema_extra={"metavar": "free|FILE"},
+    )
+    runner: Any = Field(
+        None,
+        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT; "
+        "options follow a '?': 'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Needs the extra 'ray'.",
+        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
+    )
+
+
+class LabelOptions(AnswerOptions):
+    """Options of `label`."""
+
     closed_book: bool = Field(False, description="Retrieve nothing; only closed-book answers.")
     iterative: bool = Field(False, description="Also answer after up to 3 rounds of retrieval; for `fit adaptive`.")
     samples: WholeNumber = Field(30, description="Sampled answers per question, closed-book and open-book each.")
@@ -61,20 +78,8 @@ class LabelOptions(Options):
         "mid,late,last", description="Hidden states to record: mid, late, last, layer numbers, or none."
     )
     seakr: bool = Field(False, description="Also record how far apart the states of 20 sampled answers are (SeaKR).")
-    limit: Count | None = Field(None, description="Label only the first questions, this many.")
     lang: str | None = Field(None, description="Prompt language: en or zh. Default: detected.")
-    prompts: Path | None = Field(
-        None,
-        description="Prompt wording: free (answers at length), or your own TOML file.",
-        json_schema_extra={"metavar": "free|FILE"},
-    )
     retry_failed: bool = Field(False, description="Label questions again that failed before.")
-    runner: Any = Field(
-        None,
-        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT; "
-        "options follow a '?': 'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Needs the extra 'ray'.",
-        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
-    )
 
     @field_validator("layers", mode="before")
     @classmethod

@@ -158,7 +158,9 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
     """Return whether the LLM knows each question, according to `meta.known`."""
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
-            raise BadInput(f"question '{question.id}' has no meta.known. Make the set with `knowgate label --kb-sat`.")
+            raise BadInput(
+                f"question '{question.id}' has no meta.known. Make the set with `knowgate label` and kb_sat=FILE."
+            )
     return [bool(question.meta["known"]) for question in questions]
 
 

@@ -96,7 +96,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     if not names:
         raise BadInput(
             f"no stored gate starts with '{prefix}'. Stored: {', '.join(table.recorded_needs) or 'none'}. "
-            "Store some: knowgate eval --data SPEC --gates dhicl:LOG,dhicl:LOG,k=5"
+            "Store some by evaluating gates such as dhicl:LOG,k=5 on questions that are answered now."
         )
     rows = []
     for name in names:

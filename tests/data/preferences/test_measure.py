@@ -247,5 +247,5 @@ def test_a_probe_that_reads_after_the_draft_is_refused():
 def test_a_probe_of_anything_but_knowing_gives_no_confidence():
     gate = probe(1)
     helped = replace(gate, artifact=replace(gate.artifact, manifest={**gate.artifact.manifest, "target": "benefit"}))
-    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one: knowgate fit probe --target known"):
+    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one with target='known'"):
         ConfidenceSource(FakeModel(), helped)

@@ -10,7 +10,6 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.core.files import write_text
-from knowgate.data.runs.caveats import list_column_caveats
 from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
@@ -78,7 +77,7 @@ def build_evaluation_sections(
     """Build the sections of the page."""
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
-    yield html.render_cautions(list_column_caveats(evaluation.table))
+    yield html.render_cautions(evaluation.table.list_caveats())
     yield _build_verdict_section(verdict)
     if evaluation.has_open_answers:
         yield _build_trade_off_section(evaluation, policy)

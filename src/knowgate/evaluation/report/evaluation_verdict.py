@@ -229,7 +229,7 @@ def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluat
 def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> list[str]:
     """Explain why no gate is recommended."""
     if not evaluation.has_open_answers:
-        return ["Label with passages to see it: knowgate label --index DIR.", *_describe_best_ranking(evaluation)]
+        return ["Label with passages to see it: `knowgate label` with an index.", *_describe_best_ranking(evaluation)]
     if recommendation.level == "unknown":
         return [f"Label at least {MIN_QUESTIONS}; a few hundred are better. The tables are there, but prove little."]
     return [_find_reason(recommendation, evaluation), *_describe_best_choice(recommendation)]
