@@ -176,7 +176,9 @@ def test_what_was_weighed_before_an_interrupt_is_not_weighed_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         arbitrate(load_label_table([run]), Tires("memory", asked))
     assert len(asked) == 32
-    arbitrate(load_label_table([run]), Prefers("memory", asked), on_progress=lambda done, total: told.append((done, total)))
+    arbitrate(
+        load_label_table([run]), Prefers("memory", asked), on_progress=lambda done, total: told.append((done, total))
+    )
     assert len(asked) == len(set(asked)) == 80
     assert told == [(32, 48), (48, 48)]
 
