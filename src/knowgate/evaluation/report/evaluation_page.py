@@ -87,7 +87,12 @@ def build_evaluation_sections(
         yield _build_policy_slice_section(evaluation, policy)
         yield _build_examples_section(evaluation, policy)
     if evaluation.cascade:
-        yield _build_arbiter_section(evaluation)
+        intro = (
+            "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "
+            "at its own threshold, followed by the arbiter. The row 'always' is the arbiter alone."
+        )
+        table = _render_table(build_cascade_table(evaluation.cascade))
+        yield html.render_section("arbiter", "With an arbiter behind the gate", intro, [table])
     yield from _build_folded_sections(evaluation, policy)
 
 
@@ -262,16 +267,6 @@ def render_examples(evaluation: Evaluation, policy: HighlightedPolicy) -> Iterat
             yield html.render_question(evaluation.table.rows[row], mark, f"need {needs[row]:.3f}, {decision}")
         if not examples:
             yield html.render_remark("None.")
-
-
-def _build_arbiter_section(evaluation: Evaluation) -> str:
-    assert evaluation.cascade is not None
-    intro = (
-        "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, at "
-        "its own threshold, followed by the arbiter. The row 'always' is the arbiter alone."
-    )
-    table = _render_table(build_cascade_table(evaluation.cascade))
-    return html.render_section("arbiter", "With an arbiter behind the gate", intro, [table])
 
 
 # --- collapsed sections ---------------------------------------------------------------------------
