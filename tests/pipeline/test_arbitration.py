@@ -181,7 +181,7 @@ def test_an_arbiter_that_needs_what_the_llm_does_not_give_is_refused():
 
 def test_an_arbiter_of_another_llm_is_refused(tmp_path):
     fitted = fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "arbiter")
-    with pytest.raises(ArtifactError, match="was fitted on answers of fake"):
+    with pytest.raises(ArtifactError, match="was fitted on fake"):
         build(arbiter=fitted).answer(FOUND)
 
 

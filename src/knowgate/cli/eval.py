@@ -13,7 +13,6 @@ from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.label import labeling_progress_bar
 from knowgate.cli.options import GatesOption, parse_path
 from knowgate.cli.progress import show_arbitration_progress
-from knowgate.data.runs.caveats import list_column_caveats
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
@@ -88,7 +87,7 @@ def eval_(
 
 def _print_warnings(evaluation: Evaluation) -> None:
     n = len(evaluation.table.rows)
-    warnings = [*list_column_caveats(evaluation.table)]
+    warnings = [*evaluation.table.list_caveats()]
     warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
     for warning in warnings:
         if warning:

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
@@ -23,13 +23,13 @@ from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
-from knowgate.server.dashboard.page import build_asset_routes
+from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.json_api import ApiError
 from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
-from knowgate.server.streaming import ClientDisconnected, EventStreamResponse
+from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel
@@ -68,7 +68,7 @@ def create_app(
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
     app = Starlette(
-        routes=[*routes, *build_asset_routes()],
+        routes=[*routes, Mount("/dashboard", DashboardAssets())],
         lifespan=lifespan,
         exception_handlers={HTTPException: _handle_http_exception},
     )
@@ -87,6 +87,7 @@ class EndpointApp:
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and record what happened to it."""
         trace, request = RequestTrace(), Request(scope, receive, send)
         response = await self._respond(request, trace)
         self.service.record(self.endpoint.path, response, trace)
@@ -129,7 +130,7 @@ class EndpointApp:
         except TimeoutError:
             message = "the answer was not ready before the deadline."
             return ApiError(504, message, "deadline", trace.headers).to_response()
-        except ClientDisconnected:
+        except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             log.exception("Request %s failed", trace.id)
@@ -189,8 +190,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
 class SettingsReloader:
     """Reads the settings again when the process receives SIGHUP: gate, threshold, rules and documents.
 
-    Requests in progress keep the old settings. The LLM stays loaded unless the settings name another one. Changes of the
-    table [serve] need a restart.
+    Requests in progress keep the old settings. The LLM stays loaded unless the settings name another one. Changes of
+    the table [serve] need a restart.
     """
 
     def __init__(
@@ -207,9 +208,10 @@ class SettingsReloader:
         """Install the signal handler. Only the main thread of a process can do that."""
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._read_settings is not None and RELOAD_SIGNAL is not None and is_main_thread:
-            self.loop.add_signal_handler(RELOAD_SIGNAL, self._start)
+            self.loop.add_signal_handler(RELOAD_SIGNAL, self._start_reload)
 
-    def _start(self) -> None:
+    def _start_reload(self) -> None:
+        """Start a reload from the signal handler."""
         task = asyncio.ensure_future(self.reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -47,6 +47,7 @@ class CallBudget:
         self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
 
     def allows_call(self) -> bool:
+        """Refill the budget for the time that has passed; return whether a call is left."""
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
@@ -111,6 +112,7 @@ class AuditStore:
         return await self._decisions.run(self._fetch_new)
 
     def _fetch_new(self, store: Store) -> list[AuditRecord]:
+        """Fetch the audits that were written after the last one that was read."""
         query = f"SELECT number, {AUDIT_COLUMNS} FROM audits WHERE number > ? ORDER BY number"
         rows = store.fetch_rows(query, (self._last_number,))
         self._last_number = rows[-1][0] if rows else self._last_number
@@ -118,12 +120,7 @@ class AuditStore:
 
     async def add_correction(self, decision: str, answer: str) -> None:
         """Store the right answer that a person gave."""
-
-        def insert(store: Store) -> None:
-            with store.transaction() as transaction:
-                transaction.execute("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer))
-
-        await self._decisions.run(insert)
+        await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision (`closed`, `opened`), if their texts are stored."""
@@ -134,16 +131,10 @@ class AuditStore:
 
 async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
     """Delete the answers and corrections of these decisions. Whether an answer was lost remains counted."""
-
-    def delete(store: Store) -> None:
-        with store.transaction() as transaction:
-            for id in ids:
-                transaction.execute("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,))
-                transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
-        store.vacuum(["audits", "corrections"])
-
+    updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
+    deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
     if ids:
-        await decisions.run(delete)
+        await decisions.execute(*updates, *deletions, vacuum=["audits", "corrections"])
 
 
 @dataclass(frozen=True)
@@ -227,6 +218,7 @@ class Auditor:
             self.counts[job.arm.name, "dropped"] += 1
 
     async def _run_jobs(self) -> None:
+        """Run queued audits one after the other, forever."""
         while True:
             job = await self._queue.get()
             try:
@@ -236,6 +228,7 @@ class Auditor:
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
 
     async def _audit(self, job: AuditJob) -> None:
+        """Get both answers of a sampled request, compare them, and store the result."""
         if not job.would_skip:
             await self._store_result(job, LOSS, 0.0)  # retrieved, so nothing is lost
             has_both = job.open_answer is None or job.closed_answer is not None
@@ -275,6 +268,7 @@ class Auditor:
     async def _store_result(
         self, job: AuditJob, kind: str, lost: float, answers: tuple[str | None, str | None] = (None, None)
     ) -> None:
+        """Store the result of an audit, with the answers only if texts may be stored."""
         assert self.store is not None
         texts = answers if self.recent.stores_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
@@ -290,6 +284,7 @@ class Auditor:
             self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
 
     async def _read_new(self, store: AuditStore) -> None:
+        """Apply new audits of other server processes."""
         try:
             self._apply(await store.read_new())
         except Exception as error:  # noqa: BLE001 - the next poll tries again
@@ -312,6 +307,7 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
+    """Apply one audit to the monitor of an arm, and log a new alarm."""
     if audit.kind == CLEARED:
         arm.monitor.reset_loss()
     if audit.kind != LOSS or audit.lost is None:

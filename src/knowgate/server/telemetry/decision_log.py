@@ -65,6 +65,7 @@ class DecisionLog:
             self._thread.submit(self._write_pending)
 
     def _write_pending(self) -> None:
+        """Write all queued decisions in one transaction."""
         with self._lock:
             rows, self._pending = self._pending, []
         try:
@@ -101,15 +102,10 @@ class DecisionLog:
 
     async def add_feedback(self, id: str, rating: str, comment: str | None) -> bool:
         """Store feedback on a decision durably; return False if there is no such decision."""
-
-        def insert(store: Store) -> bool:
-            if _find_decision(store, id) is None:
-                return False
-            with store.transaction() as transaction:
-                transaction.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
-            return True
-
-        return await self.run(insert)
+        if await self.find(id) is None:
+            return False
+        await self.execute(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment)))
+        return True
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
         """Run work on the tables in the background thread, after all pending writes.
@@ -122,6 +118,18 @@ class DecisionLog:
         except STORE_ERRORS as error:
             log.warning("The decision log is unavailable: %s", error)
             raise ApiError(503, "the decision log is unavailable at the moment.", "log_down") from error
+
+    async def execute(self, *statements: tuple[str, Sequence[Any]], vacuum: Sequence[str] = ()) -> None:
+        """Run statements in one transaction, and vacuum tables afterwards."""
+
+        def run(store: Store) -> None:
+            with store.transaction() as transaction:
+                for query, values in statements:
+                    transaction.execute(query, values)
+            if vacuum:
+                store.vacuum(vacuum)
+
+        await self.run(run)
 
     def run_blocking(self, work: Callable[[Store], Result]) -> Result:
         """Like `run`, for use before the event loop has started."""
@@ -143,6 +151,7 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 
 
 def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
+    """Return a decision with its feedback, or None."""
     rows = store.fetch_rows("SELECT at, question, record FROM decisions WHERE id = ?", (id,))
     if not rows:
         return None
@@ -156,6 +165,7 @@ def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
 
 
 def _delete_decisions(store: Store, id: str, question: str) -> list[str]:
+    """Delete the decision with this id and all decisions on this question; return their ids."""
     rows = store.fetch_rows("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
     key = question_key(question)
     ids = [row[0] for row in rows if row[0] == id or (question and row[1] and question_key(row[1]) == key)]
