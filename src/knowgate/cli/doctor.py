@@ -76,10 +76,10 @@ def doctor(
 ) -> None:
     """Check packages, weights, cache and GPU, and say what to type if something is missing."""
     findings = list(check_serving(config) if serve else check_installation())
-    shown = [finding for finding in findings if everything or not finding.is_minor]
+    listed = [finding for finding in findings if everything or not finding.is_minor]
     console = create_console()
-    width = max(len(finding.name) for finding in shown)
-    for finding in shown:
+    width = max(len(finding.name) for finding in listed)
+    for finding in listed:
         color = "red" if finding.is_broken else "yellow" if finding.advice else "green"
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
