@@ -179,6 +179,7 @@ class Labeler:
         )
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
+        """Draft and sample an answer to each prompt; with states, also record hidden states and SeaKR samples."""
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0
         request = SignalRequest(
