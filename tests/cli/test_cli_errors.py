@@ -38,7 +38,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--threshold", "nan"], "it must be between 0 and 1."),
         (["--k", "0"], "must be at least 1"),
         (["--index", "x"], "give either --docs or --index, not both."),
-        (["--model", "openai:m"], "is not openai:MODEL@URL"),
+        (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
         (["--model", "gguf:none.gguf"], "there is no GGUF file 'none.gguf'"),
         (["--model", "hf:./none"], "there is no folder './none'"),
         (["--model", ""], "setting 'model' is empty"),
@@ -195,10 +195,10 @@ def test_demo_refuses_a_limit_below_one(call: Call, limit: int):
 
 
 @pytest.mark.parametrize("value", ["1.5", "-1e31", '"-1"'])
-def test_a_fake_table_with_a_logprob_that_is_no_number_is_refused(call: Call, tmp_path: Path, value: str):
+def test_a_fake_table_with_an_invalid_logprob_is_refused(call: Call, tmp_path: Path, value: str):
     (tmp_path / "table.json").write_text(f'{{"who": {{"logprob": {value}}}}}')
     said = sentence(call("decide", "who?", "--model", "fake:table.json"))
-    assert "logprob must be a number not above 0" in said
+    assert "logprob is " in said
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])

@@ -92,7 +92,7 @@ def test_acknowledged_feedback_survives_sigkill_under_load(arguments, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_path, kind):
-    """A person's label that was acknowledged (`labeled_questions`) is in the history, whatever happens a moment later."""
+    """A label is in the history as soon as it is acknowledged, whatever happens afterwards."""
     kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
     if kind == "postgresql":
         kept = history = postgres_server().address()

@@ -54,6 +54,7 @@ def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> s
 
 
 def _describe_exception(error: BaseException) -> str:
+    """Describe an unexpected exception in a few words."""
     if isinstance(error, MemoryError):
         return "this machine is out of memory: use a smaller model, fewer questions or a smaller index"
     if isinstance(error, RecursionError):
