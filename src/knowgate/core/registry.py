@@ -48,10 +48,10 @@ def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, grou
     """
     if name in registry:
         return load_target(registry[name].target, f"{kind} '{name}'", registry[name].extra)
-    found = find_plugins(group) if group else {}
-    if name in found:
-        return load_plugin(found[name], f"{kind} '{name}'")
-    raise UnknownName(kind, name, [*registry, *found], also=also)
+    plugins = find_plugins(group) if group else {}
+    if name in plugins:
+        return load_plugin(plugins[name], f"{kind} '{name}'")
+    raise UnknownName(kind, name, [*registry, *plugins], also=also)
 
 
 def find_plugins(group: str) -> dict[str, Any]:
@@ -112,6 +112,7 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
 
 
 def _convert(value: str, annotation: Any, where: str) -> Any:
+    """Convert an option's text to the type of its annotation."""
     if isinstance(annotation, types.UnionType):
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -127,6 +128,7 @@ def _convert(value: str, annotation: Any, where: str) -> Any:
 
 
 def _check_choice(value: str, allowed: tuple[str, ...], where: str) -> str:
+    """Return the value if it is allowed; otherwise raise BadSetting."""
     if value not in allowed:
         raise BadSetting(f"{where} is '{value}'; allowed: {', '.join(allowed)}.")
     return value
