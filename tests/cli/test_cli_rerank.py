@@ -177,7 +177,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
     ("command", "message"),
     [
         (["fit", "reranker", "--out", "x"], "give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "give --labels RUN"),
+        (["fit", "probe", "--out", "x"], "give --labels, made by"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
@@ -199,11 +199,11 @@ def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_
     cbdr = ["ask", "riddle 1x?", "--preset", "cbdr", "--gate", "probe", "--docs", "docs", *TABLE]
     (tmp_path / "docs").mkdir()
     assert "--rerank is missing. Make one with `knowgate prefer`" in call(*cbdr).err
-    assert "--rerank is 'docs'" in call(*cbdr, "--rerank", "docs").err
+    assert "--rerank 'docs' is not one" in call(*cbdr, "--rerank", "docs").err
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "reranker.json").write_text("{}")
     twice = call(*cbdr, "--rerank", "r", "--beta", "0.9", "--threshold", "0.2")
-    assert "give --beta or --threshold" in twice.err
+    assert "--beta and --threshold (which is 1 - beta) are mutually exclusive" in twice.err
     (tmp_path / "docs" / "a.txt").write_text("text")
     assert "is damaged" in call(*cbdr, "--rerank", "r").err
 

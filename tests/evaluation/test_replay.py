@@ -5,7 +5,7 @@ import math
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent, TrafficSaving, replay_traffic
+from knowgate.evaluation.replay import EventCost, Prices, SavedAmount, Traffic, TrafficEvent, replay_traffic
 
 READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
@@ -23,20 +23,20 @@ def line(events, threshold, prices=None):
 def test_needs_at_or_below_the_threshold_are_skipped():
     found = line([event(0.2), event(0.5), event(0.7), event(0.9)], 0.5)
     assert (found.retrieved, found.rate) == (2, 0.5)
-    assert found.savings["retrievals"] == TrafficSaving(2, 4)
+    assert found.savings["retrievals"] == SavedAmount(2, 4)
 
 
 def test_skipping_saves_the_open_book_answer_and_pays_for_the_reading():
     # always: 2 * 3 s. gated: 2 * 1 s reading, 3 s for the one looked up, 0.5 s for the one skipped
     found = line([event(0.2), event(0.8)], 0.5)
-    assert found.savings["seconds"] == TrafficSaving(6 - 5.5, 6)
+    assert found.savings["seconds"] == SavedAmount(6 - 5.5, 6)
     # always: 2 * 105. gated: 2 * 12 + 105 + 4
-    assert found.savings["tokens"] == TrafficSaving(210 - 133, 210)
+    assert found.savings["tokens"] == SavedAmount(210 - 133, 210)
 
 
 def test_a_gate_that_never_skips_costs_its_reading():
     found = line([event(0.8), event(0.9)], 0.5)
-    assert found.savings["seconds"] == TrafficSaving(-2, 6)
+    assert found.savings["seconds"] == SavedAmount(-2, 6)
 
 
 def test_money_is_searches_and_tokens_at_their_prices():
@@ -53,7 +53,7 @@ def test_unknown_costs_are_replaced_by_the_mean():
         event(0.8, True, opened=EventCost(2.0)),
         event(0.9, True, opened=EventCost(4.0)),
     ]
-    assert line(events, 0.5).savings["seconds"] == TrafficSaving(9 - (3 + 0.5 + 2 + 4), 9)
+    assert line(events, 0.5).savings["seconds"] == SavedAmount(9 - (3 + 0.5 + 2 + 4), 9)
     assert Traffic(events).count_known("opened") == 2
 
 
@@ -63,7 +63,7 @@ def test_savings_are_unknown_if_nothing_is_recorded():
 
 
 def test_searches_have_a_price_even_if_tokens_are_unknown():
-    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == TrafficSaving(2, 2)
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == SavedAmount(2, 2)
 
 
 def test_risk_is_the_share_of_checked_questions_whose_answer_changes():

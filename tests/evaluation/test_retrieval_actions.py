@@ -86,6 +86,7 @@ def test_a_row_without_passages_counts_with_its_closed_book_answer(tmp_path):
     assert trial.mean_rounds == 3.0
 
 
+@pytest.mark.process
 def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():
     assert (
         "sklearn"

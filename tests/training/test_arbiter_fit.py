@@ -171,7 +171,7 @@ class Tires(Prefers):
         return super().estimate(answers)
 
 
-def test_what_was_weighed_before_an_interrupt_is_not_weighed_again(tmp_path):
+def test_what_was_arbitrated_before_an_interrupt_is_not_arbitrated_again(tmp_path):
     run, asked, told = pair_run(tmp_path / "run", 80), [], []
     with pytest.raises(KeyboardInterrupt):
         arbitrate(load_label_table([run]), Tires("memory", asked))

@@ -1,4 +1,4 @@
-"""Settings of the pipeline from flags and the settings file, shared by `ask`, `decide`, `serve` and `mcp`."""
+"""Flags and settings that `ask`, `decide`, `serve` and `mcp` share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,16 @@ from knowgate.cli.options import parse_path
 from knowgate.errors import BadSetting
 from knowgate.pipeline.settings import DecisionOptions, PipelineOptions, load_settings
 
-NoRules = Annotated[bool, typer.Option("--no-rules", help="The gate alone decides.")]
-ConfigFile = Annotated[Path | None, typer.Option(parser=parse_path, metavar="FILE", help="Config file. Default: knowgate.toml in this folder, if there is one.")]  # fmt: skip  # noqa: E501
+NoRules = Annotated[bool, typer.Option("--no-rules", help="Let the gate alone decide.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        parser=parse_path,
+        metavar="FILE",
+        help="Settings file. Default: knowgate.toml in this folder, if there is one.",
+    ),
+]
 
 
 def load_command_settings(config: Path | None, options: DecisionOptions, no_rules: bool) -> PipelineOptions:
