@@ -6,7 +6,8 @@ A command names the model as a parameter; every field becomes a flag:
         run_label(data, out=out, options=options)
 
 The flag is `--` and the field's name with dashes. A field can say more in `Field(json_schema_extra={...})`:
-`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a heading of the help page).
+`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a
+heading of the help page).
 Fields whose flags are not given stay unset, so that `options.model_fields_set` holds only what was typed.
 """
 
