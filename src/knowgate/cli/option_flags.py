@@ -74,10 +74,12 @@ def get_flag(name: str, field: FieldInfo) -> str | None:
 
 
 def _is_model(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is annotated with an option model."""
     return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
 
 
 def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str]) -> inspect.Parameter:
+    """Make the typer parameter of one field."""
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
     is_list = _is_list(field.annotation)
     is_number = flag_type in (int, float)
@@ -124,6 +126,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
+    """Choose the type that a flag is parsed as."""
     plain = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 
