@@ -69,6 +69,7 @@ class RenamedOptionsCommand(TyperCommand):
         return rest
 
     def _rename(self, word: str) -> str:
+        """Replace the old name of a renamed option."""
         name, equals, value = word.partition("=")
         if name not in self.renamed:
             return word

@@ -140,15 +140,7 @@ class Labeler:
         return LabeledBatch([replace(self._make_empty_row(question), error=reason)])
 
     def _make_empty_row(self, question: Question) -> LabelRow:
-        return LabelRow(
-            id=question.id,
-            question=question.text,
-            lang=self.prompts.language(question),
-            answers=tuple(list_gold_answers(question)),
-            choices=question.choices,
-            meta=question.meta,
-            grader="choice" if question.choices else self.grader.name,
-        )
+        return make_empty_row(question, self.prompts.language(question), self.grader)
 
     # --- one batch --------------------------------------------------------------------------------
 
@@ -187,6 +179,7 @@ class Labeler:
         )
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
+        """Draft and sample an answer to each prompt; with states, also record hidden states and SeaKR samples."""
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0
         request = SignalRequest(
@@ -317,6 +310,19 @@ class Labeler:
                 rows, answers, grades_by_row, questions, readings, strict=True
             )
         ]
+
+
+def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
+    """Make the row of a question without answers."""
+    return LabelRow(
+        id=question.id,
+        question=question.text,
+        lang=lang,
+        answers=tuple(list_gold_answers(question)),
+        choices=question.choices,
+        meta=question.meta,
+        grader="choice" if question.choices else grader.name,
+    )
 
 
 def _make_finisher(batch: LabeledBatch) -> BatchFinisher:

@@ -228,6 +228,7 @@ class Belief:
 
     @property
     def prefers_closed(self) -> bool:
+        """Whether the closed-book answer is more probable."""
         return self.closed > self.open
 
 
