@@ -183,12 +183,24 @@ class ChatModel(Backend):
             )
         return completion
 
+    def _make_options(self, request: ChatRequest) -> dict[str, Any]:
+        """Return the options of a request under the names that OpenAI and most frameworks use."""
+        options: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
+        options |= {"top_p": request.top_p} if request.temperature and request.top_p < 1 else {}
+        options |= {"seed": request.seed} if request.seed is not None else {}
+        return options | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
+
     def _map(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
         """Apply `work` to each item concurrently and return the results in order."""
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(max_workers=min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(work, items))
+
+
+def make_completion(text: str, tokens: tuple[Token, ...] | None, n_tokens: int | None, finished: bool) -> Completion:
+    """Make a completion; without a token count of the provider, count the tokens, or else the words."""
+    return Completion(text, tokens, finished=finished, n_tokens=n_tokens or len(tokens or text.split()))
 
 
 def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
