@@ -44,7 +44,7 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
 
 Labels = Annotated[
     list[Path] | None,
-    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run to learn from; may be repeated."),
+    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run; may be repeated."),
 ]
 GateFolder = Annotated[
     Path,

@@ -54,7 +54,7 @@ class FitOptions(Options):
         default=None,
         ge=0,
         lt=1,
-        description="For benefit: accuracy that the chosen threshold may lose. Default: 0.01.",
+        description="For benefit: accuracy that may be lost. Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
