@@ -28,6 +28,7 @@ from knowgate.errors import KnowgateError
 
 EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 REPORT_FOLDER = "errors"
+SETTINGS_FILE_PREFIX = "the config file"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
 # typer has its own copy of click, so its base class is not the one that `import click` gives.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
@@ -146,7 +147,8 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
     path, command = find_command(arguments, commands)
     options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
     flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
-    return add_next_step(translate_arguments(message, flags), path)
+    is_about_file = message.startswith(SETTINGS_FILE_PREFIX)  # keys of a file are not flags
+    return add_next_step(message if is_about_file else translate_arguments(message, flags), path)
 
 
 def has_next_step(message: str) -> bool:

@@ -253,7 +253,8 @@ def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
     distances = measure_distances(bound.gate, chunk.questions, readings)
     raw = None if scores.raw is None else np.array(scores.raw)
     n_known = sum(distance is not None for distance in distances)
-    return _ChunkScores(np.array(scores.needs), raw, compute_far_share(distances), n_known)
+    far = compute_far_share(distances) if n_known else None
+    return _ChunkScores(np.array(scores.needs), raw, far, n_known)
 
 
 def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:

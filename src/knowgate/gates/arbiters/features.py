@@ -169,8 +169,7 @@ class FeaturesArbiter(FittedArbiter):
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """Apply one classifier for each side."""
         features, tensors = build_answer_matrix(self.artifact.options["features"], answers), self.artifact.tensors
-        scores: FloatArray = np.stack([apply_network(tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1)
-        return scores
+        return np.stack([apply_network(tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1)
 
 
 def get_required_signals(names: Sequence[str]) -> frozenset[Signal]:
