@@ -124,6 +124,7 @@ class Labeler:
         return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
+        """Label each question alone; raise if all of them fail with a system error."""
         batches, errors = [], []
         for question in questions:
             try:
@@ -252,6 +253,7 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
+        """Add passages, and open-book, masked and iterative answers, to the rows that have passages."""
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
@@ -278,6 +280,7 @@ class Labeler:
         return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """Add the answers after several rounds of retrieval."""
         answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)

@@ -84,6 +84,7 @@ class ConfidenceSource:
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
         values = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
@@ -99,6 +100,7 @@ class LikelihoodSource:
     name = "likelihood"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         if not isinstance(self.model, ScoringModel):
             raise UnsupportedSignal(
                 f"{self.model.name} cannot score a given answer; source='likelihood' needs hf, gguf or smollm."
@@ -121,6 +123,7 @@ class BenefitSource:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         completions = self.model.generate(prompts, max_tokens=self.max_tokens)
         pairs = zip(questions, passages, strict=True)
@@ -210,6 +213,7 @@ class PreferenceLabeler:
         return assign_splits([question.text for question in questions], self.seed)
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        """Find the candidate passages of each question, and truncate them if required."""
         if self.retriever is None:
             passages = [list(question.contexts[: self.candidates]) for question in questions]
         else:
@@ -219,6 +223,7 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
+        """Measure a batch; passages beyond the context window are shortened and measured again."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
         try:
             fitting, effects = distinct, self.source.measure(questions, distinct)
@@ -246,6 +251,7 @@ class PreferenceLabeler:
         n_duplicates: int,
         n_truncated: int,
     ) -> Preference:
+        """Make the preference row of a question from the measured effects."""
         candidates = tuple(
             CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
             for passage, value, correct in zip(passages, effects.values, effects.correct, strict=True)

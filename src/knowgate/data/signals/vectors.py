@@ -74,6 +74,7 @@ def surface_features(questions: Sequence[Question]) -> Vector:
 
 
 def _compute_surface(text: str) -> list[float]:
+    """Compute the surface features of a text."""
     words, size = text.split(), max(len(text), 1)
     return [
         math.log1p(len(text)),
