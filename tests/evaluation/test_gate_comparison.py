@@ -8,7 +8,7 @@ from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered
+from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal
 from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
 from knowgate.evaluation.report import evaluation_tables as eval_sheets
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
@@ -182,7 +182,7 @@ def test_a_run_without_graded_rows_is_rejected(tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_is_rejected_with_advice(tmp_path):
-    with pytest.raises(NotOffered, match="Label again with"):
+    with pytest.raises(UnsupportedSignal, match="Label again with"):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 

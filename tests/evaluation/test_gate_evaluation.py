@@ -7,7 +7,7 @@ import pytest
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import read_needs
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS
-from knowgate.errors import BadSetting, NotOffered, UnknownName
+from knowgate.errors import BadSetting, UnknownName, UnsupportedSignal
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
@@ -213,7 +213,7 @@ def answered(setup, tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_decides_if_the_model_is_named(setup, answered):
-    with pytest.raises(NotOffered, match="asks the LLM with its own prompt"):
+    with pytest.raises(UnsupportedSignal, match="asks the LLM with its own prompt"):
         evaluate(Asking(), answered)
     gate = Asking()
     assert evaluate(gate, answered, model=setup.model, resamples=0).gate("asking").measures["auroc"].value == 1.0

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered
+from knowgate.errors import BadInput, BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
@@ -284,7 +284,7 @@ def test_a_gate_that_asks_reads_labels_before_the_answer():
 
 def test_a_gate_the_backend_cannot_serve_is_refused_before_anything_is_asked():
     model = CountingModel(FakeModel(TABLE, offers=frozenset({Signal.DRAFT})))
-    with pytest.raises(NotOffered, match="gate 'logprob' needs logprobs"):
+    with pytest.raises(UnsupportedSignal, match="gate 'logprob' needs logprobs"):
         build(model=model).answer(QUESTION_KNOWN)
     assert model.calls == []
 

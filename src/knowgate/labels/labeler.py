@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
 from knowgate.data.signals import confidence, samples
-from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
 from knowgate.labels.grading import Grade, Grader, StringGrader, list_gold_answers
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
@@ -81,7 +81,9 @@ class Labeler:
             raise BadSetting("iterative=True searches repeatedly: give `index`, and do not set `closed_book`.")
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:
-            raise NotOffered(f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+            raise UnsupportedSignal(
+                f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give."
+            )
 
     @property
     def passage_finder(self) -> PassageFinder:
@@ -216,7 +218,7 @@ class Labeler:
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
-        except NotOffered:  # no reason to lose the answers
+        except UnsupportedSignal:  # no reason to lose the answers
             return [{} for _ in questions]
         return [
             {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}

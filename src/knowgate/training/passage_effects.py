@@ -9,7 +9,7 @@ from typing import Protocol
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
 from knowgate.data.splits import split_questions
-from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, NotOffered, ServerError
+from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, ServerError, UnsupportedSignal
 from knowgate.gates.hidden_state import ProbeGate
 from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, format_passages
@@ -102,7 +102,7 @@ class LikelihoodSource:
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
         """Measure the passages of each question."""
         if not isinstance(self.model, ScoringModel):
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"{self.model.name} cannot score a given answer; source='likelihood' needs hf, gguf or smollm."
             )
         answers = [_get_first_gold(question) for question in questions]
@@ -189,7 +189,7 @@ class PreferenceLabeler:
         candidates = self._find_candidates(questions)
         try:
             return self._label_batch(questions, candidates)
-        except (ServerError, DeviceError, NotOffered):
+        except (ServerError, DeviceError, UnsupportedSignal):
             raise
         except KnowgateError:
             return [self._label_one(*pair) for pair in zip(questions, candidates, strict=True)]
@@ -296,7 +296,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     This is a control for preferences that only follow the length of a passage.
     """
     if not isinstance(model, TokenizingModel):
-        raise NotOffered(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
+        raise UnsupportedSignal(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]
 
