@@ -412,8 +412,8 @@ class Careless(Gate):
     [
         (Careless([]), "gate 'careless' gave 0 needs for 1 questions"),
         (Careless([0.1, 0.2]), "gave 2 needs for 1 questions"),
-        (Careless(None), "gave no list of numbers"),
-        (Careless([None]), "gave no list of numbers"),
+        (Careless(None), "did not return a list of numbers"),
+        (Careless([None]), "did not return a list of numbers"),
         (Careless(reasons=("a", "b")), "gave 2 explanations for 1 questions"),
     ],
 )
