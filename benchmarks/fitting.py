@@ -25,13 +25,13 @@ def planted(rows: int, width: int) -> tuple[Any, Any]:
 def time_fits(rows: int, width: int) -> None:
     from knowgate.gates.artifacts.networks import apply_network
     from knowgate.stats.metrics import auroc
-    from knowgate.training.classifiers import fit_best_linear, fit_mlp
+    from knowgate.training.classifiers import LabeledFeatures, fit_mlp, tune_linear
 
     states, needed = planted(rows, width)
     train, dev = slice(0, int(0.9 * rows)), slice(int(0.9 * rows), rows)
-    for name, fit in (("linear probe", fit_best_linear), ("network, three seeds", fit_mlp)):
+    for name, fit in (("linear probe", lambda *parts: tune_linear(*parts).tensors), ("network, three seeds", fit_mlp)):
         start = time.perf_counter()
-        tensors = fit(states[train], needed[train], states[dev], needed[dev])
+        tensors = fit(*(LabeledFeatures(states[part], needed[part]) for part in (train, dev)))
         seconds = time.perf_counter() - start
         found = auroc(needed[dev], apply_network(tensors, states[dev]))
         print(f"{name}: {seconds:.1f} s for {rows} x {width}, dev AUROC {found:.3f}", flush=True)
@@ -41,7 +41,7 @@ def time_scoring(repeats: int = 20) -> None:
     from knowgate.gates.artifacts.networks import apply_network
     from knowgate.models import load_model
     from knowgate.models.prompts.answers import AnswerPrompts
-    from knowgate.training.classifiers import fit_mlp
+    from knowgate.training.classifiers import LabeledFeatures, fit_mlp
     from knowgate.types import Question, SignalRequest
 
     model = load_model("smollm")
@@ -50,7 +50,7 @@ def time_scoring(repeats: int = 20) -> None:
     want = SignalRequest(layers=(layer,), draft_tokens=1)
     state = model.read([prompt], want)[0].hidden[layer]
     states, needed = planted(200, len(state))
-    tensors = fit_mlp(states[:150], needed[:150], states[150:], needed[150:])
+    tensors = fit_mlp(LabeledFeatures(states[:150], needed[:150]), LabeledFeatures(states[150:], needed[150:]))
     passes, scores = [], []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -58,7 +58,7 @@ def test_the_same_command_without_a_word_goes_on(call: Call, lamps: Path):
     started(call)
     outcome = call("start")
     assert outcome.code == 0
-    assert "Going on in knowgate-start." in outcome.err
+    assert "Continuing in knowgate-start." in outcome.err
 
 
 def test_what_changed_is_said(call: Call, lamps: Path):
@@ -69,7 +69,7 @@ def test_what_changed_is_said(call: Call, lamps: Path):
 def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Path):
     outcome = call("start", stdin=b"lamps\n")
     assert outcome.code == 1
-    assert "no documents are named. Type: knowgate start --docs FOLDER" in outcome.err
+    assert "no documents are named: give --docs" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_interrupted_it_says_where_things_are_and_what_to_type(
         outcome = started(call)
     assert outcome.code == 130
     assert (
-        "the same command goes on: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
+        "the same command continues: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
     )
     assert call("start").code == 0
 
@@ -136,7 +136,7 @@ def test_interrupted_while_the_llm_is_loaded_what_was_said_is_not_asked_again(
         assert started(call).code == 130
     outcome = call("start")
     assert outcome.code == 0
-    assert "Going on in knowgate-start." in outcome.err
+    assert "Continuing in knowgate-start." in outcome.err
 
 
 def test_wishes_that_turn_out_wrong_do_not_replace_those_that_worked(call: Call, lamps: Path):
@@ -166,4 +166,4 @@ def test_a_document_that_cannot_be_read_is_named_and_the_rest_goes_on(call: Call
     [("", "questions.txt"), ("hub:trivia", "questions.txt"), ("jsonl:q.jsonl.gz", "questions.txt"), ("lines:q", "q")],
 )
 def test_the_file_to_type_is_the_users_own_where_ask_can_read_it(questions: str, file: str):
-    assert command.question_file_name(questions) == file
+    assert command.get_question_file(questions) == file

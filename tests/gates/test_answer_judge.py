@@ -16,7 +16,7 @@ from knowgate.gates.judges.causal_judge import list_adapter_folders
 from knowgate.gates.scoring import score_questions
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Question, Reading, Signal
 from tests.support.judge_data import planted, quick, score_reloaded, scored_elsewhere
@@ -41,7 +41,7 @@ class Made:
 def make(folder, examples, **crewed):
     texts = [question.text for question in examples.questions]
     members = plan_ensemble(examples.split, HOW, **crewed, texts=texts)
-    fitted = train_answer_judge("judge", examples, 32, members, work=folder / "work")
+    fitted = train_answer_judge(AnswerTask("judge", 32), examples, members, work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
 
@@ -126,7 +126,7 @@ def test_with_folds_every_question_counts_as_seen(folded):
 def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60)
     fitted = train_answer_judge(
-        "judge", examples, 0, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
+        AnswerTask("judge", 0), examples, plan_ensemble(examples.split, replace(HOW, epochs=1)), work=tmp_path / "work"
     )
     save_fitted(fitted, examples, tmp_path / "gate")
     gate = load_gate(str(tmp_path / "gate"))
@@ -137,7 +137,7 @@ def test_without_tokens_it_sees_the_question_alone_and_needs_nothing(tmp_path):
 def test_open_book_answers_can_be_training_examples(tmp_path):
     examples = planted(save_word_llama(tmp_path / "model"), 60, by="draft")
     short = plan_ensemble(examples.split, replace(HOW, epochs=1, checks=1), seeds=2)
-    fitted = train_answer_judge("judge", examples, 32, short, both=True, work=tmp_path / "work")
+    fitted = train_answer_judge(AnswerTask("judge", 32, both=True), examples, short, work=tmp_path / "work")
     taught = len(examples.split.train)  # every row has an open answer that says something else
     assert f"judge 1 of 2, {2 * taught} examples:" in fitted.notes
 

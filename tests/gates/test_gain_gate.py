@@ -44,7 +44,7 @@ def both_ways(model) -> Examples:
         for row, right in zip(examples.rows, found, strict=True)
     ]
     helps = np.array([right and not row.closed.correct for row, right in zip(rows, found, strict=True)])
-    return replace(examples, trial=replace(examples.trial, rows=rows), needed=helps, target="benefit")
+    return replace(examples, table=replace(examples.table, rows=rows), needed=helps, target="benefit")
 
 
 def make(folder, examples, **options):
@@ -71,8 +71,8 @@ def test_it_predicts_what_documents_add_not_what_is_unknown(spoken, examples):
     test = examples.split.test.tolist()
     needs = np.array(score_questions(load_gate(str(spoken)), *taken(examples, test)))
     assert auroc(examples.needed[test], needs) > 0.9
-    unknown = ~examples.trial.closed_right[test]
-    assert auroc(examples.trial.always_right[test][unknown], needs[unknown]) > 0.8
+    unknown = ~examples.table.closed_right[test]
+    assert auroc(examples.table.always_right[test][unknown], needs[unknown]) > 0.8
 
 
 def test_an_encoder_reads_a_suffix_for_the_search_question(examples, tmp_path):

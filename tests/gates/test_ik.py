@@ -149,7 +149,7 @@ def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
     examples = planted(Path("nowhere"), 60)
     with pytest.raises(BadSetting, match="tokens is -1"):
         fit_ik_text(examples, tokens=-1, embedder=LetterEmbedder())
-    short = replace(examples, trial=replace(examples.trial, settings={**examples.settings, "max_tokens": 32}))
+    short = replace(examples, table=replace(examples.table, settings={**examples.settings, "max_tokens": 32}))
     with pytest.raises(BadSetting, match=r"drafted 32 tokens, 64 are asked for.*--prompts free --max-tokens 64"):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
 
@@ -157,7 +157,7 @@ def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
 def test_drafts_shorter_than_t_are_noted():
     examples = planted(Path("nowhere"), 120, by="draft")
     rows = [replace(row, closed=replace(row.closed, tokens=(Token("a", -1.0),) * 3)) for row in examples.rows]
-    spoken = replace(examples, trial=replace(examples.trial, rows=rows))
+    spoken = replace(examples, table=replace(examples.table, rows=rows))
     fitted = fit_ik_text(spoken, tokens=32, embedder=LetterEmbedder())
     assert "half of the drafts have at most 3 tokens" in fitted.notes[0]
     assert fit_ik_text(spoken, tokens=3, embedder=LetterEmbedder()).notes == []

@@ -93,7 +93,7 @@ def test_needs_have_as_many_values_as_raw_scores(made):
 
 def test_a_judge_trained_without_passages_cannot_filter_them(made, tmp_path):
     bare = [replace(row, open=None, passages=()) for row in made.examples.rows]
-    examples = replace(made.examples, trial=replace(made.examples.trial, rows=bare))
+    examples = replace(made.examples, table=replace(made.examples.table, rows=bare))
     fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
     assert any("--open-samples 30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
@@ -170,7 +170,7 @@ def test_tau_is_where_skipping_answers_most_dev_questions_right(made):
     examples = made.examples
     rows = [row(item, 0.6 + i % 3 / 10) for i, item in enumerate(examples.rows)]
     every = replace(examples.split, dev=np.arange(30))
-    assert choose_tau(replace(examples, trial=replace(examples.trial, rows=rows), split=every), "mastery") == 0.6
+    assert choose_tau(replace(examples, table=replace(examples.table, rows=rows), split=every), "mastery") == 0.6
 
 
 def test_tau_may_be_as_low_as_a_tenth(made):
@@ -183,18 +183,18 @@ def test_tau_may_be_as_low_as_a_tenth(made):
         )
         for i, row in enumerate(made.examples.rows)
     ]
-    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.1
+    assert choose_tau(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.1
 
 
 def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
     rows = [replace(row, open=None) for row in made.examples.rows]
-    assert choose_tau(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), "mastery") == 0.8
+    assert choose_tau(replace(made.examples, table=replace(made.examples.table, rows=rows)), "mastery") == 0.8
 
 
 def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
     with pytest.raises(BadInput, match="knowgate label --samples 30"):
-        fit_kbm_judge(replace(made.examples, trial=replace(made.examples.trial, rows=rows)), work=tmp_path)
+        fit_kbm_judge(replace(made.examples, table=replace(made.examples.table, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])

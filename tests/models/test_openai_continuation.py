@@ -12,7 +12,7 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import Completion, Prompt, SignalRequest, Token
 from tests.support.chat_server import ChatServer
 from tests.support.llama_server import NAME, running_llama
-from tests.support.vllm_talk import TURN, Talk, drafted_and_finished, labelled
+from tests.support.vllm_recording import PROMPT, RecordedServer, draft_and_continue, read_labels
 
 URL = "http://server.test/v1"
 QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
@@ -52,12 +52,12 @@ def connect(server):
     return OpenAIModel("m", URL, retry=QUICK, transport=httpx.MockTransport(server))
 
 
-def finish(model, begun=BEGUN, prompt=TURN, max_tokens=10):
+def finish(model, begun=BEGUN, prompt=PROMPT, max_tokens=10):
     return model.generate([prompt], max_tokens=max_tokens, resume=[ServerDraft(prompt, begun)])[0][0]
 
 
 def streamed(model, begun=BEGUN, max_tokens=10):
-    pieces, stream = [], model.stream(TURN, max_tokens=max_tokens, resume=ServerDraft(TURN, begun))
+    pieces, stream = [], model.stream(PROMPT, max_tokens=max_tokens, resume=ServerDraft(PROMPT, begun))
     while True:
         try:
             pieces.append(next(stream))
@@ -93,7 +93,7 @@ def test_raw_text_is_continued_on_every_server():
 
 def test_an_unknown_server_generates_the_answer_again():
     server = GoingServer("library")
-    assert finish(connect(server)).text == f"answer to {TURN.text}"
+    assert finish(connect(server)).text == f"answer to {PROMPT.text}"
     assert (server.last["max_tokens"], len(server.last["messages"])) == (10, 1)
 
 
@@ -108,15 +108,15 @@ def test_an_unknown_server_generates_the_answer_again():
 )
 def test_a_draft_that_is_not_reproducible_is_generated_again(begun):
     server = GoingServer("vllm")
-    assert finish(connect(server), begun).text == f"answer to {TURN.text}"
+    assert finish(connect(server), begun).text == f"answer to {PROMPT.text}"
     assert len(server.last["messages"]) == 1
 
 
 def test_a_server_that_refuses_drafts_is_tried_only_once():
     server = GoingServer("vllm", refuses=frozenset({"continue_final_message"}))
     model = connect(server)
-    assert [finish(model).text for _ in range(2)] == [f"answer to {TURN.text}"] * 2
-    assert streamed(model)[1].text == f"answer to {TURN.text}"
+    assert [finish(model).text for _ in range(2)] == [f"answer to {PROMPT.text}"] * 2
+    assert streamed(model)[1].text == f"answer to {PROMPT.text}"
     assert sum("continue_final_message" in body for _, body in server.bodies) == 1
 
 
@@ -124,10 +124,10 @@ def test_a_server_that_refuses_drafts_is_tried_only_once():
 
 
 def test_a_recorded_vllm_continues_a_draft_to_the_same_answer():
-    talk = Talk.recorded()
-    model = OpenAIModel("smollm", URL, transport=httpx.MockTransport(talk))
-    draft, answer = drafted_and_finished(model)
-    at_once = model.generate([TURN], max_tokens=24)[0][0]
+    server = RecordedServer()
+    model = OpenAIModel("smollm", URL, transport=httpx.MockTransport(server))
+    draft, answer = draft_and_continue(model)
+    at_once = model.generate([PROMPT], max_tokens=24)[0][0]
     assert (draft.n_tokens, draft.finished) == (8, False)
     assert answer.text == at_once.text
     assert answer.n_tokens == at_once.n_tokens
@@ -138,9 +138,9 @@ def test_a_recorded_vllm_continues_a_draft_to_the_same_answer():
 
 
 def test_a_recorded_vllm_lists_requested_labels_beyond_its_limit():
-    talk = Talk.recorded()
-    row = labelled(OpenAIModel("smollm", URL, transport=httpx.MockTransport(talk)))[0]
-    (listed,) = (one["reply"] for one in talk.said if "logprob_token_ids" in one["body"])
+    server = RecordedServer()
+    row = read_labels(OpenAIModel("smollm", URL, transport=httpx.MockTransport(server)))[0]
+    (listed,) = (each["reply"] for each in server.exchanges if "logprob_token_ids" in each["body"])
     values = {one["token"]: one["logprob"] for one in listed["choices"][0]["logprobs"]["content"][0]["top_logprobs"]}
     assert row.max() < -10
     assert row[0] != row[1]

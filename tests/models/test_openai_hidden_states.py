@@ -13,7 +13,7 @@ from knowgate.models.openai.hidden_states import consume_states_file, locate_sta
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.types import LabelPrompt, Prompt, Signal, SignalRequest
-from tests.support.vllm_talk import ASKED, recorded_states
+from tests.support.vllm_recording import STATE_PROMPTS, load_recorded_states
 
 if sys.platform == "win32":
     pytest.skip("files are locked otherwise there", allow_module_level=True)
@@ -195,8 +195,8 @@ def test_states_of_other_tokens_are_refused(tmp_path):
 
 @pytest.mark.model
 def test_states_of_a_recorded_vllm_equal_those_of_transformers(smollm):
-    recorded = recorded_states()
-    readings = smollm.read(ASKED, SignalRequest(layers=tuple(recorded)))
+    recorded = load_recorded_states()
+    readings = smollm.read(STATE_PROMPTS, SignalRequest(layers=tuple(recorded)))
     for layer, theirs in recorded.items():
         mine = np.stack([reading.hidden[layer] for reading in readings])
         cosines = (mine * theirs).sum(1) / np.linalg.norm(mine, axis=1) / np.linalg.norm(theirs, axis=1)

@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
-from knowgate.core.nearest_neighbors import NearestHits, select_top_rows
+from knowgate.core.nearest_neighbors import select_top_rows
 from knowgate.retrieval import bm25_scores
-from knowgate.retrieval.bm25 import K1, B, _select_few, build_bm25_matrix
+from knowgate.retrieval.bm25 import K1, B, build_bm25_matrix
 from knowgate.retrieval.bm25_scores import Postings, TermScorer, select_candidate_rows
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
@@ -104,18 +104,3 @@ def test_candidate_rows_contain_the_k_best(n, k, positive_share):
 def test_most_rows_of_a_large_index_are_no_candidates():
     scores = np.random.default_rng(0).random(100_000).astype(np.float32)
     assert len(select_candidate_rows(scores, 3)) < 1_000
-
-
-def test_selecting_few_equals_sorting_and_ties_go_by_row():
-    rng = np.random.default_rng(0)
-    for k in (1, 3, 16):
-        scores = rng.integers(0, 5, 40).astype(np.float32)
-        rows = np.flatnonzero(scores > 0)
-        expected, few = NearestHits(rows, scores[rows]).best(k), _select_few(scores.copy(), k)
-        assert few.rows.tolist() == expected.rows.tolist()
-        assert few.scores.tolist() == expected.scores.tolist()
-
-
-def test_passages_without_a_query_word_are_not_selected():
-    assert _select_few(np.array([0, 2, 0], np.float32), 3).rows.tolist() == [1]
-    assert _select_few(np.zeros(2, np.float32), 3).rows.tolist() == []

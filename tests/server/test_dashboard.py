@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what it shows, the playground, thumbs, keys, an alarm; small, dark, by keyboard."""
+"""The dashboard: its data, and its page in a real browser."""
 
 import httpx
 import pytest
@@ -10,7 +10,7 @@ from tests.server.test_learning import audit_options, get_arms, trigger_alarm, w
 from tests.support.browser import driven
 from tests.support.chromium import needs_browser
 
-INSIDE = "!document.getElementById('inside').hidden"
+HAS_CONTENT = "!document.getElementById('content').hidden"
 HOSTILE = "<img src=x onerror=alert(1)> & <b>the capital of Bababaland</b>?"
 
 
@@ -21,13 +21,13 @@ def page(tmp_path):
         yield page
 
 
-def kept(tmp_path, **options):
+def log_options(tmp_path, **options):
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True, **options}
 
 
-def opened(page, address):
+def open_dashboard(page, address):
     page.open(f"{address}/")
-    page.wait(INSIDE)
+    page.wait(HAS_CONTENT)
 
 
 # --- what it is made of ---------------------------------------------------------------------------
@@ -85,11 +85,11 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
     address, _ = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
     ask(address, HOSTILE)
     wait_for_audits(address, 1)
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelector('#recent details')")
     text = page.text
     assert "What skipping costs" in text
-    assert "Of 1 requests drawn 1 would have been answered otherwise" in text
+    assert "Of 1 audited requests, 1 would have been answered differently" in text
     assert HOSTILE in text
     assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
     assert "answers differ" in text
@@ -98,23 +98,23 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
 
 @needs_browser
 def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
-    opened(page, address)
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
+    open_dashboard(page, address)
     page.run("document.getElementById('question').focus()")
     page.type(UNKNOWN)
     page.press("Tab")
     page.press("Enter")
-    page.wait("document.querySelectorAll('#answers .thumbs').length === 2")
+    page.wait("document.querySelectorAll('#answers .feedback').length === 2")
     page.wait("document.querySelector('.answer.chosen')")
-    assert page.run("[...document.querySelectorAll('.said')].map((one) => one.textContent)") == [
+    assert page.run("[...document.querySelectorAll('.text')].map((one) => one.textContent)") == [
         "Nowhere",
         "Babakostad",
     ]
-    assert "The gate would look this up" in page.text
+    assert "The gate would retrieve" in page.text
     page.press("Tab")
     page.press("Tab")  # past 'good' of the first answer
     page.press(" ")
-    page.wait("document.querySelector('#answers .thumbs .note').textContent.startsWith('Thank you')")
+    page.wait("document.querySelector('#answers .feedback .note').textContent.startsWith('Thank you')")
     assert page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
     recent = httpx.get(f"{address}/v1/dashboard").json()["recent"]
     report = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
@@ -129,23 +129,23 @@ def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     page.open(f"{address}/")
-    page.wait("!document.getElementById('door').hidden")
+    page.wait("!document.getElementById('login').hidden")
     assert page.run("document.activeElement.id") == "key"
     assert page.console == []
     page.type("kg-wrong")
     page.press("Enter")
-    page.wait("document.getElementById('key-said').textContent")
+    page.wait("document.getElementById('key-status').textContent")
     page.type(key)
     page.press("Enter")
-    page.wait(INSIDE)
+    page.wait(HAS_CONTENT)
 
 
 @needs_browser
 def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
     address = trigger_alarm(serve, stub, tmp_path)
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("!document.getElementById('alarm').hidden")
-    assert "Alarm, gate never: more than 10 % of the answers are lost" in page.text
+    assert "Alarm for gate never: more than 10 % of the answers are lost" in page.text
     page.run("document.querySelector('#alarm button').click()")
     page.wait("document.getElementById('alarm').hidden")
     assert not get_arms(address)["a"]["loss"]["alarm"]
@@ -153,10 +153,10 @@ def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
 
 @needs_browser
 def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     ask(address, KNOWN, model="knowgate")
     page.size(400, 800)
-    opened(page, address)
+    open_dashboard(page, address)
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
     light = page.run("getComputedStyle(document.body).backgroundColor")
     page.size(400, 800, dark=True)
@@ -165,26 +165,26 @@ def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
 
 @needs_browser
 def test_decisions_can_be_filtered_and_stay_open_during_updates(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     for text in (KNOWN, UNKNOWN):
         ask(address, text, model="knowgate")
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelectorAll('#recent details').length === 2")
     page.run("document.querySelector('#recent details summary').click()")
     ask(address, KNOWN, model="knowgate")
     page.wait("document.querySelectorAll('#recent details').length === 3")
     assert page.run("[...document.querySelectorAll('#recent details')].map((one) => one.open)") == [False, True, False]
-    page.run("show.value = 'retrieved'; show.dispatchEvent(new Event('change'))")
+    page.run("f = document.getElementById('filter'); f.value = 'retrieved'; f.dispatchEvent(new Event('change'))")
     assert page.run("document.querySelectorAll('#recent details').length") == 1
     assert page.console == []
 
 
 @needs_browser
 def test_a_decision_of_a_rule_is_marked_and_shows_no_need(serve, page, tmp_path):
-    address, _ = serve(upstream=False, gate="prompt", options=kept(tmp_path))
+    address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
     ask(address, "Thanks a lot!", model="knowgate")
     ask(address, UNKNOWN, model="knowgate")
-    opened(page, address)
+    open_dashboard(page, address)
     page.wait("document.querySelectorAll('#recent details').length === 2")
     ruled, asked = (page.run(f"document.querySelectorAll('.need')[{place}].textContent") for place in (1, 0))
     assert ruled == "rule"

@@ -61,23 +61,23 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
 
 
 def test_refit_uses_the_upstream_of_the_server(tmp_path, call):  # noqa: F811
-    from knowgate.cli.refit import served_model_spec
+    from knowgate.cli.refit import get_served_model
     from knowgate.errors import KnowgateError
     from knowgate.pipeline.settings import PipelineOptions
 
     serve = {"upstream": "http://127.0.0.1:1/v1", "upstream_model": "qwen"}
-    assert served_model_spec(PipelineOptions(serve=serve)) == "openai:qwen@http://127.0.0.1:1/v1"
-    assert served_model_spec(PipelineOptions(model="fake")) == "fake"
+    assert get_served_model(PipelineOptions(serve=serve)) == "openai:qwen@http://127.0.0.1:1/v1"
+    assert get_served_model(PipelineOptions(model="fake")) == "fake"
     with pytest.raises(KnowgateError, match="upstream_model"):
-        served_model_spec(PipelineOptions(serve={"upstream": "http://127.0.0.1:1/v1"}))
+        get_served_model(PipelineOptions(serve={"upstream": "http://127.0.0.1:1/v1"}))
 
 
 def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tmp_path, call):  # noqa: F811
     file, _, _ = served(serve, many, tmp_path, keep_questions=False)
-    assert "--keep-questions" in call("refit", file, "--docs", many.docs).err
+    assert "keep_questions=True" in call("refit", file, "--docs", many.docs).err
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
-    assert "it holds no decisions" in call("replay", other).err
+    assert "no table of decisions" in call("replay", other).err
     assert "--arm goes with the server's log" in call("replay", many.docs, "--arm", "a").err
     assert "no log of the server" in call("refit", many.docs).err

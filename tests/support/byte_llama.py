@@ -34,7 +34,7 @@ def save_byte_llama(folder: Path, seed: int = 0, window: int = 4096) -> Path:
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """As of GPT-2 and Qwen without any merges: every token is one byte."""
+    """A tokenizer like those of GPT-2 and Qwen, without merges: every token is one byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(_numbered([*SPECIAL, *alphabet]), []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -43,7 +43,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def fallback_tokenizer() -> PreTrainedTokenizerFast:
-    """As of Llama 2 and Gemma: words with a mark for the space before them, and bytes for all that is not a word."""
+    """A tokenizer like those of Llama 2 and Gemma: words with a marker for the space before them, else bytes."""
     words = ["▁", "▁Paris", "▁is", "a", "▁b", "."]
     spelt = [f"<0x{byte:02X}>" for byte in range(256)]
     core = Tokenizer(models.BPE(_numbered([*SPECIAL, *words, *spelt]), [], byte_fallback=True))
@@ -54,7 +54,7 @@ def fallback_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """Tokens are words, written with a space between any two."""
+    """A tokenizer whose tokens are words, decoded with spaces between them."""
     return _around(Tokenizer(models.WordLevel(_numbered([*SPECIAL, "a", "b", ".", "?"]), unk_token="<unk>")))
 
 

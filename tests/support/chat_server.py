@@ -1,4 +1,4 @@
-"""A small OpenAI-compatible server in memory, with the habits of real ones; for tests only."""
+"""A simulated OpenAI-compatible server for tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOP = [("Paris", 0.6), (" Lyon", 0.25), (" Paris", 0.1), ("Pa", 0.04), ("x", 0.0
 
 
 class ChatServer:
-    """Answers 'answer to <text>'. `refuses`: fields answered with 400; `ignores`: fields without effect."""
+    """Answers 'answer to <text>'. Fields in `refuses` get status 400, fields in `ignores` have no effect."""
 
     def __init__(self, *, refuses: frozenset[str] = frozenset(), ignores: frozenset[str] = frozenset()):
         self.refuses = refuses
@@ -48,7 +48,7 @@ class ChatServer:
         return self.stream
 
     def after_probe(self) -> list[dict[str, Any]]:
-        """The bodies asked for something other than the probe."""
+        """Return the bodies of all requests except the probe."""
         return [body for _, body in self.bodies if not _is_probe(body)]
 
     def _models(self) -> httpx.Response:
@@ -65,7 +65,7 @@ class ChatServer:
 
 
 class EventStream(httpx.SyncByteStream):
-    """Sends one piece after the other; remembers how many were taken and whether it was closed."""
+    """A stream that records how many pieces were read and whether it was closed."""
 
     def __init__(self, pieces: list[bytes]):
         self.pieces = pieces
@@ -86,7 +86,7 @@ def as_line(part: Any) -> bytes:
 
 
 def parts_of(reply: dict[str, Any], counts: bool) -> Iterator[dict[str, Any]]:
-    """A reply word by word, as vLLM sends it."""
+    """Split a response into chunks of one word, as vLLM does."""
     choice = reply["choices"][0]
     chat = "message" in choice
     words = re.findall(r"\s*\S+", choice["message"]["content"] if chat else choice["text"])

@@ -1,4 +1,4 @@
-"""A wrapper that counts what a model is asked; for tests only."""
+"""A wrapper that records the calls of a model, for tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from knowgate.types import Completion, LabelPrompt, Model, Prompt, Reading, Sign
 
 
 class CountingModel(Backend):
-    """Gives what `model` gives; `calls` holds (method, number of prompts) of every call so far."""
+    """Passes all calls to `model`; `calls` holds the method and the number of prompts of each."""
 
     def __init__(self, model: Model):
         self._model = model

@@ -22,7 +22,7 @@ from knowgate.training.examples import Examples, load_examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.gain import fit_gain
 from knowgate.training.judges.ik import fit_ik_text
@@ -56,11 +56,9 @@ FITS: dict[str, Fit] = {
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
     "judge": lambda examples, work: train_answer_judge(
-        "judge",
+        AnswerTask("judge", 16, f"hf:{save_word_llama(work / 'llama')}"),
         examples,
-        16,
         plan_ensemble(examples.split, replace(QUICK, epochs=1), seeds=2),
-        base=f"hf:{save_word_llama(work / 'llama')}",
         work=work / "judging",
     ),
     "gain": lambda examples, work: fit_gain(

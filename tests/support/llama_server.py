@@ -22,7 +22,7 @@ NAME = "smollm"
 
 @contextmanager
 def running_llama(*, embeddings: bool = False) -> Iterator[str]:
-    """Its address, up to /v1."""
+    """Run the server and yield its URL, up to /v1."""
     port = free_port()
     kind = ["embeddings"] if embeddings else []
     command = [sys.executable, "-m", "tests.support.llama_server", str(port), *kind]

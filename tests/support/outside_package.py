@@ -25,12 +25,13 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from knowgate.fitting import Examples, FitResult, PlainStep, Wanted
-from knowgate.types import Want
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import ExampleRequirements, FitResult, SimpleFitProgress
+from knowgate.types import SignalRequest
 
 
 def fit_length(
-    examples: Annotated[Examples, Wanted(target="known", reads_states=False)],
+    examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
     words: Annotated[int, "Longest question that is known."] = 3,
     spirit: Annotated[Literal["calm", "bold"], "calm or bold."] = "calm",
@@ -42,14 +43,14 @@ def fit_length(
 
     More that the help does not show.
     """
-    watch(PlainStep(1, 1))
+    watch(SimpleFitProgress(1, 1))
     lengths = np.array([len(question.text.split()) for question in examples.questions])
 
     def raw(places):
         return np.where(lengths[list(places)] > words, 0.9, 0.1)
 
     notes = [f"spirit {spirit}, seed {seed}, unused {unused}, layers {len(examples.readings[0].hidden)}"]
-    return FitResult("outside", {"words": words}, frozenset(), Want(), {}, raw, notes)
+    return FitResult("outside", {"words": words}, frozenset(), SignalRequest(), {}, raw, notes)
 '''
 ENTRY_POINTS = """
 [knowgate.fitted_gates]

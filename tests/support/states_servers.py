@@ -1,4 +1,4 @@
-"""Servers that give hidden states, in memory: one writes files as vLLM's connector does, one replies as SGLang does."""
+"""Simulated servers with hidden states: in files, like vLLM, and in responses, like SGLang."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END = 2
 
 
 def state_of(ids: list[int], layer: int) -> Vector:
-    """A state that is another for every list of tokens and every layer."""
+    """Return a hidden state that differs for every list of tokens and every layer."""
     return np.random.default_rng([layer, *ids]).normal(size=WIDTH).astype(np.float32)
 
 
@@ -33,7 +33,7 @@ def text_ids(text: str) -> list[int]:
 
 
 class StatesServer(ChatServer):
-    """What both have: a tokeniser that gives bytes, chat answers whose token ids are `DRAFT_IDS`."""
+    """Base of both servers: tokens are bytes, and the token ids of chat answers are `DRAFT_IDS`."""
 
     maker = ""
 
@@ -63,7 +63,7 @@ class StatesServer(ChatServer):
 
 
 class VllmStates(StatesServer):
-    """Writes a file for every request, a little after it has replied, behind a lock that is there before."""
+    """Writes a file for every request shortly after its response; the lock exists before."""
 
     maker = "vllm"
 
@@ -121,7 +121,7 @@ class VllmStates(StatesServer):
 
 
 class SglangStates(StatesServer):
-    """Replies with the layers side by side in one list."""
+    """Returns the states of all layers in one list."""
 
     maker = "sglang"
 
@@ -144,7 +144,7 @@ class SglangStates(StatesServer):
 
 
 def as_bf16(rows: Vector, ids: list[int]) -> bytes:
-    """The file of a server that computes in bfloat16, which numpy does not have."""
+    """Return a states file in bfloat16, which numpy does not support."""
     bits = (rows.view(np.uint32) >> 16).astype("<u2").tobytes()
     tokens = np.array(ids, np.int64).tobytes()
     header = json.dumps(

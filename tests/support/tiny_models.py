@@ -1,4 +1,4 @@
-"""Random models of two layers: real code paths in milliseconds, and a planted rule is learnt in seconds.
+"""Random models of two layers: they run in milliseconds and learn a simple rule in seconds.
 
 A Llama whose tokens are characters, one whose tokens are words (so that judges' prompts are short), a cross-encoder.
 """
@@ -36,7 +36,7 @@ PAIRS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "what", "is", "the", "mar
 
 
 def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[str, ...] = ()) -> Path:
-    """Of characters; `more` are special tokens to add."""
+    """Save a Llama whose tokens are characters; `more` are additional special tokens."""
     tokenizer = _tokenizer([*CHARACTERS, *WHOLE], pre_tokenizers.Split(Regex(rf"{'|'.join(WHOLE)}|[\s\S]"), "isolated"))
     tokenizer.chat_template = "{% for m in messages %}<user>{{ m['content'] }}<bot>{% endfor %}"
     tokenizer.add_tokens(list(more), special_tokens=True)
@@ -44,7 +44,7 @@ def save_tiny_llama(folder: Path, seed: int = 0, window: int = 512, more: tuple[
 
 
 def save_word_llama(folder: Path, seed: int = 0, window: int = 256) -> Path:
-    """Of the words that judges are asked with."""
+    """Save a Llama whose tokens are the words of the judge prompts."""
     asked = " ".join(
         text for name in ("ik", "kbm", "right") for text in load_packaged_templates(name).templates["en"].values()
     )
@@ -82,7 +82,7 @@ def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, win
 
 
 def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = PAIRS, seed: int = 0, **settings: Any) -> Path:
-    """Of words; `settings` are those of BertConfig."""
+    """Save a BERT cross-encoder whose tokens are words; `settings` go to BertConfig."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
@@ -102,7 +102,7 @@ def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = PAIRS, seed: in
 
 
 def save_spoken_llama(folder: Path, seed: int = 0, kind: str = "llama") -> Path:
-    """Of bytes that a trained BPE joins, as llama.cpp has them; kind: llama, or qwen2 (its projections have a bias)."""
+    """Save a Llama or Qwen2 model with a byte-level BPE tokenizer that llama.cpp supports."""
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()

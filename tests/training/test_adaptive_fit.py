@@ -86,7 +86,7 @@ def test_the_card_says_what_several_rounds_come_to_or_that_nobody_tried():
     data = examples()
     assert "240 of 240 rows have no iterative answer" in fit_adaptive(data, embedder=HashEmbedder()).notes[1]
     several = [replace(made, iterative=GradedAnswer("x", correct=True)) for made in data.rows]
-    tried = replace(data, trial=replace(data.trial, rows=several))
+    tried = replace(data, table=replace(data.table, rows=several))
     assert fit_adaptive(tried, embedder=HashEmbedder()).notes[1] == (
         "answers right: 33.3% closed-book, 66.7% with one round of retrieval, 100.0% with several"
     )

@@ -42,7 +42,7 @@ def test_its_folder_says_what_it_is_bound_to(fitted):
     assert made["model"]["fingerprint"] == FakeModel().fingerprint
     assert sum(made["split"].values()) == 400
     card = (fitted.artifact.path / "README.md").read_text()
-    assert "accuracy of the answer it chooses" in card
+    assert "accuracy of the chosen answer" in card
     assert "knowgate fit arbiter" in card
 
 
@@ -114,7 +114,7 @@ def test_rows_without_texts_are_refused_where_nothing_is_on_record(fitted, tmp_p
 
 def test_rows_answered_one_way_only(tmp_path):
     rows = [replace(row, open=None, benefit=None) for row in pair_rows(60)]
-    assert "has an answer with passages: an arbiter chooses between two" in refused(tmp_path, rows)
+    assert "has an open-book answer, and an arbiter chooses between two" in refused(tmp_path, rows)
 
 
 def test_rows_of_which_some_are_answered_one_way_are_left_out_and_counted(tmp_path):
@@ -126,18 +126,18 @@ def test_rows_of_which_some_are_answered_one_way_are_left_out_and_counted(tmp_pa
 
 def test_empty_answers(tmp_path):
     rows = [replace(row, open=replace(row.open, text=" ")) for row in pair_rows(60)]
-    assert "every answer with passages is empty" in refused(tmp_path, rows)
+    assert "every open-book answer is empty" in refused(tmp_path, rows)
 
 
 def test_an_llm_that_always_abstains(tmp_path):
     rows = [replace(row, open=replace(row.open, text="Not mentioned.")) for row in pair_rows(60)]
-    assert "every answer with passages says that it cannot tell ('Not mentioned.')" in refused(tmp_path, rows)
+    assert "every open-book answer abstains ('Not mentioned.')" in refused(tmp_path, rows)
 
 
 @pytest.mark.parametrize(("right", "words"), [(True, "60 are right and 0 are wrong"), (False, "0 are right and 60")])
 def test_answers_that_are_all_right_or_all_wrong(tmp_path, right, words):
     rows = [pair_row(str(i), 0.5, i % 2 == 0, right) for i in range(60)]
-    assert f"of the 60 answers with passages {words}" in refused(tmp_path, rows)
+    assert f"of the 60 open-book answers, {words}" in refused(tmp_path, rows)
 
 
 def test_answers_that_never_differ(tmp_path):
@@ -155,7 +155,7 @@ def test_a_mode_that_is_none(tmp_path):
 
 
 def test_an_option_of_another_mode_names_that_mode(tmp_path):
-    with pytest.raises(BadSetting, match="'base' belongs to fit arbiter --mode lora: add --mode lora"):
+    with pytest.raises(BadSetting, match="'base' belongs to mode='lora'"):
         fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", base="smollm")
 
 

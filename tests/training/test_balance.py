@@ -48,7 +48,7 @@ def test_few_rows_are_trained_on_as_long_as_the_papers(monkeypatch):
     needed = rng.random(200) < 0.5
     x = (rng.standard_normal((200, 8)) + 2.0 * needed[:, None]).astype(np.float32)
     short, whole = (
-        apply_network(networks.fit_mlp(x, needed, x, needed, seeds=(0,), in_full=in_full), x)
+        apply_network(networks.fit_mlp(*[networks.LabeledFeatures(x, needed)] * 2, seeds=(0,), in_full=in_full), x)
         for in_full in (False, True)
     )
     assert (1 - short).max() < 0.95 < (1 - whole).max()
@@ -62,5 +62,5 @@ def test_a_target_other_than_known_is_refused_with_what_to_type(tmp_path):
     rows = [planted_row(str(i), i % 2 == 0, 0.0) for i in range(80)]
     opened = [replace(row, open=GradedAnswer("so", correct=True), benefit=i % 2) for i, row in enumerate(rows)]
     states = planted_rows(80)[1]
-    with pytest.raises(BadSetting, match="Add --target known"):
+    with pytest.raises(BadSetting, match="Use target='known'"):
         fit("probe", write_run(tmp_path / "run", opened, states), out=tmp_path / "probe", balanced=True)

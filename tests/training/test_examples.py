@@ -86,8 +86,8 @@ def test_test_questions_are_not_among_those_seen(tmp_path):
     examples = load_examples([write_run(tmp_path / "run", planted_rows(60)[0])])
     tested = {fingerprint_text(examples.questions[place].text) for place in examples.split.test}
     assert tested
-    assert not tested & set(examples.seen())
-    assert len(examples.seen()) == 3 * (60 - len(tested))  # by text, loosely by text, and by id
+    assert not tested & set(examples.list_seen_keys())
+    assert len(examples.list_seen_keys()) == 3 * (60 - len(tested))  # by text, loosely by text, and by id
 
 
 def test_packed_runs_without_their_questions_are_refused(tmp_path):
@@ -107,14 +107,14 @@ def test_too_few_rows_are_refused_with_the_number_needed(tmp_path):
 def test_a_run_of_one_class_is_refused_with_both_counts(tmp_path):
     rows = [replace(row, closed=replace(row.closed, correct=True)) for row in planted_rows(60)[0]]
     with pytest.raises(
-        BadInput, match=r"8 questions of each kind.*; the label runs have 0 that need .* and 60 that do"
+        BadInput, match=r"8 questions of each class.*; the label runs have 0 that need .* and 60 that do"
     ):
         load_examples([write_run(tmp_path / "run", rows)])
 
 
 def test_one_question_asked_over_and_over_is_refused(tmp_path):
     rows = [replace(row, question="always the same?") for row in planted_rows(60)[0]]
-    with pytest.raises(BadInput, match="different questions"):
+    with pytest.raises(BadInput, match="distinct questions"):
         load_examples([write_run(tmp_path / "run", rows)])
 
 
@@ -123,7 +123,11 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
     [
         ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\); fit one gate for each"),
         ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\); fit one gate for each"),
-        ("max_tokens", 9, r"drafted answers of different length \(.*one: 8; .*two: 9\); label with one --max-tokens"),
+        (
+            "max_tokens",
+            9,
+            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",
+        ),
     ],
 )
 def test_runs_that_do_not_belong_together_are_refused_by_name(tmp_path, key, value, words):
@@ -145,7 +149,7 @@ def test_runs_of_one_folder_name_can_be_fitted_together(tmp_path):
 
 def test_benefit_without_open_book_answers_is_refused_with_the_way_out(tmp_path):
     run = write_run(tmp_path / "run", planted_rows(60)[0])
-    with pytest.raises(BadSetting, match=r"label with passages .*, or fit a gate on --target known"):
+    with pytest.raises(BadSetting, match=r"label with passages, or fit with target='known'"):
         load_examples([run], target="benefit")
 
 
@@ -171,5 +175,5 @@ def test_a_target_nobody_asked_for_is_named_with_its_reason_where_fitting_fails(
         BadInput, match=r"on 'known' .*\('known' was chosen because 60 of 60 rows have no open-book answer"
     ):
         load_examples([run])
-    with pytest.raises(BadInput, match=r"on 'known' needs 8 questions of each kind; "):
+    with pytest.raises(BadInput, match=r"on 'known' needs 8 questions of each class; "):
         load_examples([run], target="known")

@@ -13,7 +13,7 @@ from knowgate.errors import BadSetting, ModelError
 from knowgate.gates import load_gate
 from knowgate.gates.judges.causal_judge import load_llama_judge
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
 from tests.support.judge_data import planted, quick, scored_elsewhere
@@ -47,7 +47,7 @@ def _quick():
 def fitted(folder, base, **crewed):
     examples = planted(base, 60, by="draft")
     judge = train_answer_judge(
-        "judge", examples, 16, plan_ensemble(examples.split, HOW, **crewed), work=folder / "work"
+        AnswerTask("judge", 16), examples, plan_ensemble(examples.split, HOW, **crewed), work=folder / "work"
     )
     save_fitted(judge, examples, folder / "gate")
     return examples
@@ -69,7 +69,7 @@ def test_it_scores_as_before_up_to_the_numbers_it_is_written_in(made):
 
 
 def test_it_is_told_how_far_the_judge_moved(made):
-    assert made.told.off_by < 0.02
+    assert made.told.max_deviation < 0.02
 
 
 def test_every_training_has_a_file_of_its_own(made):

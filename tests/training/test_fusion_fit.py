@@ -56,17 +56,17 @@ def test_it_learns_a_rule_that_no_single_signal_shows(fusion, examples):
 
 
 def test_it_draws_samples_as_those_of_the_run_were_drawn(examples):
-    assert fit_fusion(examples).want.sampling == Sampling()
+    assert fit_fusion(examples).request.sampling == Sampling()
     colder = {**examples.settings, "temperature": 0.6, "top_p": 0.9, "top_k": 50}
-    drawn = replace(examples, trial=replace(examples.trial, settings=colder))
-    assert fit_fusion(drawn).want.sampling == Sampling(0.6, 0.9, 50)
+    drawn = replace(examples, table=replace(examples.table, settings=colder))
+    assert fit_fusion(drawn).request.sampling == Sampling(0.6, 0.9, 50)
 
 
 def test_it_reads_every_signal_of_the_run(fusion):
     assert fusion.options["features"] == WITHOUT_SEAKR
     assert [probe["name"] for probe in fusion.options["probes"]] == PROBES
     assert fusion.needs == {Signal.LOGPROBS, Signal.HIDDEN, Signal.LABELS, Signal.SAMPLES}
-    want = fusion.want
+    want = fusion.request
     assert (want.draft_tokens, want.layers, want.after_draft, want.samples) == (8, (LAYER,), True, SAMPLES)
 
 
@@ -97,7 +97,7 @@ def test_without_states_it_reads_the_text_unless_told_not_to(tmp_path):
 def test_a_signal_that_one_row_lacks_is_left_out(examples):
     silent = replace(examples.readings[7], draft=Completion("so so"))  # no log-probabilities
     readings = [*examples.readings[:7], silent, *examples.readings[8:]]
-    found = replace(examples, trial=replace(examples.trial, readings=readings))
+    found = replace(examples, table=replace(examples.table, readings=readings))
     assert not {"first", "mean", "min", "entropy", "margin"} & set(fit_fusion(found).options["features"])
 
 
@@ -107,7 +107,7 @@ def test_a_signal_that_one_row_lacks_is_left_out(examples):
 def test_a_cheap_fusion_needs_no_samples_and_no_pass_of_its_own(examples):
     fitted = fit_fusion(examples, cheap=True)
     assert fitted.needs == {Signal.LOGPROBS, Signal.HIDDEN}
-    assert fitted.want.samples == 0
+    assert fitted.request.samples == 0
     assert on_test(fitted, examples) > 0.95
 
 
@@ -115,7 +115,7 @@ def test_an_early_fusion_wants_one_draft_token_only(examples):
     fitted = fit_fusion(examples, early=True)
     assert fitted.options["features"] == ["first", "question_length"]
     assert [probe["name"] for probe in fitted.options["probes"]] == PROBES[:1]
-    assert (fitted.want.draft_tokens, fitted.want.after_draft, fitted.want.samples) == (1, False, 0)
+    assert (fitted.request.draft_tokens, fitted.request.after_draft, fitted.request.samples) == (1, False, 0)
     assert on_test(fitted, examples) > 0.95
 
 
@@ -126,8 +126,8 @@ def test_seakr_is_read_only_where_the_gate_can_draw_as_many_samples(tmp_path, se
     run = write_run(tmp_path / "run", rows, samples=0, seakr=seakr, seakr_layer=2)
     fitted = fit_fusion(load_examples([run]), text=False)
     assert (name in fitted.options["features"]) is fits
-    assert fitted.want.sample_end is (fits and name == "seakr_end")  # an older run's was read one token earlier
-    assert (fitted.want.samples, fitted.want.sample_layer) == ((SEAKR_SAMPLES, 2) if fits else (0, None))
+    assert fitted.request.sample_end is (fits and name == "seakr_end")  # an older run's was read one token earlier
+    assert (fitted.request.samples, fitted.request.sample_layer) == ((SEAKR_SAMPLES, 2) if fits else (0, None))
 
 
 # --- notes ----------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_saved_fusion_scores_the_same_in_a_new_process(fusion, examples, run, 
     needs = gate.score(examples.questions, examples.readings)
     assert scored_elsewhere(tmp_path / "fusion", run) == needs
     assert all(0 <= need <= 1 for need in needs)
-    assert (gate.request, gate.needs) == (fusion.want, fusion.needs)
+    assert (gate.request, gate.needs) == (fusion.request, fusion.needs)
     test = examples.split.test
     assert auroc(examples.needed[test], np.array(needs)[test]) == pytest.approx(report.metrics["auroc"].value)
     assert gate.raw(examples.questions, examples.readings)[test] == pytest.approx(fusion.raw(test.tolist()), abs=1e-6)
@@ -185,5 +185,5 @@ def test_nan_among_the_tokens_is_refused_wherever_it_is(examples, part):
     tokens = (replace(reading.draft.tokens[0], logprob=np.nan), *reading.draft.tokens[1:])
     readings = list(examples.readings)
     readings[place] = replace(reading, draft=replace(reading.draft, tokens=tokens))
-    with pytest.raises(BadInput, match="NaN among their signals; label again"):
-        fit_fusion(replace(examples, trial=replace(examples.trial, readings=readings)))
+    with pytest.raises(BadInput, match="contain NaN; label again"):
+        fit_fusion(replace(examples, table=replace(examples.table, readings=readings)))

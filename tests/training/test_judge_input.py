@@ -34,19 +34,19 @@ def base(tmp_path_factory):
 
 def with_drafts(examples, text):
     readings = [Reading(draft=Completion(text)) for _ in examples.readings]
-    return replace(examples, trial=replace(examples.trial, readings=readings))
+    return replace(examples, table=replace(examples.table, readings=readings))
 
 
 # --- answers --------------------------------------------------------------------------------------
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match="every answer from memory is empty"):
+    with pytest.raises(BadInput, match="every closed-book answer is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"every answer from memory says that it cannot tell \('I don't know"):
+    with pytest.raises(BadInput, match=r"every closed-book answer abstains \('I don't know"):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 
@@ -58,15 +58,15 @@ def test_the_question_alone_can_be_judged_whatever_the_answers(base, tmp_path):
 def test_some_empty_answers_do_no_harm(base, tmp_path):
     examples = planted(base, 60, by="draft")
     readings = [Reading(draft=Completion("")) if i % 3 else one for i, one in enumerate(examples.readings)]
-    holed = replace(examples, trial=replace(examples.trial, readings=readings))
+    holed = replace(examples, table=replace(examples.table, readings=readings))
     assert 0 <= fit_answer_judge(holed, work=tmp_path, **SHORT).raw([1])[0] <= 1
 
 
 def test_both_wants_open_answers(base, tmp_path):
     examples = planted(base, 60, by="draft")
     rows = [replace(row, open=None) for row in examples.rows]
-    closed_only = replace(examples, trial=replace(examples.trial, rows=rows))
-    with pytest.raises(BadInput, match="no row has a graded open-book answer, which --both learns from"):
+    closed_only = replace(examples, table=replace(examples.table, rows=rows))
+    with pytest.raises(BadInput, match="both=True learns from graded open-book answers, and no row has one"):
         fit_answer_judge(closed_only, both=True, work=tmp_path)
 
 
@@ -110,14 +110,16 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
-    with pytest.raises(BadInput, match="compares the closed-book with the open-book answer, and no row has the latter"):
+    with pytest.raises(
+        BadInput, match="compares closed-book and open-book answers, and no row has an open-book answer"
+    ):
         load_examples([run], target="agree")
 
 
 def test_the_card_says_what_agreement_means(base, tmp_path):
     examples = replace(planted(base, 60, by="draft"), target="agree")
     save_fitted(fit_answer_judge(examples, work=tmp_path / "w", **SHORT), examples, tmp_path / "gate")
-    assert "the LLM says something else once it has passages" in (tmp_path / "gate" / "README.md").read_text()
+    assert "the LLM gives another answer once it has passages" in (tmp_path / "gate" / "README.md").read_text()
 
 
 # --- bases ----------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
 def test_a_judge_of_imported_answers_must_be_told_its_base(base, tmp_path):
     examples = planted(base, 60, by="draft")
     settings = {**examples.settings, "model": "recorded:my-llm"}
-    imported = replace(examples, trial=replace(examples.trial, settings=settings))
+    imported = replace(examples, table=replace(examples.table, settings=settings))
     with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none here\. Say what it is to be made of: --base"):
         fit_answer_judge(imported, work=tmp_path)
 
@@ -169,8 +171,8 @@ def one_sided(tmp_path, text, correct=False):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "Every answer from memory is empty: label with a larger --max-tokens"),
-        ("I don't know.", r"Every answer from memory says that it cannot tell \('I don't know.'\): label with prompts"),
+        ("", "Every closed-book answer is empty: label with more tokens"),
+        ("I don't know.", r"Every closed-book answer abstains \('I don't know.'\): label with prompts"),
         ("zzz", "have 60 that need retrieval and 0 that do not. Label more questions"),
     ],
 )

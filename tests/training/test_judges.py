@@ -78,12 +78,12 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
     expected = []
     for item in lessons:
         with torch.no_grad():
-            rows = judge.model.loaded.model(torch.tensor([item.cut.ids])).logits[0].log_softmax(-1)
-        targets = [judge.label_tokens[0 if share else 1] for share in item.shares]
-        expected += [-float(rows[mark, target]) for mark, target in zip(item.cut.positions, targets, strict=True)]
+            rows = judge.model.loaded.model(torch.tensor([item.prompt.ids])).logits[0].log_softmax(-1)
+        targets = [judge.label_tokens[0 if share else 1] for share in item.targets]
+        expected += [-float(rows[mark, target]) for mark, target in zip(item.prompt.positions, targets, strict=True)]
     pupil = TrainableCausalModel(judge.model, judge.label_tokens, whole_vocabulary=True)
     with torch.no_grad():
-        assert float(pupil.loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
+        assert float(pupil.compute_loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -192,20 +192,20 @@ class Sum:
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.losses, self.looks = iter(losses), []
 
-    def begin(self, training):
+    def prepare(self, training):
         return [self.weight]
 
     def set_training(self, on):
         self.is_training = on
 
-    def loss(self, lessons):
+    def compute_loss(self, lessons):
         if self.is_training:
-            self.looks.append([len(item.cut.ids) for item in lessons])
+            self.looks.append([len(item.prompt.ids) for item in lessons])
             return self.weight.sum() * next(self.losses)
         return torch.tensor(next(self.losses))
 
-    def margins(self, lessons):
-        return [item.shares[0] for item in lessons]
+    def compute_margins(self, lessons):
+        return [item.targets[0] for item in lessons]
 
     def save(self, folder):
         (folder / "weights.json").write_text("{}")
@@ -225,7 +225,7 @@ def test_an_update_whose_gradient_is_no_number_is_skipped_and_counted(tmp_path):
     trained, pupil = taught(tmp_path, [1.0, math.nan, 1.0, 1.0])
     assert trained.state.skipped == 1
     assert math.isfinite(float(pupil.weight.detach()))
-    assert "1 updates were skipped: their gradients were no numbers" in trained.notes()
+    assert "1 updates were skipped: their gradients were not finite" in trained.describe()
 
 
 class Narrow(Sum):
@@ -235,10 +235,10 @@ class Narrow(Sum):
         super().__init__([1.0] * 99)
         self.most = most
 
-    def loss(self, lessons):
+    def compute_loss(self, lessons):
         if len(lessons) > self.most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return super().loss(lessons)
+        return super().compute_loss(lessons)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
@@ -267,13 +267,13 @@ def test_it_stops_when_looks_at_the_dev_split_bring_nothing_better(tmp_path):
     losses = [1.0, 0.5, 1.0, 0.6, 1.0, 0.7]
     trained, _ = taught(tmp_path, losses, n=2, dev=2, epochs=4, patience=2)
     assert trained.state.dev_losses == pytest.approx((0.5, 0.6, 0.7))
-    assert (trained.state.best, trained.state.legs) == (0, 3)
-    assert "stopped early: 2 looks at the dev split brought no lower loss" in trained.notes()
+    assert (trained.state.best, trained.state.n_done) == (0, 3)
+    assert "stopped early: 2 dev evaluations brought no lower loss" in trained.describe()
 
 
 def test_the_learning_curve_has_the_dev_auroc_of_every_look(tmp_path):
     trained, _ = taught(tmp_path, [1.0, 1.0, 0.5, 1.0, 1.0, 0.4], n=8, dev=2, checks=2)
-    looks = [line.split(", ")[1:] for line in trained.notes()[:2]]
+    looks = [line.split(", ")[1:] for line in trained.describe()[:2]]
     assert looks == [["dev loss 0.5000", "dev AUROC 1.000"], ["dev loss 0.4000", "dev AUROC 1.000"]]
 
 
@@ -294,15 +294,15 @@ def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
     soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
     pupil = TrainableCausalModel(judge.model, judge.label_tokens)
     with torch.no_grad():
-        logits = judge.model.loaded.model(torch.tensor([soft.cut.ids])).logits[0].double()
+        logits = judge.model.loaded.model(torch.tensor([soft.prompt.ids])).logits[0].double()
         margins = [
             float(logits[mark, judge.label_tokens[0]] - logits[mark, judge.label_tokens[1]])
-            for mark in soft.cut.positions
+            for mark in soft.prompt.positions
         ]
-        loss = float(pupil.loss([soft]))
+        loss = float(pupil.compute_loss([soft]))
     expected = [
         math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)
-        for m, s in zip(margins, soft.shares, strict=True)
+        for m, s in zip(margins, soft.targets, strict=True)
     ]
     assert loss == pytest.approx(np.mean(expected), abs=1e-4)
 

@@ -5,7 +5,7 @@ import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_calibration, apply_network
-from knowgate.training.classifiers import fit_linear, fit_mlp, fit_platt_scaling
+from knowgate.training.classifiers import LabeledFeatures, fit_linear, fit_mlp, fit_platt_scaling
 from knowgate.training.examples import load_examples
 from knowgate.training.gate import fit
 from tests.support.planted_run import LAYER, planted_rows, write_run
@@ -27,19 +27,21 @@ def runs(tmp_path_factory):
 
 def test_every_set_counts_as_much_as_any_other(runs):
     examples = load_examples(runs, balanced=True)
-    totals = {name: sum(w for w, own in zip(examples.weights, examples.sets, strict=True) if own == name)
+    totals = {name: sum(w for w, own in zip(examples.weights, examples.run_names, strict=True) if own == name)
               for name in ("large", "small")}  # fmt: skip
     assert totals == pytest.approx({"large": 250.0, "small": 250.0})
-    assert examples.weights_of(np.array([0, 499])) == pytest.approx([0.625, 2.5])
+    assert examples.select_weights(np.array([0, 499])) == pytest.approx([0.625, 2.5])
 
 
 def test_without_balance_all_rows_count_the_same(runs):
     examples = load_examples(runs)
     assert examples.weights is None
-    assert (examples.sets.count("large"), examples.sets.count("small")) == (400, 100)
+    assert (examples.run_names.count("large"), examples.run_names.count("small")) == (400, 100)
 
 
-@pytest.mark.parametrize("train", [fit_linear, lambda x, y, c, w: fit_mlp(x, y, x, y, w)])
+@pytest.mark.parametrize(
+    "train", [fit_linear, lambda x, y, c, w: fit_mlp(LabeledFeatures(x, y, w), LabeledFeatures(x, y))]
+)
 def test_a_row_that_counts_nothing_teaches_nothing(train):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((400, 3)).astype(np.float32)

@@ -10,8 +10,8 @@ from knowgate.stats.metrics import auroc
 from knowgate.training.classifiers import (
     C_GRID,
     SEEDS,
+    LabeledFeatures,
     auroc_or_half,
-    fit_best_linear,
     fit_linear,
     fit_mlp,
     tune_linear,
@@ -52,11 +52,11 @@ def test_it_learns_a_planted_rule(examples, kind, position):
 def test_the_papers_network_learns_it_before_the_answer_and_reads_nothing_else(probe, examples):
     assert auroc(examples.needed[examples.split.test], probe.raw(examples.split.test.tolist())) > 0.95
     assert probe.needs == {Signal.HIDDEN}
-    assert (probe.want.layers, probe.want.draft_tokens, probe.want.after_draft) == ((LAYER,), 0, False)
+    assert (probe.request.layers, probe.request.draft_tokens, probe.request.after_draft) == ((LAYER,), 0, False)
 
 
 def test_after_the_draft_it_wants_a_draft(examples):
-    want = fit_probe(examples, kind="linear", position="post").want
+    want = fit_probe(examples, kind="linear", position="post").request
     assert want.after_draft
     assert want.draft_tokens > 0
 
@@ -78,7 +78,9 @@ def test_the_network_has_the_papers_layers_once_for_each_seed(probe):
 
 def test_training_again_gives_the_same_weights_and_each_seed_its_own():
     x = np.random.default_rng(0).standard_normal((80, 3)).astype(np.float32)
-    once, again = (fit_mlp(x, x[:, 0] > 0, x[:30], x[:30, 0] > 0, seeds=(0, 1)) for _ in range(2))
+    once, again = (
+        fit_mlp(LabeledFeatures(x, x[:, 0] > 0), LabeledFeatures(x[:30], x[:30, 0] > 0), seeds=(0, 1)) for _ in range(2)
+    )
     assert all(np.array_equal(block, again[name]) for name, block in once.items())
     assert not np.array_equal(once["0.0.weight"], once["1.0.weight"])
 
@@ -86,8 +88,8 @@ def test_training_again_gives_the_same_weights_and_each_seed_its_own():
 def test_a_seed_gives_the_same_member_whoever_trains_beside_it():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((80, 3)).astype(np.float32)
-    alone = fit_mlp(x, x[:, 0] > 0, x[:30], x[:30, 0] > 0, seeds=(42,))
-    beside = fit_mlp(x, x[:, 0] > 0, x[:30], x[:30, 0] > 0, seeds=SEEDS)
+    alone = fit_mlp(LabeledFeatures(x, x[:, 0] > 0), LabeledFeatures(x[:30], x[:30, 0] > 0), seeds=(42,))
+    beside = fit_mlp(LabeledFeatures(x, x[:, 0] > 0), LabeledFeatures(x[:30], x[:30, 0] > 0), seeds=SEEDS)
     assert all(np.array_equal(beside[f"1{name[1:]}"], alone[name]) for name in alone if name[0] == "0")
 
 
@@ -95,7 +97,7 @@ def test_a_rare_kind_counts_as_much_as_the_common_one():
     rng = np.random.default_rng(0)
     needed = np.arange(400) % 10 == 0  # noise says nothing of it: a weighted network is undecided
     x = rng.standard_normal((400, 3)).astype(np.float32)
-    needs = apply_network(fit_mlp(x, needed, x[:100], needed[:100], seeds=(0,)), x)
+    needs = apply_network(fit_mlp(LabeledFeatures(x, needed), LabeledFeatures(x[:100], needed[:100]), seeds=(0,)), x)
     assert needs.mean() == pytest.approx(0.5, abs=0.1)
 
 
@@ -103,8 +105,9 @@ def test_the_network_learns_what_no_line_can_split():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, (700, 2)).astype(np.float32)
     needed = np.abs(x[:, 0]) > 0.5
-    curved = apply_network(fit_mlp(x[:500], needed[:500], x[500:600], needed[500:600], seeds=(0,)), x[600:])
-    straight = apply_network(fit_best_linear(x[:500], needed[:500], x[500:600], needed[500:600]), x[600:])
+    train, dev = LabeledFeatures(x[:500], needed[:500]), LabeledFeatures(x[500:600], needed[500:600])
+    curved = apply_network(fit_mlp(train, dev, seeds=(0,)), x[600:])
+    straight = apply_network(tune_linear(train, dev).tensors, x[600:])
     assert auroc(needed[600:], curved) > 0.9
     assert auroc(needed[600:], straight) < 0.7
 
@@ -113,7 +116,9 @@ def test_a_dev_split_of_one_kind_does_not_stop_training():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((300, 3)).astype(np.float32)
     needed = x[:, 0] > 0
-    needs = apply_network(fit_mlp(x, needed, x[needed][:5], needed[needed][:5], seeds=(0,)), x)
+    needs = apply_network(
+        fit_mlp(LabeledFeatures(x, needed), LabeledFeatures(x[needed][:5], needed[needed][:5]), seeds=(0,)), x
+    )
     assert auroc(needed, needs) > 0.95
     assert needs[needed].mean() - needs[~needed].mean() > 0.2  # trained to the end, not for one epoch
 
@@ -123,9 +128,12 @@ def test_regularisation_is_chosen_by_the_dev_rows():
     x, dev = (rng.standard_normal((n, 40)).astype(np.float32) for n in (60, 300))
     needed, dev_needed = x[:, 0] > 0, dev[:, 0] > 0
     tried = [auroc(dev_needed, apply_network(fit_linear(x, needed, strength), dev)) for strength in C_GRID]
-    chosen = tune_linear(x, needed, dev, dev_needed)
+    chosen = tune_linear(LabeledFeatures(x, needed), LabeledFeatures(dev, dev_needed))
     assert chosen.strength == C_GRID[int(np.argmax(tried))]
-    assert tune_linear(x, needed, dev, ~dev_needed).strength == C_GRID[int(np.argmin(tried))]
+    assert (
+        tune_linear(LabeledFeatures(x, needed), LabeledFeatures(dev, ~dev_needed)).strength
+        == C_GRID[int(np.argmin(tried))]
+    )
 
 
 def test_a_ranking_turned_round_is_not_taken_for_chance():
@@ -139,9 +147,11 @@ def test_out_of_fold_needs_come_from_probes_that_did_not_see_the_row():
     needed = rng.random(100) < 0.5
     texts = [f"question {i}" for i in range(100)]
     assert auroc(needed, apply_network(fit_linear(x, needed), x)) > 0.95
-    assert auroc(needed, predict_out_of_fold(x, needed, texts, 1.0)) < 0.7
+    assert auroc(needed, predict_out_of_fold(LabeledFeatures(x, needed), texts, 1.0)) < 0.7
     twice = np.tile(needed, 2)
-    assert auroc(twice, predict_out_of_fold(np.tile(x, (2, 1)), twice, texts * 2, 1.0)) < 0.7  # nor an equal question
+    assert (
+        auroc(twice, predict_out_of_fold(LabeledFeatures(np.tile(x, (2, 1)), twice), texts * 2, 1.0)) < 0.7
+    )  # nor an equal question
 
 
 def test_folds_share_out_both_kinds():
@@ -161,7 +171,7 @@ def test_a_saved_probe_scores_the_same_in_a_new_process(probe, examples, run, tm
     assert scored_elsewhere(tmp_path / "probe", run) == needs
     assert len(set(needs)) == len(needs)
     assert all(0 <= need <= 1 for need in needs)
-    assert gate.request == probe.want
+    assert gate.request == probe.request
     test = examples.split.test
     assert auroc(examples.needed[test], np.array(needs)[test]) == report.metrics["auroc"].value
 
@@ -171,7 +181,7 @@ def test_a_saved_probe_scores_the_same_in_a_new_process(probe, examples, run, tm
 
 def test_a_run_without_states_is_refused_with_the_label_option(tmp_path):
     found = load_examples([write_run(tmp_path / "run", planted_rows(60)[0])])
-    with pytest.raises(BadSetting, match=r"no hidden states\. Label again with --layers mid,late,last"):
+    with pytest.raises(BadSetting, match=r"no hidden states\. Label again with layers='mid,late,last'"):
         fit_probe(found)
 
 

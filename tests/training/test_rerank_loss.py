@@ -60,7 +60,7 @@ def test_a_batch_weighs_every_positive_alike():
     groups = [["1.5", "0.75", "-0.25", "0.1"], ["0.5", "2.0"]]
     labels = [torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([1.0, 0.0])]
     terms = [by_hand(1.5, [-0.25, 0.1]), by_hand(0.75, [-0.25, 0.1]), by_hand(0.5, [2.0])]
-    assert float(loss([["a", "b"], groups], labels)) == pytest.approx(sum(terms) / 3, abs=1e-6)
+    assert float(loss(["a", "b"], groups, labels)) == pytest.approx(sum(terms) / 3, abs=1e-6)
 
 
 def test_a_listwise_batch_is_the_mean_of_its_groups():
@@ -69,11 +69,11 @@ def test_a_listwise_batch_is_the_mean_of_its_groups():
     expected = [
         listwise(torch.tensor(s), label, 1.0) for s, label in zip([[1.0, 2.0], [0.0, 1.0]], labels, strict=True)
     ]
-    assert float(loss([["a", "b"], [["1", "2"], ["0", "1"]]], labels)) == pytest.approx(
+    assert float(loss(["a", "b"], [["1", "2"], ["0", "1"]], labels)) == pytest.approx(
         float(sum(expected)) / 2, abs=1e-6
     )
 
 
 def test_scores_that_are_no_numbers_stop_the_training():
     with pytest.raises(ModelError, match="gave NaN"):
-        GroupLoss(Scorer(), "infonce", 1.0)([["a"], [["nan", "1"]]], [torch.tensor([1.0, 0.0])])
+        GroupLoss(Scorer(), "infonce", 1.0)(["a"], [["nan", "1"]], [torch.tensor([1.0, 0.0])])

@@ -97,7 +97,7 @@ def test_changed_weights_are_refused(saved: Path):
 
 def test_files_that_could_run_code_are_refused(saved: Path):
     (saved / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ArtifactError, match=r"holds 'pytorch_model\.bin'"):
+    with pytest.raises(ArtifactError, match=r"contains 'pytorch_model\.bin'"):
         load_reranker(str(saved)).score(["q"], [[Passage("1", "sky")]])
     (saved / "model.safetensors").unlink()
     with pytest.raises(WeightsError, match=r"only pytorch_model.bin, which is pickle"):
@@ -168,13 +168,13 @@ def test_the_rate_rises_and_falls_to_nothing(tiny: str):
     from knowgate.training.reranker_trainer import RerankerOptimizer, open_cross_encoder
 
     model = open_cross_encoder(tiny)
-    learning = RerankerOptimizer.of(model, RerankerTrainingOptions(rate=1.0, warm_up=0.2), steps=10)
+    learning = RerankerOptimizer.create(model, RerankerTrainingOptions(rate=1.0, warm_up=0.2), updates=10)
     rates = []
     for _ in range(10):
-        rates.append(learning.optimiser.param_groups[0]["lr"])
+        rates.append(learning.optimizer.param_groups[0]["lr"])
         learning.step(sum(one.sum() for one in learning.parameters))
     assert rates == pytest.approx([0.0, 0.5, 1.0, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8])
-    assert learning.optimiser.param_groups[0]["lr"] == pytest.approx(0.0)
+    assert learning.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
@@ -200,7 +200,7 @@ def test_a_control_that_reads_no_question_says_so_and_ignores_it(tiny: str, tmp_
     one, other = reranker.score(["what is the apple", "sky sky sky"], [passages, passages])
     assert one == other
     assert one[0] > one[1]
-    assert "unread: a control" in (tmp_path / "r" / "README.md").read_text()
+    assert "not read: a control" in (tmp_path / "r" / "README.md").read_text()
 
 
 def test_relevance_takes_passages_without_the_answer_from_an_index():

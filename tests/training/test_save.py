@@ -42,9 +42,9 @@ def saved(fitted, examples, tmp_path_factory):
 
 def test_how_samples_are_drawn_comes_back_from_the_folder(fitted, examples, tmp_path):
     drawn = SignalRequest(
-        draft_tokens=8, layers=fitted.want.layers, samples=10, sampling=Sampling(0.6, 0.9, 50), seed=0
+        draft_tokens=8, layers=fitted.request.layers, samples=10, sampling=Sampling(0.6, 0.9, 50), seed=0
     )
-    folder = save_fitted(replace(fitted, want=drawn), examples, tmp_path / "gate").path
+    folder = save_fitted(replace(fitted, request=drawn), examples, tmp_path / "gate").path
     assert load_gate(str(folder)).request == drawn
     assert read_artifact(folder).manifest["want"]["top_k"] == 50
 
@@ -132,7 +132,7 @@ def test_the_folder_has_a_card_a_curve_and_the_questions_seen(saved, examples):
     assert "- a note" in text
     assert f"| {saved.metrics['auroc'].value:.3f} |" in text
     seen = (saved.path / "seen.txt").read_text().split()
-    assert seen == examples.seen()
+    assert seen == examples.list_seen_keys()
     assert fingerprint_text(examples.questions[examples.split.test[0]].text) not in seen
 
 

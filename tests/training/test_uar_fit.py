@@ -126,7 +126,7 @@ def test_questions_without_a_verdict_and_too_few_of_a_kind_are_refused(examples)
 def test_a_run_without_the_last_layer_is_refused(tmp_path):
     plan = LabelPlan(samples=0, layers=(2,), open_book=False)
     run_labeling(RunFolder(tmp_path / "run"), FACTS, Labeler(MODEL, StringGrader(), plan), data="test")
-    with pytest.raises(BadSetting, match="--layers last"):
+    with pytest.raises(BadSetting, match="layers='last'"):
         fit_uar_heads(load_examples([tmp_path / "run"], target="known"), MODEL, CRITERIA)
 
 

@@ -1,4 +1,4 @@
-"""`knowgate export-judge`: a gate's judge as a GGUF file, which llama.cpp runs."""
+"""`knowgate export-judge`: export a gate's judge as a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ def export_judge_command(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path, metavar="DIR", help="Folder of the new gate; its adapter/judge.gguf is the judge."
-        ),
+        typer.Option(parser=parse_path, metavar="DIR", help="Folder of the new gate, with adapter/judge.gguf."),
     ],
     numbers: Annotated[
-        Literal["q8_0", "f16"], typer.Option(help="How weights are written: 8 bits, or 16 and twice the size.")
+        Literal["q8_0", "f16"], typer.Option(help="Format of the weights: 8 bits, or 16 and twice the size.")
     ] = "q8_0",
 ) -> None:
-    """Write a gate anew, its judge merged into one GGUF file that llama.cpp runs: in less memory, and without torch.
+    """Copy a gate with its judge merged into one GGUF file that llama.cpp runs: in less memory, and without torch.
 
     For bases of the kinds Llama and Qwen2. To run it the extra llamacpp is needed.
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
     with show_progress("writing the judge", "tensors", STDERR_CONSOLE) as show:
-        made = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
-    STDERR_CONSOLE.print(Text(_told(made)))
+        exported = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
+    STDERR_CONSOLE.print(Text(_describe(exported)))
 
 
-def _told(made: ExportedJudge) -> str:
-    said = f"{made.folder}: the judge takes {made.megabytes:,.0f} MB. Use it: knowgate ask --gate {made.folder}"
-    if made.off_by is None:
-        return f"{said} (first: pip install 'knowgate[llamacpp]')"
-    return f"{said}\nOn what it was asked before and after, a probability moved by at most {made.off_by:.4f}."
+def _describe(exported: ExportedJudge) -> str:
+    folder = exported.folder
+    text = f"{folder}: the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
+    if exported.max_deviation is None:
+        return f"{text} (first: pip install 'knowgate[llamacpp]')"
+    return f"{text}\nOn check questions, a probability changed by at most {exported.max_deviation:.4f}."

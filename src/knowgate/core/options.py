@@ -84,7 +84,9 @@ def with_options(
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
-        takes_more_options = hasattr(function, "__options__")
+        takes_more_options = hasattr(function, "__options__") or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
+        )
 
         @functools.wraps(function)
         def wrapper(*args: Any, **keywords: Any) -> Result:

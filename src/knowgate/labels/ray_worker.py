@@ -15,7 +15,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from knowgate import errors
 from knowgate.errors import KnowgateError
 from knowgate.retrieval import as_retriever
-from knowgate.retrieval.passages import find_texts_containing
 from knowgate.types import Passage, Question, Result, Retriever
 
 JobResult = TypeVar("JobResult", covariant=True)
@@ -141,10 +140,6 @@ class SharedIndex:
         """Search the index."""
         return run_safely(lambda: self._open().search(queries, k))
 
-    def find_texts(self, query: str, k: int, words: Sequence[str]) -> WorkerResult[list[str]]:
-        """Find texts that contain all the words."""
-        return run_safely(lambda: find_texts_containing(self._open(), query, k, words))
-
     def _open(self) -> Retriever:
         if self._retriever is None:
             self._environment.activate()
@@ -163,11 +158,6 @@ class SharedIndexRetriever:
         """Search the index."""
         passages: list[list[Passage]] = self._call(self._index.search, list(queries), k)
         return passages
-
-    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        """Find texts that contain all the words."""
-        texts: list[str] = self._call(self._index.find_texts, query, k, list(words))
-        return texts
 
     def _call(self, method: Any, *arguments: Any) -> Any:
         import ray

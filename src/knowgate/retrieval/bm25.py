@@ -21,13 +21,12 @@ from knowgate.core.schema import NonNegativeInt, read_record
 from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.retrieval.bm25_scores import Postings, TermScorer, select_candidate_rows
-from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, PassageStore, read_array
+from knowgate.retrieval.passage_store import MAX_SCANNED_VALUES, read_array
 from knowgate.retrieval.passages import check_k, format_passage
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
-from knowgate.types import Passage, Vector
+from knowgate.types import Passage
 
 K1, B = 1.5, 0.75
-SMALL_K = 16  # up to here, repeated argmax is faster than sorting
 
 
 class Bm25Retriever:
@@ -71,14 +70,6 @@ class Bm25Retriever:
         pairs = zip(hits.rows.tolist(), hits.scores.tolist(), strict=True)
         return [replace(self._passages[row], score=score) for row, score in pairs]
 
-    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        """Return texts among the k best passages: all that contain every word, and possibly others."""
-        check_k(k)
-        rows = self._find_hits(query, k).rows
-        if isinstance(self._passages, PassageStore):  # it can rule out lines without parsing them
-            return self._passages.find_texts(rows, words)
-        return [self._passages[row].text for row in rows.tolist()]
-
     def _find_hits(self, query: str, k: int) -> NearestHits:
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
@@ -87,24 +78,8 @@ class Bm25Retriever:
             scores = self._score_terms(terms)
         except (IndexError, ValueError) as error:
             raise BrokenIndex(f"the BM25 files of the index are damaged ({error}). Rebuild the index.") from None
-        if k <= SMALL_K:
-            return _select_few(scores, k)
         rows = select_candidate_rows(scores, k)
         return NearestHits(rows, scores[rows]).top(k)
-
-
-def _select_few(scores: Vector, k: int) -> NearestHits:
-    """Select the k best positive scores, ties by row, like `NearestHits.best`. Overwrites `scores`."""
-    rows: list[int] = []
-    values: list[float] = []
-    for _ in range(min(k, len(scores))):
-        row = int(scores.argmax())
-        if not scores[row] > 0:
-            break
-        rows.append(row)
-        values.append(scores[row])
-        scores[row] = 0
-    return NearestHits(np.array(rows, np.intp), np.array(values, np.float32))
 
 
 def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:

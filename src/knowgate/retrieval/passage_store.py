@@ -16,9 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.nearest_neighbors import RowIndices
 from knowgate.core.schema import read_record
-from knowgate.core.text import fold_text
 from knowgate.core.validation import check_regular_file, parse_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.types import Passage
@@ -95,7 +93,6 @@ class PassageStore(Sequence[Passage]):
         offsets = read_array(folder / OFFSETS_FILE, kind=np.integer, axes=1)
         self._offsets = np.asarray(offsets)  # indexing a memmap item by item is slow
         self._read_cached = functools.lru_cache(maxsize=CACHED_PASSAGES)(self._read)
-        self._fold_line_cached = functools.lru_cache(maxsize=CACHED_PASSAGES)(self._fold_line)
         check_regular_file(folder / PASSAGES_FILE)
         with (folder / PASSAGES_FILE).open("rb") as file:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -116,23 +113,6 @@ class PassageStore(Sequence[Passage]):
         if not -len(self) <= row < len(self):
             raise IndexError(row)
         return self._read_cached(row % len(self))
-
-    def find_texts(self, rows: RowIndices, words: Sequence[str]) -> list[str]:
-        """Return the texts of the rows that may contain all `words`: every one that does, and possibly others.
-
-        Lines that lack a word are never parsed: the search runs over the raw line, including its title.
-        """
-        candidates = rows.tolist()
-        for word in (word.encode() for word in words):
-            candidates = [row for row in candidates if word in self._fold_line_cached(row)]
-        return [self[row].text for row in candidates]
-
-    def _fold_line(self, row: int) -> bytes:
-        """Return a line in the form of `fold_text`, as bytes."""
-        line = self._read_line(row)
-        if line.isascii():  # most lines are, and bytes are faster
-            return line.lower().replace(b",", b"")
-        return fold_text(line.decode(errors="replace")).encode(errors="replace")
 
     def _read_line(self, row: int) -> bytes:
         return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]

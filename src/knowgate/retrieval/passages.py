@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
 
 from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.errors import BadSetting
 from knowgate.types import Passage, Retriever
 
 MAX_ROUNDS = 3  # of retrieval for one question, including the first
+CACHED_TEXTS = 16_384
 
 
 def check_k(k: int) -> None:
@@ -53,47 +53,25 @@ def _score(passage: Passage) -> float:
 # --- passages that contain a phrase ---------------------------------------------------------------
 
 
-@runtime_checkable
-class WordFilterRetriever(Protocol):
-    """A retriever that can skip passages without certain words before it parses them."""
-
-    def find_texts(self, query: str, k: int, words: Sequence[str]) -> list[str]:
-        """Return texts among the k best passages: all that contain every word, and possibly others."""
-        ...
-
-
 def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: int) -> list[int]:
-    """Count, for each phrase, how many of its k best passages contain it as consecutive words.
-
-    Most passages lack one word of the phrase. They are ruled out by that word, before their text is tokenized.
-    """
-    if isinstance(retriever, WordFilterRetriever):
-        candidates = [retriever.find_texts(phrase, k, find_anchor_words(phrase)) for phrase in phrases]
-    else:
-        results = retriever.search(phrases, k)
-        candidates = [
-            _filter_texts(passages, find_anchor_words(phrase))
-            for phrase, passages in zip(phrases, results, strict=True)
-        ]
-    return [_count_texts(phrase, texts) for phrase, texts in zip(phrases, candidates, strict=True)]
+    """Count, for each phrase, how many of its k best passages contain it as consecutive words."""
+    results = retriever.search(phrases, k)
+    return [_count_containing(phrase, passages) for phrase, passages in zip(phrases, results, strict=True)]
 
 
-def find_texts_containing(retriever: Retriever, query: str, k: int, words: Sequence[str]) -> list[str]:
-    """Return texts among the k best passages: all that contain every word, and possibly others."""
-    if isinstance(retriever, WordFilterRetriever):
-        return retriever.find_texts(query, k, words)
-    return _filter_texts(retriever.search([query], k)[0], words)
+def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
+    """Count passages with a phrase; most lack one of its words, which rules them out before they are tokenized."""
+    tokens, words = join_tokens(phrase), find_anchor_words(phrase)
+    if not tokens.strip():
+        return 0
+    candidates = [passage.text for passage in passages if _contains_all(_fold_cached(passage.text), words)]
+    return sum(tokens in _join_tokens_cached(text) for text in candidates)
 
 
-def _filter_texts(passages: Sequence[Passage], words: Sequence[str]) -> list[str]:
-    folded = [(passage.text, fold_text(passage.text)) for passage in passages]
-    return [text for text, folded_text in folded if all(word in folded_text for word in words)]
-
-
-def _count_texts(phrase: str, texts: Sequence[str]) -> int:
-    tokens = join_tokens(phrase)
-    return sum(tokens in _join_tokens_cached(text) for text in texts) if tokens.strip() else 0
+def _contains_all(text: str, words: Sequence[str]) -> bool:
+    return all(word in text for word in words)
 
 
 # Cached because questions about one corpus often find the same passages.
-_join_tokens_cached = functools.lru_cache(maxsize=16_384)(join_tokens)
+_fold_cached = functools.lru_cache(maxsize=CACHED_TEXTS)(fold_text)
+_join_tokens_cached = functools.lru_cache(maxsize=CACHED_TEXTS)(join_tokens)

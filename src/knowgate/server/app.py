@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
@@ -23,13 +23,13 @@ from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
-from knowgate.server.dashboard.page import build_asset_routes
+from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.json_api import ApiError
 from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
-from knowgate.server.streaming import ClientDisconnected, EventStreamResponse
+from knowgate.server.streaming import DisconnectError, EventStreamResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel
@@ -68,7 +68,7 @@ def create_app(
 
     routes = [Route(endpoint.path, EndpointApp(service, endpoint), methods=[endpoint.method]) for endpoint in ENDPOINTS]
     app = Starlette(
-        routes=[*routes, *build_asset_routes()],
+        routes=[*routes, Mount("/dashboard", DashboardAssets())],
         lifespan=lifespan,
         exception_handlers={HTTPException: _handle_http_exception},
     )
@@ -129,7 +129,7 @@ class EndpointApp:
         except TimeoutError:
             message = "the answer was not ready before the deadline."
             return ApiError(504, message, "deadline", trace.headers).to_response()
-        except ClientDisconnected:
+        except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             log.exception("Request %s failed", trace.id)

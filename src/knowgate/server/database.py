@@ -6,6 +6,7 @@ The same SQL statements work on both. This module opens, reads, writes and vacuu
 from __future__ import annotations
 
 import logging
+import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -44,15 +45,13 @@ RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier ver
     "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, "
     "tokens BIGINT NOT NULL)",
 )
+SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
 TABLE_COLUMNS = {
-    "decisions": frozenset({"id", "at", "question", "record"}),
-    "feedback": frozenset({"decision", "at", "rating", "comment"}),
-    "audits": frozenset({"number", "decision", "at", "arm", "scope", "kind", "lost", "closed", "opened"}),
-    "corrections": frozenset({"decision", "at", "answer"}),
-    "used": frozenset({"key", "until", "day", "tokens"}),
-    "figures": frozenset({"worker", "server", "at", "record"}),
+    match[1]: frozenset(column.split()[0] for column in match[2].split(", "))
+    for match in map(re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, SERVER_TABLES)
+    if match
 }
-SERVER_SCHEMA = TableSchema("server", ((*DECISION_TABLES, *RATE_LIMIT_TABLES),), TABLE_COLUMNS)
+SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES,), TABLE_COLUMNS)
 
 
 class Transaction(Protocol):

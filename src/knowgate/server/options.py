@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -25,24 +24,18 @@ class ServeOptions(Options):
 
     upstream: str | None = Field(
         default=None,
-        repr=False,  # the URL may contain a login
+        repr=False,  # may contain a login
         description="OpenAI-compatible server that answers, up to /v1. Default: the model runs in this process.",
-        json_schema_extra={"metavar": "URL"},
     )
     upstream_model: str | None = Field(
         default=None,
-        description="With `upstream`: the LLM behind the model names knowgate and knowgate/GATE. "
-        "Default: the first model that the upstream lists.",
-        json_schema_extra={"metavar": "NAME"},
+        description="With `upstream`: the LLM behind the model names knowgate and knowgate/GATE. Default: its first.",
     )
     connect_seconds: float = Field(
         default=10.0, gt=0, le=3_600, description="With `upstream`: longest time to open a connection."
     )
     first_byte_seconds: float | None = Field(
-        default=None,
-        gt=0,
-        le=86_400,
-        description="With `upstream`: longest wait for the first byte of a response. Default: `deadline`.",
+        default=None, gt=0, le=86_400, description="With `upstream`: longest wait for a response. Default: `deadline`."
     )
     way: ForwardingMode | None = Field(
         default=None,
@@ -57,81 +50,36 @@ class ServeOptions(Options):
     host: str = Field(default="127.0.0.1", description="Address to listen on. Other hosts than loopback need `keys`.")
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
     workers: int = Field(default=1, ge=1, le=256, description="Server processes, each with its own model and index.")
-    strict: bool = Field(
-        default=False,
-        description="Answer 503 if the search fails. Default: answer without passages and mark the response.",
-        json_schema_extra={"flag": "--strict"},
-    )
+    strict: bool = Field(default=False, description="Answer 503 if the search fails, instead of without passages.")
     deadline: float = Field(default=120.0, gt=0, le=86_400, description="Longest time for one request, in seconds.")
-    gate_seconds: float = Field(
-        default=10.0,
-        gt=0,
-        le=3_600,
-        description="Longest time for one decision or search, in seconds.",
-        json_schema_extra={"flag": None},
-    )
-    largest_body: int = Field(
-        default=4 << 20,
-        ge=1024,
-        le=1 << 30,
-        description="Largest request body, in bytes.",
-        json_schema_extra={"flag": None},
-    )
-    most_tokens: int = Field(
-        default=1024,
-        ge=1,
-        le=1_000_000,
-        description="With a model in this process: longest answer that a request can ask for, in tokens.",
-        json_schema_extra={"flag": None},
-    )
-    waiting: int = Field(
-        default=128,
-        ge=1,
-        le=100_000,
-        description="Requests in progress at the same time; further ones are answered 429.",
-        json_schema_extra={"flag": None},
-    )
-    batch: int = Field(
-        default=16,
-        ge=1,
-        le=1024,
-        description="With a model in this process: questions per batch. 1 turns batching off.",
-        json_schema_extra={"flag": None},
-    )
+    gate_seconds: float = Field(default=10.0, gt=0, le=3_600, description="Longest time for a decision or a search.")
+    largest_body: int = Field(default=4 << 20, ge=1024, le=1 << 30, description="Largest request body, in bytes.")
+    most_tokens: Count = Field(default=1024, description="Longest answer that a request can ask a local model for.")
+    waiting: Count = Field(default=128, description="Requests in progress; further ones are answered 429.")
+    batch: Count = Field(default=16, le=1024, description="Questions per batch of a local model. 1: no batching.")
     keys: UserPath | None = Field(
         default=None,
-        description="File of API keys, see `knowgate keys add`. Without it, only loopback clients are served.",
-        json_schema_extra={"metavar": "FILE"},
+        description="File of API keys (`knowgate keys add`). Without it, only loopback clients are served.",
     )
     decisions: str | None = Field(
         default=None,
-        repr=False,  # the address may contain a password
+        repr=False,  # may contain a password
         description="Decision log: an SQLite file, or postgresql://USER@HOST/DATABASE for several machines. "
-        "GET /v1/decisions/ID, POST /v1/feedback and audits need it.",
-        json_schema_extra={"metavar": "DB"},
+        "Feedback and audits need it.",
     )
-    keep_questions: bool = Field(
-        default=False,
-        description="Store the text of questions in the decision log.",
-        json_schema_extra={"flag": "--keep-questions"},
-    )
-    otel: bool = Field(
-        default=False,
-        description="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT (needs the extra otel).",
-        json_schema_extra={"flag": "--otel"},
-    )
+    keep_questions: bool = Field(default=False, description="Store the text of questions in the decision log.")
+    otel: bool = Field(default=False, description="Send OpenTelemetry spans to OTEL_EXPORTER_OTLP_ENDPOINT.")
 
     audit: Share = Field(
         default=0.0,
         description="Share of requests to audit: skipped ones are also answered with passages, after the response, "
         "to measure what skipping costs. Needs `decisions`.",
-        json_schema_extra={"metavar": "SHARE"},
     )
-    audit_budget: Count = Field(default=60, le=1_000_000, description="With `audit`: extra answers per hour, at most.")
+    audit_budget: Count = Field(default=60, description="With `audit`: extra answers per hour, at most.")
     audit_compare: Literal["words", "llm"] = Field(
         default="words",
-        description="With `audit`: two answers agree if the words of one occur in the other. llm: if not, ask the "
-        "upstream's LLM whether they agree (for answers in prose).",
+        description="With `audit`: two answers agree if the words of one occur in the other; with llm, also if the "
+        "upstream's LLM says so (for answers in prose).",
     )
     max_loss: float | None = Field(
         default=None,
@@ -139,39 +87,17 @@ class ServeOptions(Options):
         lt=1,
         description="With `audit`: raise the alarm and always retrieve once skipping loses a larger share of the "
         "answers. Default: the loss that the gate guarantees.",
-        json_schema_extra={"metavar": "SHARE"},
     )
-    confidence: float = Field(
-        default=0.95,
-        gt=0,
-        lt=1,
-        description="Confidence of the loss bounds and of the alarm, valid at all times at once.",
-    )
-    shadow: bool = Field(
-        default=False,
-        description="Log what the gate decides, but always retrieve.",
-        json_schema_extra={"flag": "--shadow"},
-    )
-    canary: Share | None = Field(
-        default=None,
-        description="Share of requests that follow the gate; the others always retrieve.",
-        json_schema_extra={"metavar": "SHARE"},
-    )
-    gate_b: str | None = Field(
-        default=None,
-        description="Second gate for an A/B test, with its own statistics.",
-        json_schema_extra={"metavar": "GATE"},
-    )
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="Confidence of the loss bounds and of the alarm.")
+    shadow: bool = Field(default=False, description="Log what the gate decides, but always retrieve.")
+    canary: Share | None = Field(default=None, description="Share of requests that follow the gate; others retrieve.")
+    gate_b: str | None = Field(default=None, description="Second gate for an A/B test, with its own statistics.")
     threshold_b: Share | None = Field(default=None, description="Threshold of `gate_b`. Default: its own.")
     share_b: Share = Field(default=0.5, description="Share of requests that `gate_b` decides.")
 
-    price_retrieval: float = Field(default=0.0, ge=0, description="For the dashboard: price of one search.")
-    price_input_token: float = Field(
-        default=0.0, ge=0, description="For the dashboard: price of one prompt token, e.g. 3e-7."
-    )
-    price_output_token: float = Field(
-        default=0.0, ge=0, description="For the dashboard: price of one generated token, e.g. 1.2e-6."
-    )
+    price_retrieval: float = Field(default=0.0, ge=0, description="For the dashboard: price of a search.")
+    price_input_token: float = Field(default=0.0, ge=0, description="For the dashboard: price of a prompt token.")
+    price_output_token: float = Field(default=0.0, ge=0, description="For the dashboard: price of a generated token.")
 
     @field_validator("upstream")
     @classmethod
@@ -185,8 +111,8 @@ class ServeOptions(Options):
 
     @field_validator("decisions")
     @classmethod
-    def _expand_file(cls, location: str | None) -> str | None:
-        return location if location is None or is_postgres_address(location) else str(expand_path(Path(location)))
+    def _expand_path(cls, location: str | None) -> str | None:
+        return location if location is None or is_postgres_address(location) else str(expand_path(location))
 
     @property
     def database(self) -> str | None:

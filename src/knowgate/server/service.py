@@ -14,6 +14,7 @@ from starlette.responses import Response
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.retrieval.rerankers import rerank
+from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.chat.decisions import answer_prompt, decide_questions
 from knowgate.server.chat.gate_service import GateService
@@ -25,19 +26,6 @@ from knowgate.server.json_api import ApiError, json_response, parse_json_object,
 from knowgate.server.learning.audit import delete_audit_texts
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.options import ServeOptions
-from knowgate.server.schemas import (
-    ClearAlarmRequest,
-    DeletionRequest,
-    DeletionResponse,
-    FeedbackRequest,
-    GatedRequest,
-    LearningResponse,
-    ModelList,
-    ReadyResponse,
-    RerankRequest,
-    RerankResponse,
-    StoredDecision,
-)
 from knowgate.server.streaming import run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.metrics import ServerMetrics
@@ -80,7 +68,7 @@ class Service:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
         if options.decisions is not None:
             self.decision_log = DecisionLog(options.decisions, stores_questions=options.keep_questions)
-        self.snapshot_exchange = SnapshotExchange(lambda: self.snapshot.serialize(), self.decision_log)
+        self.snapshot_exchange = SnapshotExchange(self.snapshot.model_dump_json, self.decision_log)
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
 
     @property
@@ -188,7 +176,7 @@ class Service:
         if self.forwarder is None:
             raise ApiError(404, f"{request.url.path} needs a server with an upstream.", "no_upstream")
         raw_body, body = await self.read_request(request)
-        parse_request(GatedRequest, body)
+        parse_request(schemas.GatedRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
         path = request.url.path.removeprefix("/v1")
         if path in REQUEST_FORMATS:
@@ -208,7 +196,7 @@ class Service:
         reranker = self.gate_service.rag.reranker
         if reranker is None:
             raise ApiError(404, "this server has no reranker. Set `rerank` in its settings.", "no_reranker")
-        rerank_request = parse_request(RerankRequest, (await self.read_request(request))[1])
+        rerank_request = parse_request(schemas.RerankRequest, (await self.read_request(request))[1])
         return json_response(
             await self.gate_service.run_in_search_thread(lambda: rerank_documents(reranker, rerank_request, trace.id))
         )
@@ -223,7 +211,7 @@ class Service:
             names.insert(0, self.gate_service.rag.model.name)
         created = int(time.time())
         models += [{"id": name, "object": "model", "created": created, "owned_by": "knowgate"} for name in names]
-        return json_response(ModelList(object="list", data=models))
+        return json_response(schemas.ModelList(object="list", data=models))
 
     # --- the decision log -------------------------------------------------------------------------
 
@@ -240,11 +228,13 @@ class Service:
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """GET /v1/decisions/{id}."""
-        return json_response(StoredDecision.model_validate(await self._find_decision(request.path_params["id"])))
+        return json_response(
+            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"]))
+        )
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """POST /v1/feedback."""
-        feedback = parse_request(FeedbackRequest, (await self.read_request(request))[1])
+        feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
         return json_response(await record_feedback(feedback, self._require_decision_log(), self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
@@ -256,17 +246,17 @@ class Service:
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
         """POST /v1/forget: delete everything about a question."""
-        question = parse_request(DeletionRequest, (await self.read_request(request))[1]).question
+        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
         ids = await self.decision_log.delete(question=question) if self.decision_log is not None else []
         return json_response(await self._delete_traces(ids, question))
 
-    async def _delete_traces(self, ids: list[str], question: str | None) -> DeletionResponse:
+    async def _delete_traces(self, ids: list[str], question: str | None) -> schemas.DeletionResponse:
         """Delete what memory, audits and the history contain about these decisions and this question."""
         entries = 0 if question is None else await asyncio.to_thread(self._delete_from_history, question)
         self.recent.delete(ids)
         if self.decision_log is not None:
             await delete_audit_texts(self.decision_log, ids)
-        return DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
+        return schemas.DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
 
     def _delete_from_history(self, question: str) -> int:
         """Delete a question from the history; return the number of deleted entries."""
@@ -286,14 +276,14 @@ class Service:
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
         """GET /v1/learning."""
-        return json_response(LearningResponse.model_validate(self._require_learner().to_json()))
+        return json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
 
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
         """POST /v1/learning/clear."""
         learner = self._require_learner()
-        clear_request = parse_request(ClearAlarmRequest, (await self.read_request(request))[1])
+        clear_request = parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
         await learner.auditor.clear_alarm(clear_request.arm)
-        return json_response(LearningResponse.model_validate(learner.to_json()))
+        return json_response(schemas.LearningResponse.model_validate(learner.to_json()))
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
         """GET /metrics."""
@@ -303,7 +293,7 @@ class Service:
         """GET /ready: 503 while the upstream is down."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
-        readiness = ReadyResponse(
+        readiness = schemas.ReadyResponse(
             ready=is_ready,
             breakers=states,
             gate=self.gate_service.rag.gate.name,
@@ -313,7 +303,7 @@ class Service:
         return json_response(readiness, 200 if is_ready else 503)
 
 
-def rerank_documents(reranker: Reranker, request: RerankRequest, id: str) -> RerankResponse:
+def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:
     """Order the documents of a request by relevance to its query."""
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     passages = [Passage(str(index), text) for index, text in enumerate(texts)]
@@ -326,4 +316,4 @@ def rerank_documents(reranker: Reranker, request: RerankRequest, id: str) -> Rer
         }
         for passage in ranked
     ]
-    return RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})
+    return schemas.RerankResponse.model_validate({"id": id, "model": reranker.name, "results": results})

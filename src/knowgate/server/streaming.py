@@ -28,7 +28,7 @@ class LineTooLong(Exception):
     """A line of an event stream exceeds MAX_LINE_BYTES."""
 
 
-class ClientDisconnected(Exception):
+class DisconnectError(Exception):
     """The client closed its connection, so there is nobody to send a response to."""
 
 
@@ -123,7 +123,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 class CancelOnDisconnect:
-    """Context manager that cancels its body when the client disconnects, and then raises ClientDisconnected.
+    """Context manager that cancels its body when the client disconnects, and then raises DisconnectError.
 
     Like `asyncio.timeout`, it leaves the body in its own task and starts a second task only to watch the connection.
     """
@@ -148,7 +148,7 @@ class CancelOnDisconnect:
         if self._is_disconnected:
             was_cancelled_here = self._body.uncancel() <= self._cancelling
             if was_cancelled_here and exception_type is asyncio.CancelledError:
-                raise ClientDisconnected
+                raise DisconnectError
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
@@ -175,7 +175,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            with suppress(ClientDisconnected):
+            with suppress(DisconnectError):
                 async with CancelOnDisconnect(receive):
                     await self._send_events(send)
         finally:

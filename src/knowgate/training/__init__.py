@@ -1,3 +1,1 @@
-"""What trains artefacts: gates from label runs, rerankers from preferences."""
-
-from __future__ import annotations
+"""Train gates and arbiters on label runs, and rerankers on preferences; write them as folders with a model card."""

@@ -1,20 +1,16 @@
-"""The verb `fit arbiter`: a mode and label runs in, the fitted arbiter out.
-
-Knows no arbiter: their fit functions come from the table of arbiters. Splitting, calibrating, measuring on questions
-held out, the card and the folder are the same for all.
-"""
+"""Fit an arbiter on label runs: train, calibrate, measure on held-out questions, and write its folder and card."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knowgate.core.display import escape_markdown, escape_markdown_code
+from knowgate.core.display import escape_markdown
 from knowgate.core.files import check_replaceable
 from knowgate.core.registry import load_target
 from knowgate.core.validation import check_seed
@@ -37,8 +33,19 @@ from knowgate.training.fit_function import (
     select_injected_arguments,
 )
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
+from knowgate.training.model_card import format_facts, format_metrics, join_card
 
 EXTRA = "train"
+ARBITER_METRIC_NAMES = {
+    "auroc_closed": "AUROC of the closed-book answer being right",
+    "auroc_open": "AUROC of the open-book answer being right",
+    "accuracy": "accuracy of the chosen answer",
+    "always": "accuracy of the open-book answer",
+    "never": "accuracy of the closed-book answer",
+    "oracle": "at least one of the two is right",
+    "gain": "gain in accuracy over always giving the open-book answer",
+    "takes_closed": "how often it chooses the closed-book answer",
+}
 
 
 def fit_arbiter(
@@ -51,28 +58,39 @@ def fit_arbiter(
     command: str = "",
     **options: Any,
 ) -> FittedArbiter:
-    """Fit an arbiter on label runs with both answers, measure it on questions held out, write its folder, load it.
+    """Fit an arbiter on label runs with both answers, measure it on held-out questions and write its folder.
 
-    mode: features (cheap numbers of both answers) or another of the table. options: those of the mode, see
-    `options_of(arbiter_fit(mode))`. command: what the card says it was made by.
+    Args:
+        runs: One or more label runs.
+        out: Folder of the arbiter.
+        mode: "features" (cheap features of both answers) or "lora" (a fine-tuned judge).
+        seed: Seed of split and training.
+        watch: Called with the progress.
+        command: The command line that the model card shows.
+        **options: Options of the mode; see `read_fit_options(load_arbiter_fit_function(mode))`.
+
+    Returns:
+        The arbiter, loaded from its folder.
+
+    Raises:
+        BadSetting: An option is unknown or has a value that is not allowed.
+        BadInput: The label runs have too few pairs of answers.
 
     Example:
         >>> fit_arbiter("runs/train", out="my-arbiter")  # doctest: +SKIP
     """
     function, folder = load_arbiter_fit_function(mode), Path(out)
     if not runs:
-        raise BadSetting("fit arbiter learns from label runs: give --labels RUN, made by knowgate label.")
+        raise BadSetting("fit arbiter learns from label runs: give `labels`, made by `knowgate label`.")
     check_seed(seed)
     check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # before the work, not after it
     _check_mode(mode, options)
-    check_fit_options(f"arbiter --mode {mode}", function, options)
+    check_fit_options(f"arbiter (mode={mode})", function, options)
     try:
-        pass
-
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
-        things = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
-        fitted: ArbiterResult = function(pairs, **select_injected_arguments(function, things), **options)
-        save_arbiter(fitted, pairs, folder, command=command)
+        injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
+        result: ArbiterResult = function(pairs, **select_injected_arguments(function, injected), **options)
+        save_arbiter(result, pairs, folder, command=command)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("knowgate"):
             raise
@@ -83,166 +101,124 @@ def fit_arbiter(
     return arbiter
 
 
-def _check_mode(mode: str, given: Mapping[str, Any]) -> None:
-    """An option of another mode names that mode."""
-    modes = {name: read_fit_options(load_arbiter_fit_function(name)) for name in FITTED_ARBITERS}
-    for option in given:
-        owner = next((name for name, known in modes.items() if option in known), mode)
-        if option not in modes[mode] and owner != mode:
-            raise BadSetting(f"'{option}' belongs to fit arbiter --mode {owner}: add --mode {owner}, or leave it out.")
-
-
 def load_arbiter_fit_function(mode: str) -> FitFunction:
-    """The fit function of a mode. What it can be told is in its signature: see `options_of`."""
+    """Load the fit function of a mode."""
     if mode not in FITTED_ARBITERS:
         raise UnknownName("mode of fit arbiter", mode, FITTED_ARBITERS)
-    found: FitFunction = load_target(FITTED_ARBITERS[mode].fit, f"fitting {mode}", FITTED_ARBITERS[mode].extra)
-    return found
+    entry = FITTED_ARBITERS[mode]
+    function: FitFunction = load_target(entry.fit, f"fitting {mode}", entry.extra)
+    return function
 
 
-ARBITER_METRIC_NAMES = {
-    "auroc_closed": "AUROC of the answer from memory being right",
-    "auroc_open": "AUROC of the answer with passages being right",
-    "accuracy": "accuracy of the answer it chooses",
-    "always": "accuracy of the answer with passages",
-    "never": "accuracy of the answer from memory",
-    "oracle": "at least one of the two is right",
-    "gain": "gained by choosing, against always the answer with passages",
-    "takes_closed": "how often it takes the answer from memory",
-}
+def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
+    """Raise if an option belongs to another mode."""
+    known = {name: read_fit_options(load_arbiter_fit_function(name)) for name in FITTED_ARBITERS}
+    for option in options:
+        owner = next((name for name, declared in known.items() if option in declared), mode)
+        if option not in known[mode] and owner != mode:
+            raise BadSetting(f"the option '{option}' belongs to mode='{owner}': use that mode, or leave it out.")
 
 
-def save_arbiter(fitted: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
-    """Calibrate each side on the calibration split, measure on the test split, write the folder whole.
+def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
+    """Calibrate each side on the calibration split, measure on the test split, and write the folder atomically.
 
-    It is calibrated where the answers differ: nobody asks it elsewhere.
+    Only rows whose answers differ calibrate it, because it is never asked about the others.
     """
-    places = pairs.asked(pairs.split.calibration)
     calibration: dict[str, dict[str, Any]] = {"closed": {"kind": "none"}, "open": {"kind": "none"}}
-    if not fitted.is_calibrated:
-        raw = fitted.raw(places.tolist())
-        calibration = _calibration(raw, pairs.closed_right[places], pairs.open_right[places])
-    metrics = _measures(_probabilities(fitted.raw(pairs.split.test.tolist()), calibration), pairs)
+    if not result.is_calibrated:
+        indices = pairs.select_differing(pairs.split.calibration)
+        raw = result.raw(indices.tolist())
+        calibration = {
+            "closed": fit_platt_scaling(raw[:, 0], pairs.closed_right[indices]),
+            "open": fit_platt_scaling(raw[:, 1], pairs.open_right[indices]),
+        }
+    raw = result.raw(pairs.split.test.tolist())
+    beliefs = np.stack([apply_calibration(raw[:, i], side) for i, side in enumerate(calibration.values())], axis=1)
+    metrics = _measure(beliefs, pairs)
     manifest = {
-        **_describe(fitted, pairs),
+        **_build_manifest(result, pairs),
         "calibration": calibration,
-        "metrics": {name: asdict(value) for name, value in metrics.items()},
+        "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
     }
-    seen = ("\n".join(pairs.seen(fitted.learnt_all)) + "\n").encode()
-    write_artifact(
-        out,
-        manifest,
-        fitted.tensors,
-        render_arbiter_card(manifest, command),
-        {**fitted.files, SEEN_FILE: seen},
-        artifact_format=ARBITER_FORMAT,
-    )
+    seen = ("\n".join(pairs.list_seen_keys(result.uses_test_split)) + "\n").encode()
+    card, files = render_arbiter_card(manifest, command), {**result.files, SEEN_FILE: seen}
+    write_artifact(out, manifest, result.tensors, card, files, artifact_format=ARBITER_FORMAT)
 
 
-def _calibration(raw: FloatArray, closed: BoolArray, opened: BoolArray) -> dict[str, dict[str, Any]]:
-    truths = {"closed": closed, "open": opened}
-    return {side: fit_platt_scaling(raw[:, place], truths[side]) for place, side in enumerate(truths)}
-
-
-def _probabilities(raw: FloatArray, calibration: Mapping[str, Mapping[str, Any]]) -> FloatArray:
-    found: FloatArray = np.stack(
-        [apply_calibration(raw[:, place], one) for place, one in enumerate(calibration.values())], 1
-    )
-    return found
-
-
-def _measures(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
-    places = pairs.split.test
-    closed, opened = pairs.closed_right[places], pairs.open_right[places]
-    takes = (beliefs[:, 0] > beliefs[:, 1]) & pairs.differ[places]
+def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
+    """Measure the arbiter on the test split; `beliefs` are the probabilities that each answer is right."""
+    test = pairs.split.test
+    closed, opened = pairs.closed_right[test], pairs.open_right[test]
+    takes_closed = (beliefs[:, 0] > beliefs[:, 1]) & pairs.differ[test]
+    columns = {
+        "accuracy": np.where(takes_closed, closed, opened),
+        "always": opened,
+        "never": closed,
+        "oracle": closed | opened,
+        "takes_closed": takes_closed,
+    }
     return {
         "auroc_closed": estimate_auroc(closed, beliefs[:, 0]),
         "auroc_open": estimate_auroc(opened, beliefs[:, 1]),
-        **_shares({
-            "accuracy": np.where(takes, closed, opened), "always": opened, "never": closed, "oracle": closed | opened,
-            "takes_closed": takes,
-        }),
-    }  # fmt: skip
+        **_estimate_shares(columns),
+    }
 
 
-def _shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
-    """Means with bootstrap intervals, and the gain over always on the same resamples."""
+def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
+    """Return means with bootstrap intervals, and the gain over always retrieving on the same resamples."""
     n = len(columns["always"])
     if not n:
         return {}
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
-    drawn = Bootstrap(n).apply([lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))])[0]
-    return {
-        name: summarize_resamples(values)
-        for name, values in {**drawn, "gain": drawn["accuracy"] - drawn["always"]}.items()
-    }
+    statistics = [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
+    resampled = Bootstrap(n).apply(statistics)[0]
+    resampled["gain"] = resampled["accuracy"] - resampled["always"]
+    return {name: summarize_resamples(values) for name, values in resampled.items()}
 
 
-def _describe(fitted: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]:
-    """Everything the arbiter is bound to."""
-    settings = pairs.trial.settings
+def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]:
+    """Build the part of the manifest that says what the arbiter was fitted on and what it works with."""
+    settings = pairs.table.settings
+    left_out = [f"{count} rows were left out: {reason}" for reason, count in pairs.left_out.items() if count]
     return {
-        "arbiter": fitted.arbiter,
-        "options": dict(fitted.options),
-        "needs": sorted(fitted.needs),
-        "wants_passages": fitted.wants_passages,
+        "arbiter": result.arbiter,
+        "options": dict(result.options),
+        "needs": sorted(result.needs),
+        "wants_passages": result.wants_passages,
         "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
         "prompts": settings["prompts_fingerprint"],
         "retriever": settings.get("retriever_fingerprint"),
         "grader": settings["grader"],
-        "data": [{"run": Path(run).name} for run in pairs.trial.runs],
+        "data": [{"run": Path(run).name} for run in pairs.table.runs],
         "data_hash": settings["data_fingerprint"],
         "split": pairs.split.sizes(),
         "base_rates": {"closed": float(pairs.closed_right.mean()), "open": float(pairs.open_right.mean())},
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
-        "notes": [*fitted.notes, *_left_out(pairs.left_out)],
+        "notes": [*result.notes, *left_out],
     }
 
 
-def _left_out(counts: Mapping[str, int]) -> list[str]:
-    return [f"{count} rows were left out: {reason}" for reason, count in counts.items() if count]
-
-
 def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Markdown with data, splits, measures with intervals, and how to use it."""
-    parts = [
-        f"# {manifest['arbiter']} arbiter for {escape_markdown(manifest['model']['name'])}",
-        f"A knowgate arbiter, fitted {manifest['created']}. After retrieval it says how probably the answer from "
-        "memory and the answer with passages are right; the likelier one is given.",
-        '```console\nknowgate ask --arbiter THIS_FOLDER --gate GATE --docs FOLDER "a question"\n```',
-        _facts(manifest),
-        "## Measured on the held-out test split\n\n" + _metrics(manifest["metrics"]),
-        *(
-            ["## Notes\n\n" + "\n".join(f"- {escape_markdown(note)}" for note in manifest["notes"])]
-            if manifest["notes"]
-            else []
-        ),
-        *([f"## Made by\n\n```console\n{escape_markdown_code(command)}\n```"] if command else []),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _facts(manifest: Mapping[str, Any]) -> str:
+    """Render the model card: data, splits, metrics with intervals, and how to use the arbiter."""
     rates = manifest["base_rates"]
-    rows: Sequence[tuple[str, str]] = [
+    reads = [*manifest["needs"], *(["passages"] if manifest["wants_passages"] else [])]
+    facts = [
         ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
         ("prompts", manifest["prompts"]),
         ("label runs", ", ".join(item["run"] for item in manifest["data"])),
         ("graded by", manifest["grader"]),
         ("questions", ", ".join(f"{name} {count}" for name, count in manifest["split"].items())),
-        ("right", f"{rates['closed']:.0%} from memory, {rates['open']:.0%} with passages"),
-        (
-            "needs",
-            ", ".join([*manifest["needs"], *(["passages"] if manifest["wants_passages"] else [])]) or "two texts",
-        ),
+        ("right", f"{rates['closed']:.0%} closed-book, {rates['open']:.0%} open-book"),
+        ("needs", ", ".join(reads) or "the two texts"),
     ]
-    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {escape_markdown(str(value))} |" for name, value in rows)
-
-
-def _metrics(metrics: Mapping[str, Mapping[str, float | None]]) -> str:
-    lines = ["| measure | value | 95 % interval |", "|---|---|---|"]
-    for name, one in metrics.items():
-        value = "not defined" if one["value"] is None else f"{one['value']:.3f}"
-        interval = "" if one["low"] is None else f"{one['low']:.3f} to {one['high']:.3f}"
-        lines.append(f"| {ARBITER_METRIC_NAMES[name]} | {value} | {interval} |")
-    return "\n".join(lines)
+    parts = [
+        f"# {manifest['arbiter']} arbiter for {escape_markdown(manifest['model']['name'])}",
+        f"A knowgate arbiter, fitted {manifest['created']}. After retrieval it estimates how probably the closed-book "
+        "and the open-book answer are right; the more probable one is given.",
+        "```python\nimport knowgate as kg\n\n"
+        'settings = kg.load_settings(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER")\n'
+        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        format_facts(facts),
+        "## Measured on the held-out test split\n\n" + format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),
+    ]
+    return join_card(parts, manifest["notes"], command)

@@ -1,14 +1,16 @@
-"""Fitting the fine-tuned arbiter: one judge learns of every pair whether either answer is right, both shown."""
+"""Fit the fine-tuned arbiter: one judge sees both answers and learns of each whether it is right."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
+from pydantic import Field
 
+from knowgate.core.options import Count, WholeNumber, with_options
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.lora import ARBITER_LABELS, ARBITER_TEMPLATES, encode_answer_pairs
 from knowgate.gates.judges.causal_judge import CausalJudge
@@ -16,74 +18,101 @@ from knowgate.models.prompts.judges import ARBITER_SIDES
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress
-from knowgate.training.judges.answer_judge import CAUSAL_BASE_HELP, make_answer_training
-from knowgate.training.judges.ensemble import FOLDS_HELP, SEEDS_HELP, fit_judge, plan_ensemble
+from knowgate.training.judges.answer_judge import make_answer_training
+from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
-from knowgate.training.judges.training_options import EPOCHS_HELP, FULL_HELP
+from knowgate.training.judges.training_options import EnsembleFitOptions, JudgeTrainingOptions
+
+if TYPE_CHECKING:
+    from knowgate.models.tokenization import LabelPromptTokens
 
 ARBITER_LEARNING_RATE = 5e-5  # at 1e-4, which suits a judge of one answer, this one diverged (METHODS, section 9)
-MAX_PROMPT_TOKENS = {False: 512, True: 1580}  # tokens of a lesson, without passages and with
+MAX_PROMPT_TOKENS = {False: 512, True: 1580}  # without passages and with them
 
 
+class LoraArbiterOptions(EnsembleFitOptions):
+    """Options of `fit_arbiter(mode="lora", ...)`."""
+
+    base: str | None = Field(default=None, description="smollm, hf:NAME, gguf:FILE. Default: the LLM.")
+    tokens: Count = Field(default=64, description="Tokens of each answer it reads.")
+    passages: WholeNumber = Field(default=0, description="Passages it is shown, 0 for none.")
+    learning_rate: float | None = Field(default=None, gt=0, description="Default: 5e-5, and 1e-5 with `full`.")
+
+
+@with_options(LoraArbiterOptions)
 def fit_lora_arbiter(
     pairs: AnswerPairs,
     *,
-    base: Annotated[str | None, CAUSAL_BASE_HELP] = None,
-    tokens: Annotated[int, "Tokens of each answer it reads."] = 64,
-    passages: Annotated[int, "Passages it is shown, 0 for none."] = 0,
-    seeds: Annotated[int, SEEDS_HELP] = 1,
-    folds: Annotated[int, FOLDS_HELP] = 0,
-    epochs: Annotated[int, EPOCHS_HELP] = 2,
-    learning_rate: Annotated[float | None, "Default: 5e-5, and 1e-5 with full."] = None,
-    full: Annotated[bool, FULL_HELP] = False,
+    options: LoraArbiterOptions,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> ArbiterResult:
-    """One judge that is asked twice: is the answer from memory right, is the answer from documents right?"""
-    _check(pairs, tokens, passages)
-    rate = learning_rate or (None if full else ARBITER_LEARNING_RATE)
-    training = replace(
-        make_answer_training(epochs, 32, rate, full=full, seed=seed), max_tokens=MAX_PROMPT_TOKENS[passages > 0]
-    )
-    members = plan_ensemble(pairs.split, training, seeds, folds, [both.question.text for both in pairs.answers])
-    truths = dict(zip(ARBITER_SIDES, (pairs.closed_right, pairs.open_right), strict=True))
-
-    def lessons(judge: CausalJudge, places: Sequence[int]) -> list[TrainingExample]:
-        shown = [pairs.answers[place] for place in places]
-        return [
-            TrainingExample(cut, (float(truths[side][place]),))
-            for side in ARBITER_SIDES
-            for place, cut in zip(places, encode_answer_pairs(judge, shown, side, tokens, passages), strict=True)
-        ]
-
-    spec = base or str(pairs.trial.settings["model"])
-    fit = fit_judge(
-        members, ARBITER_LABELS, ARBITER_TEMPLATES, lessons, school=CAUSAL_JUDGE, base=spec, work=work, watch=watch
+    """Fine-tune one judge that is asked twice: is the closed-book answer right, is the open-book answer right?"""
+    _check_passages(pairs, options.passages)
+    training = _make_training(options, seed)
+    texts = [pair.question.text for pair in pairs.answers]
+    encoder = PairEncoder(pairs, options.tokens, options.passages)
+    fitted = fit_judge(
+        plan_ensemble(pairs.split, training, options.seeds, options.folds, texts),
+        ARBITER_LABELS,
+        ARBITER_TEMPLATES,
+        encoder.make_examples,
+        kind=CAUSAL_JUDGE,
+        base=options.base or str(pairs.table.settings["model"]),
+        work=work,
+        watch=watch,
     )
 
-    def raw(places: Sequence[int]) -> FloatArray:
-        shown = [pairs.answers[place] for place in places]
-        known = [
-            fit.known(encode_answer_pairs(fit.judge, shown, side, tokens, passages), places) for side in ARBITER_SIDES
-        ]
-        found: FloatArray = np.stack(known, axis=1)
-        return found
+    def raw(indices: Sequence[int]) -> FloatArray:
+        columns = [fitted.predict_known(encoder.encode(fitted.judge, indices, side), indices) for side in ARBITER_SIDES]
+        beliefs: FloatArray = np.stack(columns, axis=1)
+        return beliefs
 
-    options = {"tokens": tokens, "passages": passages, **fit.options}
-    whole = fit.learnt == frozenset(range(len(pairs.answers)))
     return ArbiterResult(
-        "lora", options, frozenset(), passages > 0, raw, notes=fit.notes, files=fit.files, learnt_all=whole
+        "lora",
+        {"tokens": options.tokens, "passages": options.passages, **fitted.options},
+        frozenset(),
+        wants_passages=options.passages > 0,
+        raw=raw,
+        notes=fitted.notes,
+        files=fitted.files,
+        uses_test_split=fitted.seen == frozenset(range(len(pairs.answers))),
     )
 
 
-def _check(pairs: AnswerPairs, tokens: int, passages: int) -> None:
-    if tokens < 1:
-        raise BadSetting(f"fit arbiter: tokens is {tokens}; it must be at least 1.")
-    if passages < 0:
-        raise BadSetting(f"fit arbiter: passages is {passages}; it must be 0 (none) or more.")
-    if passages and not any(both.passages for both in pairs.answers):
+def _check_passages(pairs: AnswerPairs, passages: int) -> None:
+    if passages and not any(pair.passages for pair in pairs.answers):
         raise BadSetting(
-            "fit arbiter: the label runs keep no passages, so the judge cannot be shown any. Label with --index DIR, "
-            "or leave --passages away."
+            f"passages={passages} is not possible: the label runs contain no passages. Label with an index, or leave "
+            "it out."
         )
+
+
+def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
+    rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
+    training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
+    return replace(training, max_tokens=MAX_PROMPT_TOKENS[options.passages > 0])
+
+
+@dataclass(frozen=True)
+class PairEncoder:
+    """Encodes pairs of answers as prompts that ask whether one of the two is right."""
+
+    pairs: AnswerPairs
+    tokens: int
+    passages: int
+
+    def encode(self, judge: CausalJudge, indices: Sequence[int], side: str) -> list[LabelPromptTokens]:
+        """Encode the prompts about one side, "closed" or "open", for the rows with the given indices."""
+        pairs = [self.pairs.answers[index] for index in indices]
+        return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
+
+    def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each side of each pair."""
+        grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
+        return [
+            TrainingExample(prompt, (float(grades[side][index]),))
+            for side in ARBITER_SIDES
+            for index, prompt in zip(indices, self.encode(judge, indices, side), strict=True)
+        ]

@@ -1,4 +1,4 @@
-"""Label runs to training data: a trial with what each question should be told, and disjoint splits by question."""
+"""Training data of gates: a label table with the target of each question, split by question."""
 
 from __future__ import annotations
 
@@ -26,23 +26,29 @@ ONE_GATE_ADVICE = "fit one gate for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_GATE_ADVICE,
     "prompts_fingerprint": ONE_GATE_ADVICE,
-    "max_tokens": "label with one --max-tokens",
+    "max_tokens": "label all runs with the same number of tokens",
 }
-MIN_GRADED_ROWS = 40  # graded rows, below which splits are too small to mean anything
+MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
 MIN_ROWS_PER_CLASS = 8
-LABEL_MORE_ADVICE = "Label more questions, or use the other --target."
-MIN_OPEN_BOOK_SHARE = 0.9  # share of rows with an open-book answer from which on the effect of retrieval can be learnt
-MIN_TRAINING_QUESTIONS_PER_CLASS = 2  # different questions of each kind in the training split
+MIN_TRAINING_QUESTIONS_PER_CLASS = 2  # distinct questions in the training split
+MIN_OPEN_BOOK_SHARE = 0.9  # share of rows with an open-book answer that is enough to learn the benefit of retrieval
+LABEL_MORE_ADVICE = "Label more questions, or use another `target`."
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Graded questions of one model under one wording, with what they should be told: True = needs retrieval.
+    """Graded questions of one model and prompt, with the class to predict.
 
-    balanced: label runs of different size count the same in losses and calibration, see `weights`.
+    Attributes:
+        table: The label table.
+        needed: True where the question needs retrieval, by the target.
+        target: What "needs retrieval" means: `known` (the LLM does not know the answer), `benefit` (retrieval turns a
+            wrong answer right) or `agree` (the answers with and without passages differ).
+        split: Indices of the train, dev, calibration and test questions.
+        balanced: Give every label run the same total weight, see `weights`.
     """
 
-    trial: LabelTable
+    table: LabelTable
     needed: BoolArray
     target: Target
     split: Split
@@ -50,55 +56,63 @@ class Examples:
 
     @property
     def rows(self) -> Sequence[LabelRow]:
-        return self.trial.rows
+        """The label rows."""
+        return self.table.rows
 
     @property
     def questions(self) -> Sequence[Question]:
-        return self.trial.questions
+        """The question of each row."""
+        return self.table.questions
 
     @property
     def readings(self) -> Sequence[Reading]:
-        return self.trial.readings
+        """The recorded signals of each row."""
+        return self.table.readings
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self.trial.settings
+        """Settings that all label runs share."""
+        return self.table.settings
 
     @property
     def runs(self) -> list[str]:
-        return self.trial.runs
+        """Paths of the label runs."""
+        return self.table.runs
 
     @cached_property
-    def sets(self) -> list[str]:
-        """The label run each row is of, by its name."""
+    def run_names(self) -> list[str]:
+        """The name of the label run of each row."""
         names = name_runs([Path(run) for run in self.runs])
-        return [names[index] if names else "" for index in self.trial.run_index]
+        return [names[index] if names else "" for index in self.table.run_index]
 
     @cached_property
     def weights(self) -> FloatArray | None:
-        """How much each row counts, 1 on average: every set as much as any other. None where all count the same."""
+        """Weight of each row, 1 on average, so that every run counts the same; None if all rows count the same."""
         if not self.balanced:
             return None
-        sizes = Counter(self.sets)
-        return np.array([len(self.sets) / (len(sizes) * sizes[name]) for name in self.sets])
+        sizes = Counter(self.run_names)
+        return np.array([len(self.run_names) / (len(sizes) * sizes[name]) for name in self.run_names])
 
-    def weights_of(self, places: NDArray[np.int64]) -> FloatArray | None:
-        return None if self.weights is None else self.weights[places]
+    def select_weights(self, indices: NDArray[np.int64]) -> FloatArray | None:
+        """Return the weights of some rows; None if all rows count the same."""
+        return None if self.weights is None else self.weights[indices]
 
-    def seen(self, everything: bool = False) -> list[str]:
-        """Fingerprints of the questions that fitting looked at: all, or those that were not held out for the test."""
-        split = self.split
-        used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if everything else [])])
-        return list_question_keys([self.questions[number] for number in used])
+    def list_seen_keys(self, include_test: bool = False) -> list[str]:
+        """List fingerprints of the questions used in fitting; with `include_test`, also of the test split."""
+        return list_seen_keys(self.questions, self.split, include_test)
 
 
-def list_question_keys(questions: Sequence[Question]) -> list[str]:
-    """By text, whole and loosely, and by id for rows that were packed without their texts."""
-    keys = (
-        (fingerprint_text(one.text), fingerprint_text_loosely(one.text), fingerprint_text(f"id:{one.id}"))
-        for one in questions
-    )
-    return sorted({key for each in keys for key in each})
+def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bool) -> list[str]:
+    """List fingerprints of the questions used in fitting: by exact text, by normalized text and by id.
+
+    The id identifies questions in runs that are packed without their texts.
+    """
+    used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if include_test else [])])
+    keys = set()
+    for question in (questions[index] for index in used):
+        keys |= {fingerprint_text(question.text), fingerprint_text_loosely(question.text)}
+        keys.add(fingerprint_text(f"id:{question.id}"))
+    return sorted(keys)
 
 
 def load_examples(
@@ -109,112 +123,127 @@ def load_examples(
     seed: int = 0,
     balanced: bool = False,
 ) -> Examples:
-    """Everything a fit needs from label runs. `target` is benefit where open-book answers exist, unless given; for
-    agree no answer needs a grade, and rows without an open-book answer are left out."""
-    trial = load_label_table(runs, layers=layers, required_equal=SHARED_SETTINGS, graded_only=target != "agree")
-    trial = _answered_twice(trial) if target == "agree" else trial
-    if any(not row.question for row in trial.rows):
+    """Load label runs as training data.
+
+    Args:
+        runs: Folders of label runs.
+        target: What to predict. Default: `benefit` if nearly all rows have open-book answers, else `known`. For
+            `agree` no grade is needed; rows without an open-book answer are left out.
+        layers: Layers whose hidden states are read. Default: all recorded ones.
+        seed: Seed of the split.
+        balanced: Give every label run the same total weight.
+
+    Raises:
+        BadInput: There are too few rows, or too few of one class.
+        BadSetting: The rows do not have the answers that the target needs.
+    """
+    table = load_label_table(runs, layers=layers, required_equal=SHARED_SETTINGS, graded_only=target != "agree")
+    if target == "agree":
+        table = _select_rows_with_both_answers(table)
+    if any(not row.question for row in table.rows):
         raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
-    chosen = _chosen_target(trial.rows, target)
-    needed = np.array([_needed(row, chosen) for row in trial.rows], dtype=bool)
-    because = _because(trial.rows, chosen) if target is None else ""
-    _check_enough(needed, chosen, because, "" if chosen == "benefit" else _one_sided(trial.rows))
-    texts = [question.text for question in trial.questions]
+    chosen = _choose_target(table.rows, target)
+    needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
+    reason = _explain_default_target(table.rows, chosen) if target is None else ""
+    _check_classes(needed, chosen, reason, "" if chosen == "benefit" else _explain_one_class(table.rows))
+    texts = [question.text for question in table.questions]
     split = split_questions(texts, seed)
-    _check_train([texts[number] for number in split.train], needed[split.train])
-    return Examples(trial, needed, chosen, split, balanced)
+    _check_training_split([texts[index] for index in split.train], needed[split.train])
+    return Examples(table, needed, chosen, split, balanced)
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:
-    """Each different question by its fingerprint, with whether it needs retrieval the first time it is there."""
-    first: dict[str, bool] = {}
+    """Map the fingerprint of each distinct question to its class; of repeated questions the first one counts."""
+    needs: dict[str, bool] = {}
     for text, need in zip(texts, needed.tolist(), strict=True):
-        first.setdefault(fingerprint_text(text), need)
-    return first
-
-
-def _chosen_target(rows: Sequence[LabelRow], wanted: Target | None) -> Target:
-    usual = _usual_target(rows)
-    if wanted == "benefit" and usual != "benefit":
-        without = sum(row.benefit is None for row in rows)
-        raise BadSetting(
-            f"{without} of {len(rows)} rows have no open-book answer: label with passages (import-answers --open KEY), "
-            "or fit a gate on --target known, such as judge."
-        )
-    return wanted or usual
-
-
-def _usual_target(rows: Sequence[LabelRow]) -> Target:
-    """Benefit where nearly every question has an open-book answer; the others found nothing to read."""
-    opened = sum(row.benefit is not None for row in rows)
-    return "benefit" if rows and opened >= MIN_OPEN_BOOK_SHARE * len(rows) else "known"
-
-
-def _answered_twice(trial: LabelTable) -> LabelTable:
-    """The rows with both answers."""
-    places = [place for place, row in enumerate(trial.rows) if row.open is not None]
-    if not places:
-        raise BadInput(
-            "fitting on 'agree' compares the closed-book with the open-book answer, and no row has the latter. Label "
-            "with passages (knowgate label --index DIR), or import both (knowgate import-answers --closed A --open B)."
-        )
-    return trial.subset(places)
+        needs.setdefault(fingerprint_text(text), need)
+    return needs
 
 
 def answers_agree(row: LabelRow) -> bool:
-    """Whether both answers are one; no answer, or that the LLM cannot tell, is none to agree on."""
+    """Return whether closed-book and open-book answer are the same; empty answers and abstentions never agree."""
     if row.closed is None or row.open is None or RULES_ARBITER.abstains(row.closed.text):
         return False
-    closed = normalize(row.closed.text)
-    return bool(closed) and closed == normalize(row.open.text)
+    closed_book = normalize(row.closed.text)
+    return bool(closed_book) and closed_book == normalize(row.open.text)
 
 
-def _needed(row: LabelRow, target: Target) -> bool:
+def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
+    """Return the requested target, or the default for these rows."""
+    default = _choose_default_target(rows)
+    if target == "benefit" and default != "benefit":
+        raise BadSetting(
+            f"target='benefit' needs open-book answers, and {_count_without_benefit(rows)} of {len(rows)} rows have "
+            "none: label with passages, or fit with target='known'."
+        )
+    return target or default
+
+
+def _choose_default_target(rows: Sequence[LabelRow]) -> Target:
+    n_open_book = len(rows) - _count_without_benefit(rows)
+    return "benefit" if rows and n_open_book >= MIN_OPEN_BOOK_SHARE * len(rows) else "known"
+
+
+def _count_without_benefit(rows: Sequence[LabelRow]) -> int:
+    return sum(row.benefit is None for row in rows)
+
+
+def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
+    indices = [index for index, row in enumerate(table.rows) if row.open is not None]
+    if not indices:
+        raise BadInput(
+            "target='agree' compares closed-book and open-book answers, and no row has an open-book answer. Label "
+            "with an index, or import both answers."
+        )
+    return table.subset(indices)
+
+
+def _needs_retrieval(row: LabelRow, target: Target) -> bool:
     if target == "agree":
         return not answers_agree(row)
     if target == "known":
         return not (row.closed and row.closed.correct)
-    return row.benefit is not None and row.benefit > 0  # where nothing was found retrieving does not help
+    return row.benefit is not None and row.benefit > 0  # if nothing was found, retrieval does not help
 
 
-def _because(rows: Sequence[LabelRow], target: Target) -> str:
-    """Why this target, which nobody asked for, in brackets."""
+def _explain_default_target(rows: Sequence[LabelRow], target: Target) -> str:
     if target == "benefit":
         return " ('benefit' was chosen because the rows have open-book answers)"
-    without = sum(row.benefit is None for row in rows)
+    without = _count_without_benefit(rows)
     return f" ('known' was chosen because {without} of {len(rows)} rows have no open-book answer)"
 
 
-def _check_enough(needed: BoolArray, target: Target, because: str, cause: str) -> None:
+def _check_classes(needed: BoolArray, target: Target, target_reason: str, cause: str) -> None:
+    """Raise if there are too few rows, in all or of one class."""
     if len(needed) < MIN_GRADED_ROWS:
         raise BadInput(
             f"fitting needs at least {MIN_GRADED_ROWS} graded rows; the label runs have {len(needed)}. Label more."
         )
-    yes, no = int(needed.sum()), int((~needed).sum())
-    if min(yes, no) < MIN_ROWS_PER_CLASS:
+    positive, negative = int(needed.sum()), int((~needed).sum())
+    if min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"fitting on '{target}' needs {MIN_ROWS_PER_CLASS} questions of each kind{because}; the label runs "
-            f"have {yes} that need retrieval and {no} that do not. {cause or LABEL_MORE_ADVICE}"
+            f"fitting on '{target}' needs {MIN_ROWS_PER_CLASS} questions of each class{target_reason}; the label runs "
+            f"have {positive} that need retrieval and {negative} that do not. {cause or LABEL_MORE_ADVICE}"
         )
 
 
-def _one_sided(rows: Sequence[LabelRow]) -> str:
-    """Why all answers from memory were graded alike, where more questions would not help; '' where they might."""
+def _explain_one_class(rows: Sequence[LabelRow]) -> str:
+    """Explain why all closed-book answers got the same grade if more questions would not help; '' otherwise."""
     texts = [row.closed.text for row in rows if row.closed]
     if not any(text.strip() for text in texts):
-        return "Every answer from memory is empty: label with a larger --max-tokens, or look at what was recorded."
+        return "Every closed-book answer is empty: label with more tokens, or check what was recorded."
     if all(RULES_ARBITER.abstains(text) for text in texts):
-        said = f"Every answer from memory says that it cannot tell ('{texts[0][:60]}')"
-        return f"{said}: label with prompts that make the LLM guess."
+        return f"Every closed-book answer abstains ('{texts[0][:60]}'): label with prompts that make the LLM guess."
     return ""
 
 
-def _check_train(texts: Sequence[str], needed: BoolArray) -> None:
-    """Two questions of each kind: one may be put aside and there is still something to tell apart."""
-    kinds = list(map_questions_to_needs(texts, needed).values())
-    yes, no = kinds.count(True), kinds.count(False)
-    if min(yes, no) < MIN_TRAINING_QUESTIONS_PER_CLASS:
+def _check_training_split(texts: Sequence[str], needed: BoolArray) -> None:
+    """Raise unless the training split has two distinct questions of each class, so that one can be held out."""
+    classes = list(map_questions_to_needs(texts, needed).values())
+    positive, negative = classes.count(True), classes.count(False)
+    if min(positive, negative) < MIN_TRAINING_QUESTIONS_PER_CLASS:
         raise BadInput(
-            f"the training split has {yes} different questions that need retrieval and {no} that do not; fitting takes "
-            f"{MIN_TRAINING_QUESTIONS_PER_CLASS} of each. Label more different questions, or try another --seed."
+            f"the training split has {positive} distinct questions that need retrieval and {negative} that do not; "
+            f"fitting needs {MIN_TRAINING_QUESTIONS_PER_CLASS} of each. Label more distinct questions, or try another "
+            "`seed`."
         )

@@ -1,14 +1,15 @@
-"""What a fit function says about itself in its signature: its options, what it is handed, the examples it wants.
+"""The contract of fit functions: the options they declare, the arguments they are given, and the result they return.
 
     def fit_mine(
-        examples: Annotated[Examples, Wanted(target="known")],
+        examples: Annotated[Examples, ExampleRequirements(target="known")],
         *,
         layer: Annotated[str, "mid, late, last or a number"] = "mid",
         seed: int = 0,
     ) -> FitResult:
 
-A keyword with a text is an option: of the library's `fit`, and of `knowgate fit NAME`. A keyword without one is no
-option; those of HANDED are handed in where the function asks for them, the others keep their defaults.
+A keyword annotated with a text is an option of `fit` and a flag of `knowgate fit NAME`. A function decorated with
+`with_options` has the fields of that model as options. The keywords in INJECTED_ARGUMENTS are passed to functions that
+declare them; all other keywords keep their defaults.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from knowgate.core.options import Options
 from knowgate.core.validation import MAX_COUNT, format_value
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.gate_folder import Tensors
@@ -28,137 +30,48 @@ from knowgate.training.examples import Target
 from knowgate.types import Signal, SignalRequest
 
 INJECTED_ARGUMENTS = {
-    "seed": "of the splits and of training",
-    "work": "folder to keep an unfinished training in, so that the same call goes on with it",
-    "watch": "function that is told how far the fit is, as a FitStep",
+    "seed": "seed of the splits and of training",
+    "work": "folder for checkpoints, so that the same call can continue an interrupted training",
+    "watch": "callback that receives progress as a FitProgress",
 }
-NUMBER_TYPES = {int: "a whole number", float: "a number"}
+TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 FitFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class ExampleRequirements:
-    """The examples a fit function asks for. target: what it learns unless told otherwise; None for the usual one.
-
-    weighs: it lets rows count by `Examples.weights`, so that label runs of different size can be balanced.
-    """
-
-    target: Target | None = None
-    reads_states: bool = True  # False: hidden states are not loaded, which saves memory
-    weighs: bool = False
-
-
-@dataclass(frozen=True)
-class FitOption:
-    """One option. `kind` is its type without None; `allowed` are its values where they can be listed."""
-
-    name: str
-    kind: type
-    allowed: tuple[Any, ...]
-    default: Any
-    help: str
-
-    @property
-    def may_be_none(self) -> bool:
-        return self.default is None
-
-    def check(self, value: Any, gate: str) -> None:
-        if value is None and self.may_be_none:
-            return
-        if self.allowed and value not in self.allowed:
-            raise BadSetting(f"fit {gate}: {self.name} is '{value}'; allowed: {', '.join(map(str, self.allowed))}.")
-        accepted = (int, float) if self.kind is float else self.kind
-        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
-            needed = NUMBER_TYPES.get(self.kind, "true or false" if self.kind is bool else "text")
-            raise BadSetting(f"fit {gate}: {self.name} is {format_value(value)}; it must be {needed}.")
-        if self.kind in NUMBER_TYPES and not abs(float(str(value))) <= MAX_COUNT:  # NaN is not, either
-            raise BadSetting(f"fit {gate}: {self.name} is {format_value(value)}; it must be a number within reason.")
-
-
-def read_fit_options(function: FitFunction) -> dict[str, FitOption]:
-    """The options of a fit function, in the order it names them."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    options = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        text = _first(hints.get(name), str)
-        if parameter.kind is parameter.KEYWORD_ONLY and text is not None:
-            options[name] = _option(name, typing.get_args(hints[name])[0], parameter.default, text)
-    return options
-
-
-def check_fit_options(gate: str, function: FitFunction, given: Mapping[str, Any]) -> None:
-    """Refuse options the gate does not have and values that are not allowed."""
-    known = read_fit_options(function)
-    for name, value in given.items():
-        if name not in known:
-            raise BadSetting(f"fit {gate} has no option '{name}'. Known: {', '.join(known) or 'none'}.")
-        known[name].check(value, gate)
-
-
-def read_requirements(function: FitFunction) -> ExampleRequirements:
-    """The examples it wants; the usual ones where it says nothing."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    first = next(iter(inspect.signature(function).parameters))
-    return _first(hints.get(first), ExampleRequirements) or ExampleRequirements()
-
-
-def select_injected_arguments(function: FitFunction, things: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the things that the function asks for by name."""
-    asked = inspect.signature(function).parameters
-    lacking = [name for name in _required(function) if name not in things]
-    if lacking:
-        raise BadSetting(
-            f"the fit function {function.__qualname__} asks for '{lacking[0]}', which nobody hands in; "
-            f"known: {', '.join(INJECTED_ARGUMENTS)}."
-        )
-    return {name: value for name, value in things.items() if name in asked}
-
-
-def _required(function: FitFunction) -> list[str]:
-    """Keywords without default."""
-    parameters = inspect.signature(function).parameters.values()
-    return [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
-
-
-def _first(hint: Any, kind: type) -> Any:
-    """The first remark of this kind in an Annotated hint."""
-    return next((remark for remark in getattr(hint, "__metadata__", ()) if isinstance(remark, kind)), None)
-
-
-def _option(name: str, hint: Any, default: Any, text: str) -> FitOption:
-    if default is inspect.Parameter.empty:
-        raise BadSetting(f"the option '{name}' of a fit function has no default; give it one.")
-    if isinstance(hint, types.UnionType):
-        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
-    if typing.get_origin(hint) is Literal:
-        values = typing.get_args(hint)
-        return FitOption(name, type(values[0]), values, default, text)
-    return FitOption(name, hint, (), default, text)
-
-
-@dataclass(frozen=True)
 class FitResult:
-    """What a fit gives: the gate's name and options, what it must read, and its weights.
+    """A trained score that is not calibrated yet.
 
-    raw: uncalibrated need of the given row numbers. notes: lines for the card. learnt_all: every row taught it, the
-    held-out ones too, which `raw` scores with a part of it that did not see them.
+    Attributes:
+        gate: Name under which the gate is registered.
+        options: Options stored with the gate.
+        needs: Signals that the model must provide.
+        request: What the gate reads of each question.
+        tensors: Weights.
+        raw: Returns the uncalibrated need of the rows with the given indices.
+        notes: Lines for the model card.
+        files: Further files of the gate's folder.
+        uses_test_split: Test questions were trained on, too; `raw` scores them with a member that did not see them.
     """
 
     gate: str
     options: Mapping[str, Any]
     needs: frozenset[Signal]
-    want: SignalRequest
+    request: SignalRequest
     tensors: Tensors
     raw: Callable[[Sequence[int]], FloatArray]
     notes: Sequence[str] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
-    learnt_all: bool = False
+    uses_test_split: bool = False
+
+
+# --- progress -------------------------------------------------------------------------------------
 
 
 class FitProgress(Protocol):
-    """`done` of `total` things called `unit`, in this `stage`; `words` say more, such as the pace.
+    """Progress of a fit: `done` of `total` units in a stage.
 
-    is_milestone: worth a line of its own.
+    `words` holds details such as the speed; `is_milestone` marks progress worth a line of its own.
     """
 
     @property
@@ -185,7 +98,7 @@ FitProgressCallback = Callable[[FitProgress], None]
 
 @dataclass(frozen=True)
 class SimpleFitProgress:
-    """A step of a fit that has nothing more to tell."""
+    """Progress without details."""
 
     done: int
     total: int
@@ -195,5 +108,118 @@ class SimpleFitProgress:
     is_milestone: bool = False
 
 
-def ignore_progress(step: FitProgress) -> None:
-    """Nobody looks."""
+def ignore_progress(progress: FitProgress) -> None:
+    """Do nothing: the default progress callback."""
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ExampleRequirements:
+    """The training data that a fit function asks for.
+
+    Attributes:
+        target: What it predicts by default; None for the default of the label runs.
+        reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
+        weighs: True if it uses `Examples.weights`, so that label runs of different size can be balanced.
+    """
+
+    target: Target | None = None
+    reads_states: bool = True
+    weighs: bool = False
+
+
+@dataclass(frozen=True)
+class FitOption:
+    """One option of a fit function.
+
+    Attributes:
+        name: Name of the argument.
+        kind: Its type, without None.
+        allowed: The allowed values if they can be listed.
+        default: Its default.
+        help: One line of documentation.
+    """
+
+    name: str
+    kind: type
+    allowed: tuple[Any, ...]
+    default: Any
+    help: str
+
+    def check(self, value: Any, gate: str) -> None:
+        """Raise BadSetting if the option does not accept a value."""
+        if value is None and self.default is None:
+            return
+        problem = f"fit {gate}: {self.name}={format_value(value)} is not allowed"
+        if self.allowed and value not in self.allowed:
+            raise BadSetting(f"{problem}: use {', '.join(map(str, self.allowed))}.")
+        accepted = (int, float) if self.kind is float else self.kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
+            raise BadSetting(f"{problem}: it must be {TYPE_NAMES.get(self.kind, 'text')}.")
+        if self.kind in (int, float) and not abs(float(str(value))) <= MAX_COUNT:  # false for NaN, too
+            raise BadSetting(f"{problem}: the number is too large.")
+
+
+def read_fit_options(function: FitFunction) -> dict[str, FitOption]:
+    """Return the options that a fit function declares, by name, in the order of its signature."""
+    model: type[Options] | None = getattr(function, "__options__", None)
+    if model is not None:
+        hints = typing.get_type_hints(model)
+        return {
+            name: _make_option(name, hints[name], field.get_default(), field.description or "")
+            for name, field in model.model_fields.items()
+        }
+    hints = typing.get_type_hints(function, include_extras=True)
+    options = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        text = _find_annotation(hints.get(name), str)
+        if parameter.kind is parameter.KEYWORD_ONLY and text is not None:
+            if parameter.default is parameter.empty:
+                raise BadSetting(f"the option '{name}' of a fit function has no default; give it one.")
+            options[name] = _make_option(name, typing.get_args(hints[name])[0], parameter.default, text)
+    return options
+
+
+def check_fit_options(gate: str, function: FitFunction, values: Mapping[str, Any]) -> None:
+    """Raise BadSetting for options that the gate does not have and for values that are not allowed."""
+    known = read_fit_options(function)
+    for name, value in values.items():
+        if name not in known:
+            raise BadSetting(f"fit {gate} has no option '{name}'. Known: {', '.join(known) or 'none'}.")
+        known[name].check(value, gate)
+
+
+def read_requirements(function: FitFunction) -> ExampleRequirements:
+    """Return the training data that a fit function asks for in the annotation of its first argument."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    first = next(iter(inspect.signature(function).parameters))
+    return _find_annotation(hints.get(first), ExampleRequirements) or ExampleRequirements()
+
+
+def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Select the injected arguments (seed, work, watch) that a fit function declares."""
+    parameters = inspect.signature(function).parameters
+    keywords = [each for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
+    unknown = [each.name for each in keywords if each.default is each.empty and each.name not in values]
+    if unknown:
+        raise BadSetting(
+            f"the fit function {function.__qualname__} requires '{unknown[0]}', which is not provided; "
+            f"provided: {', '.join(INJECTED_ARGUMENTS)}."
+        )
+    return {name: value for name, value in values.items() if name in parameters}
+
+
+def _find_annotation(hint: Any, kind: type) -> Any:
+    """Return the first item of this type in the metadata of an Annotated hint; None if there is none."""
+    return next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, kind)), None)
+
+
+def _make_option(name: str, hint: Any, default: Any, text: str) -> FitOption:
+    if isinstance(hint, types.UnionType):
+        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
+    if typing.get_origin(hint) is Literal:
+        values = typing.get_args(hint)
+        return FitOption(name, type(values[0]), values, default, text)
+    return FitOption(name, hint, (), default, text)

@@ -1,9 +1,9 @@
-"""Fitting the fusion gate: probes of the stored states, then a logistic regression over all signals."""
+"""Fit the fusion gate: probes of the recorded states, then a logistic regression over all signals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,15 +17,23 @@ from knowgate.gates.fusion import TEXT_SIGNAL, embed_drafts
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.logistic import logit
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.classifiers import Tensors, auroc_or_half, check_finite, fit_best_linear, fit_linear, tune_linear
+from knowgate.training.classifiers import (
+    Tensors,
+    auroc_or_half,
+    check_finite,
+    fit_linear,
+    select_train_and_dev,
+    tune_linear,
+)
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.training.probe import DRAFT_TOKENS, predict_out_of_fold
 from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
-FIRST_TOKEN_FEATURES = ("first", "question_length")  # known with the first answer token
+FIRST_TOKEN_FEATURES = ("first", "question_length")  # available with the first answer token
 DISPERSION_FEATURES = {SEAKR, SEAKR_END}
-TOKEN_FEATURES = ("first", "mean", "min", "entropy", "margin")
+TOKEN_FEATURES = {"first", "mean", "min", "entropy", "margin"}
+SAMPLE_FEATURES = {"certainty", "agreement"}
 
 
 def fit_fusion(
@@ -36,87 +44,96 @@ def fit_fusion(
     text: Annotated[bool | None, "Read question and draft as text. Default: if there are no hidden states."] = None,
     embedder: str | Embedder = DEFAULT_EMBEDDER,
 ) -> FitResult:
-    """Weigh whichever signals the label runs have.
+    """Combine all signals that the label runs have in one logistic regression.
 
-    cheap: leave out samples and extra passes. early: only what is there with the first answer token, so that a question
-    that is retrieved for pays one short prefill. text: also a head over sentence embeddings of question and draft; None
-    for LLMs whose hidden states nobody has, where it is the best there is.
+    Args:
+        examples: The training data.
+        cheap: Leave out signals that need samples or extra passes.
+        early: Use only signals that are available with the first answer token, so that a retrieved question costs
+            one short prefill.
+        text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
+            states, as with LLMs behind an API.
+        embedder: The sentence embedder of `text`.
     """
     if cheap and early:
-        raise BadSetting("early leaves out all that cheap does, and the draft; give one of them.")
-    names = [
-        name for name in available_features(examples.questions, examples.readings) if _is_wanted(name, cheap, early)
-    ]
-    if not _fits_seakr(examples.settings):
-        names = [name for name in names if name not in DISPERSION_FEATURES]
-    features = feature_matrix(names, examples.questions, examples.readings)
-    check_finite(features)
-    tensors: dict[str, Any] = {}
-    probes: list[dict[str, Any]] = []
-    columns = [features]
-    for layer in sorted(examples.readings[0].hidden):
-        for position in ("pre",) if early else ("pre", "post"):
-            name = f"probe-{position}-{layer}"
-            own, column = _probe(stack_hidden_states(examples.readings, layer, position), examples)
-            tensors |= {f"{name}.{key}": value for key, value in own.items()}
-            probes.append({"name": name, "layer": layer, "position": position})
-            columns.append(column)
-    reads_text = not (probes or early) if text is None else text
-    encoded: dict[str, Any] = {}
-    if reads_text:
+        raise BadSetting("cheap=True and early=True are mutually exclusive: `early` leaves out more.")
+    names = _select_features(examples, cheap, early)
+    columns = SignalColumns(examples, names, [feature_matrix(names, examples.questions, examples.readings)])
+    check_finite(columns.blocks[0])
+    columns.add_probes(("pre",) if early else ("pre", "post"))
+    encoder_options: dict[str, Any] = {}
+    if not (columns.probes or early) if text is None else text:
         encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-        own, column = _probe(embed_drafts(encoder, examples.questions, examples.readings), examples)
-        tensors |= {f"{TEXT_SIGNAL}.{key}": value for key, value in own.items()}
-        columns.append(column)
+        columns.add_probe(TEXT_SIGNAL, embed_drafts(encoder, examples.questions, examples.readings))
         spec = embedder if isinstance(embedder, str) else "own"
-        encoded = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
-    signals = np.hstack(columns).astype(np.float32)
+        encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
+    signals = np.hstack(columns.blocks).astype(np.float32)
     if signals.shape[1] == 0:
-        raise BadSetting(
-            "the label runs hold no signals to fuse. Label again with a backend that gives log-probabilities."
-        )
-    labels = [*names, *(probe["name"] for probe in probes), *[TEXT_SIGNAL] * reads_text]
-    head = _head(signals, examples)
-    tensors |= {f"fusion.{key}": value for key, value in head.items()}
+        raise BadSetting("the label runs contain no signals. Label again with a backend that gives log-probabilities.")
+    head = tune_linear(*select_train_and_dev(signals, examples)).tensors
 
-    def raw(places: Sequence[int]) -> FloatArray:
-        return apply_network(head, signals[list(places)])
+    def raw(indices: Sequence[int]) -> FloatArray:
+        return apply_network(head, signals[list(indices)])
 
-    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoded}
-    needs, want = _needs(names, probes) | _read(encoded), _want(names, probes, examples)
-    notes = describe_contributions(labels, signals, head, examples)
-    return FitResult("fusion", options, needs, want, tensors, raw, notes=notes)
+    options = {"features": names, "probes": columns.probes, "cheap": cheap, "early": early, **encoder_options}
+    needs = _list_needed_signals(names, columns.probes) | ({Signal.DRAFT} if encoder_options else set())
+    tensors = columns.tensors | {f"fusion.{key}": value for key, value in head.items()}
+    notes = describe_contributions(columns.names, signals, examples)
+    request = _build_request(names, columns.probes, examples)
+    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
 
 
-def _fits_seakr(settings: Mapping[str, Any]) -> bool:
-    """The gate draws one set of samples for all its signals: seakr looks at the first 20, the others at all of them."""
+@dataclass
+class SignalColumns:
+    """The signals to combine, one column each, with the probes that compute some of them."""
+
+    examples: Examples
+    names: list[str]
+    blocks: list[Vector]
+    tensors: Tensors = field(default_factory=dict)
+    probes: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.names = list(self.names)  # the caller's list stays that of the plain features
+
+    def add_probes(self, positions: Sequence[str]) -> None:
+        """Add a probe for each recorded layer and position."""
+        for layer in sorted(self.examples.readings[0].hidden):
+            for position in positions:
+                name = f"probe-{position}-{layer}"
+                self.add_probe(name, stack_hidden_states(self.examples.readings, layer, position))
+                self.probes.append({"name": name, "layer": layer, "position": position})
+
+    def add_probe(self, name: str, features: Vector) -> None:
+        """Train a linear probe and add its logits; those of training rows come from probes that did not see them."""
+        check_finite(features)
+        train, dev = select_train_and_dev(features, self.examples)
+        tuned = tune_linear(train, dev)
+        column = logit(apply_network(tuned.tensors, features))
+        indices = self.examples.split.train
+        texts = [self.examples.questions[index].text for index in indices]
+        column[indices] = logit(predict_out_of_fold(train, texts, tuned.strength))
+        self.tensors |= {f"{name}.{key}": value for key, value in tuned.tensors.items()}
+        self.names.append(name)
+        self.blocks.append(column[:, None].astype(np.float32))
+
+
+def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
+    names = available_features(examples.questions, examples.readings)
+    if cheap:
+        names = [name for name in names if name not in COSTLY_FEATURES]
+    if early:
+        names = [name for name in names if name in FIRST_TOKEN_FEATURES]
+    return names if _has_seakr_samples(examples.settings) else [n for n in names if n not in DISPERSION_FEATURES]
+
+
+def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
+    """Return whether one set of samples can serve all signals: SeaKR reads the first 20, the others all of them."""
     return settings.get("seakr") == SEAKR_SAMPLES and not 0 < int(settings.get("samples", 0)) < SEAKR_SAMPLES
 
 
-def _is_wanted(name: str, cheap: bool, early: bool) -> bool:
-    return not (cheap and name in COSTLY_FEATURES) and not (early and name not in FIRST_TOKEN_FEATURES)
-
-
-def _probe(features: Vector, examples: Examples) -> tuple[Tensors, Vector]:
-    """A linear probe and its logit for every row; training rows get theirs from probes that did not see them."""
-    check_finite(features)
-    train, dev, needed = examples.split.train, examples.split.dev, examples.needed
-    weights = examples.weights_of(train)
-    tuned = tune_linear(features[train], needed[train], features[dev], needed[dev], weights)
-    column = logit(apply_network(tuned.tensors, features))
-    texts = [examples.questions[place].text for place in train]
-    column[train] = logit(predict_out_of_fold(features[train], needed[train], texts, tuned.strength, weights))
-    return tuned.tensors, column[:, None].astype(np.float32)
-
-
-def _head(signals: Vector, examples: Examples) -> Tensors:
-    split, needed = examples.split, examples.needed
-    weights = examples.weights_of(split.train)
-    return fit_best_linear(signals[split.train], needed[split.train], signals[split.dev], needed[split.dev], weights)
-
-
-def describe_contributions(names: Sequence[str], signals: Vector, head: Tensors, examples: Examples) -> list[str]:
-    """What each signal does alone, what is lost without it, and what a cheap fusion would lose. On the dev split."""
+def describe_contributions(names: Sequence[str], signals: Vector, examples: Examples) -> list[str]:
+    """Describe the dev AUROC of each signal alone, the change without it, and the loss of a cheap fusion."""
     split, needed = examples.split, examples.needed
     dev = np.concatenate([split.dev, split.calibration])
 
@@ -125,53 +142,51 @@ def describe_contributions(names: Sequence[str], signals: Vector, head: Tensors,
         return auroc_or_half(needed[dev], apply_network(tensors, signals[dev][:, columns]))
 
     every = list(range(len(names)))
-    whole = score(every)
-    lines = [f"all signals: dev AUROC {whole:.3f}"]
-    for place, name in enumerate(names):
-        rest = [column for column in every if column != place]
-        without = score(rest) if rest else 0.5
-        lines.append(f"{name}: alone {score([place]):.3f}, without it {without - whole:+.3f}")
-    cheap = [place for place, name in enumerate(names) if name not in COSTLY_FEATURES]
+    total = score(every)
+    lines = [f"all signals: dev AUROC {total:.3f}"]
+    for index, name in enumerate(names):
+        others = [column for column in every if column != index]
+        without = score(others) if others else 0.5
+        lines.append(f"{name}: alone {score([index]):.3f}, without it {without - total:+.3f}")
+    cheap = [index for index, name in enumerate(names) if name not in COSTLY_FEATURES]
     if cheap and len(cheap) < len(names):
-        lines.append(
-            f"cheap fusion, without {', '.join(COSTLY_FEATURES)}: {score(cheap):.3f} ({score(cheap) - whole:+.3f})"
-        )
+        costly = ", ".join(COSTLY_FEATURES)
+        lines.append(f"cheap fusion, without {costly}: {score(cheap):.3f} ({score(cheap) - total:+.3f})")
     return lines
 
 
-def _read(encoded: Mapping[str, Any]) -> frozenset[Signal]:
-    return frozenset({Signal.DRAFT}) if encoded else frozenset()
+def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> set[Signal]:
+    used = set(names)
+    conditions = {
+        Signal.LOGPROBS: bool(used & TOKEN_FEATURES),
+        Signal.HIDDEN: bool(probes or used & DISPERSION_FEATURES),
+        Signal.LABELS: "self_assessment" in used,
+        Signal.SAMPLES: bool(used & (SAMPLE_FEATURES | DISPERSION_FEATURES)),
+    }
+    return {signal for signal, is_needed in conditions.items() if is_needed}
 
 
-def _needs(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> frozenset[Signal]:
-    needs = set()
-    needs |= {Signal.LOGPROBS} if set(names) & set(TOKEN_FEATURES) else set()
-    needs |= {Signal.HIDDEN} if probes or DISPERSION_FEATURES & set(names) else set()
-    needs |= {Signal.LABELS} if "self_assessment" in names else set()
-    needs |= {Signal.SAMPLES} if {"certainty", "agreement", *DISPERSION_FEATURES} & set(names) else set()
-    return frozenset(needs)
-
-
-def _drawn(settings: Mapping[str, Any]) -> Sampling:
-    """As the samples of the run were: a gate that draws others would read something else than it was fitted on."""
-    usual = asdict(Sampling())
-    return Sampling(**{key: value if settings.get(key) is None else settings[key] for key, value in usual.items()})
-
-
-def _want(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
-    sampled = bool({"certainty", "agreement"} & set(names))
-    dispersed = DISPERSION_FEATURES & set(names)
-    samples = [int(examples.settings["samples"])] * sampled + [SEAKR_SAMPLES] * len(dispersed)
+def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
+    """Request signals exactly as the label runs recorded them."""
+    settings, dispersion = examples.settings, DISPERSION_FEATURES & set(names)
+    max_tokens = int(settings.get("max_tokens", DRAFT_TOKENS))
+    samples = [int(settings["samples"])] if SAMPLE_FEATURES & set(names) else []
+    samples += [SEAKR_SAMPLES] * len(dispersion)
     return SignalRequest(
-        draft_tokens=1
-        if set(names) <= set(FIRST_TOKEN_FEATURES)
-        else int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
+        draft_tokens=1 if set(names) <= set(FIRST_TOKEN_FEATURES) else max_tokens,
         layers=tuple(sorted({probe["layer"] for probe in probes})),
         after_draft=any(probe["position"] == "post" for probe in probes),
         samples=max(samples, default=0),
-        sample_tokens=int(examples.settings.get("max_tokens", DRAFT_TOKENS)),
-        sampling=_drawn(examples.settings) if samples else Sampling(),
+        sample_tokens=max_tokens,
+        sampling=_read_sampling(settings) if samples else Sampling(),
         seed=0 if samples else None,  # so that the same question gets the same need every time
-        sample_layer=examples.settings["seakr_layer"] if dispersed else None,
+        sample_layer=settings["seakr_layer"] if dispersion else None,
         sample_end=SEAKR_END in names,
+    )
+
+
+def _read_sampling(settings: Mapping[str, Any]) -> Sampling:
+    """Return the sampling parameters of the label runs."""
+    return Sampling(
+        **{key: default if settings.get(key) is None else settings[key] for key, default in asdict(Sampling()).items()}
     )

@@ -1,7 +1,7 @@
-"""The verb `fit`: a gate's name and label runs in, the fitted gate out.
+"""Fit a gate on label runs: `fit` loads the data, trains, calibrates, measures and writes the gate's folder.
 
-Knows no gate: their fit functions come from the table of gates, or from entry points of other packages, where the group
-'knowgate.fitted_gates' names the gate's class and 'knowgate.fits' its fit function, both under the gate's name.
+The fit functions come from the table of gates, or from entry points of other packages: the group
+'knowgate.fitted_gates' names a gate's class and 'knowgate.fits' its fit function, both under the gate's name.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
+
+from pydantic import Field
 
 from knowgate.core.files import check_replaceable
+from knowgate.core.options import Options, Seed, Share, with_options
 from knowgate.core.registry import find_plugins, load_plugin, load_target
-from knowgate.core.validation import check_seed
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED_GATES, load_fitted_gate
@@ -31,60 +33,98 @@ from knowgate.training.fit_function import (
 )
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 
-FIT_ENTRY_POINTS = "knowgate.fits"  # entry points of other packages
+FIT_ENTRY_POINTS = "knowgate.fits"
 EXTRA = "train"
 
 
+class FitOptions(Options):
+    """Options of every fit."""
+
+    target: Target | None = Field(
+        default=None,
+        description="known, benefit (retrieval helps) or agree (of both answers; no gold). Default: as fits the runs.",
+        json_schema_extra={"metavar": "TARGET"},
+    )
+    threshold: Share | None = Field(
+        default=None,
+        description="Retrieve when need is above this. Default: 0.5; for benefit by `max_loss`.",
+        json_schema_extra={"metavar": "0..1"},
+    )
+    max_loss: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="For benefit: accuracy that the chosen threshold may lose. Default: 0.01.",
+        json_schema_extra={"metavar": "0..1"},
+    )
+    balance_sets: bool = Field(
+        default=False,
+        description="Give label runs of different size the same weight. Not for judges.",
+        json_schema_extra={"flag": "--balance-sets"},
+    )
+    keep_questions: bool = Field(
+        default=True,
+        description="Store ten questions, to compare a server's hidden states with.",
+        json_schema_extra={"flag": "--keep-questions/--no-questions"},
+    )
+    seed: Seed = Field(default=0, description="Seed of splits and training.")
+
+
+@with_options(FitOptions)
 def fit(
     name: str,
     runs: RunsLike,
     *,
     out: str | Path,
-    target: Target | None = None,
-    threshold: float | None = None,
-    max_loss: float | None = None,
-    balance_sets: bool = False,
-    keep_questions: bool = True,
-    seed: int = 0,
+    options: FitOptions,
     watch: FitProgressCallback | None = None,
     command: str = "",
-    **options: Any,
+    **gate_options: Any,
 ) -> FittedGate:
-    """Fit a gate on label runs, measure it on questions held out, write its folder, and load it from there.
+    """Fit a gate on label runs, measure it on held-out questions and write its folder.
 
-    target: known, benefit or agree (no gold needed: closed- and open-book answer are the same); None for what suits the
-    gate and the runs. threshold: None for 0.5 or, where need means that retrieval helps, for what retrieves least and
-    loses at most max_loss (0.01) against always retrieving on questions it was not trained on. balance_sets: label runs
-    of different size count the same, in losses and calibration; measures and thresholds stay those of the questions as
-    they are. keep_questions: a gate that reads hidden states keeps ten questions with theirs, to be compared with a
-    server's. command: what the card says it was made by. options: those of the gate, see
-    `options_of(fit_function(name))`.
+    Args:
+        name: A gate that can be fitted, such as "fusion" or "probe".
+        runs: One or more label runs.
+        out: Folder of the gate.
+        options: Options of every fit, also as keywords.
+        watch: Called with the progress.
+        command: The command line that the model card shows.
+        **gate_options: Options of the gate; see `read_fit_options(load_fit_function(name))`.
+
+    Returns:
+        The gate, loaded from its folder.
+
+    Raises:
+        BadSetting: An option is unknown or has a value that is not allowed.
+        BadInput: The label runs have too few questions, or too few of one class.
+        MissingExtra: The packages for training are not installed.
+
+    Example:
+        >>> gate = fit("fusion", "runs/train", out="my-gate", cheap=True)  # doctest: +SKIP
     """
     function, folder = load_fit_function(name), Path(out)
-    _check(name, runs, target, threshold)
-    _check_max_loss(max_loss, threshold)
-    check_seed(seed)
-    check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # before the work, not after it
+    if not runs:
+        raise BadSetting(f"fit {name} learns from label runs: give `labels`, made by `knowgate label`.")
     paths = resolve_run_paths(runs)
-    check_fit_options(name, function, options)
-    if balance_sets:
-        _check_balance(name, function, len(paths))
+    _check_options(name, function, options, len(paths))
+    check_fit_options(name, function, gate_options)
+    check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # before the work, not after it
     try:
         from knowgate.training.gate_artifact import save_fitted
 
-        examples = _examples(paths, function, target, seed, balance_sets)
-        _check_rule(max_loss, examples)
-        things = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
-        fitted: FitResult = function(examples, **select_injected_arguments(function, things), **options)
-        noted = replace(fitted, notes=[*fitted.notes, *_why(examples, function, target)])
+        examples = _load_examples(paths, function, options)
+        injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
+        result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
+        notes = [*result.notes, *_explain_target(examples, function, options)]
         save_fitted(
-            noted,
+            replace(result, notes=notes),
             examples,
             folder,
             command=command,
-            threshold=threshold,
-            max_loss=max_loss,
-            keep_questions=keep_questions,
+            threshold=options.threshold,
+            max_loss=options.max_loss,
+            keep_questions=options.keep_questions,
         )
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("knowgate"):
@@ -95,20 +135,26 @@ def fit(
 
 
 def list_fittable_gates() -> list[str]:
-    """The gates that can be fitted: ours, then those of other packages."""
-    own = [name for name, entry in FITTED_GATES.items() if entry.fit]
-    return [*own, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(own))]
+    """List the gates that can be fitted: built-in ones, then those of other packages."""
+    built_in = [name for name, entry in FITTED_GATES.items() if entry.fit]
+    return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
 
 def load_fit_function(name: str) -> FitFunction:
-    """The fit function of a gate. What it can be told is in its signature: see `options_of`."""
+    """Load the fit function of a gate.
+
+    Raises:
+        UnknownName: There is no such gate.
+        BadSetting: The gate comes from another package that provides no fit function.
+    """
     if name in FITTED_GATES and FITTED_GATES[name].fit:
-        found: FitFunction = load_target(FITTED_GATES[name].fit, f"fitting {name}", FITTED_GATES[name].extra)
-        return found
+        entry = FITTED_GATES[name]
+        function: FitFunction = load_target(entry.fit, f"fitting {name}", entry.extra)
+        return function
     outside = find_plugins(FIT_ENTRY_POINTS)
     if name in outside:
-        function: FitFunction = load_plugin(outside[name], f"the fit function of '{name}'")
-        return function
+        plugin: FitFunction = load_plugin(outside[name], f"the fit function of '{name}'")
+        return plugin
     if name in find_plugins("knowgate.fitted_gates"):
         raise BadSetting(
             f"the gate '{name}' can be loaded but not fitted: its package has no entry point in '{FIT_ENTRY_POINTS}'."
@@ -116,51 +162,36 @@ def load_fit_function(name: str) -> FitFunction:
     raise UnknownName("fitted gate", name, list_fittable_gates())
 
 
-def _check(name: str, runs: RunsLike, target: str | None, threshold: float | None) -> None:
-    if not runs:
-        raise BadSetting(f"fit {name} learns from label runs: give --labels RUN, made by knowgate label.")
-    if target not in (None, *get_args(Target)):
-        raise BadSetting(f"fit {name}: target is '{target}'; allowed: {', '.join(get_args(Target))}.")
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise BadSetting(f"fit {name}: the threshold is {threshold}; it must be between 0 and 1.")
+def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs: int) -> None:
+    if options.max_loss is not None and options.threshold is not None:
+        raise BadSetting("`threshold` and `max_loss` (which chooses one) are mutually exclusive: give one.")
+    if options.balance_sets and n_runs < 2:
+        raise BadSetting("balance_sets=True needs several label runs: give more, or leave it out.")
+    if options.balance_sets and not read_requirements(function).weighs:
+        raise BadSetting(f"fit {name} counts every row the same, so balance_sets=True is not allowed: leave it out.")
 
 
-def _check_max_loss(max_loss: float | None, threshold: float | None) -> None:
-    if max_loss is None:
-        return
-    if threshold is not None:
-        raise BadSetting("give --threshold, or --max-loss to have one chosen; not both.")
-    if not 0 <= max_loss < 1:
-        raise BadSetting(f"the largest loss is {max_loss}; it must be at least 0 and below 1 (0.01 is one point).")
-
-
-def _check_rule(max_loss: float | None, examples: Examples) -> None:
-    if max_loss is not None and examples.target != "benefit":
+def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
+    required = read_requirements(function)
+    examples = load_examples(
+        paths,
+        target=options.target or required.target,
+        layers=None if required.reads_states else (),
+        seed=options.seed,
+        balanced=options.balance_sets,
+    )
+    if options.max_loss is not None and examples.target != "benefit":
         raise BadSetting(
-            "--max-loss chooses the threshold of a gate fitted on 'benefit'; this one is fitted on "
-            f"'{examples.target}', and its threshold is 0.5. Choose another for it with knowgate calibrate."
+            f"max_loss={options.max_loss} chooses the threshold of a gate fitted on 'benefit'; this one is fitted on "
+            f"'{examples.target}', and its threshold is 0.5. Choose another one with `knowgate calibrate`."
         )
+    return examples
 
 
-def _check_balance(name: str, function: FitFunction, runs: int) -> None:
-    if runs < 2:
-        raise BadSetting("--balance-sets is for several label runs; give --labels more than once, or leave it away.")
-    if not read_requirements(function).weighs:
-        raise BadSetting(f"fit {name} counts every row the same: it has no --balance-sets. Leave it away.")
-
-
-def _examples(
-    paths: Sequence[Path], function: FitFunction, target: Target | None, seed: int, balanced: bool
-) -> Examples:
-    wanted = read_requirements(function)
-    layers = None if wanted.reads_states else ()
-    return load_examples(paths, target=target or wanted.target, layers=layers, seed=seed, balanced=balanced)
-
-
-def _why(examples: Examples, function: FitFunction, target: Target | None) -> list[str]:
-    """Why this target, where rows decided it."""
+def _explain_target(examples: Examples, function: FitFunction, options: FitOptions) -> list[str]:
+    """Explain the default target 'known' if it was chosen because some rows have no open-book answer."""
     without = sum(row.benefit is None for row in examples.rows)
-    was_chosen = target is None and read_requirements(function).target is None and examples.target == "known"
-    if not (was_chosen and 0 < without < len(examples.rows)):
+    is_default = options.target is None and read_requirements(function).target is None and examples.target == "known"
+    if not (is_default and 0 < without < len(examples.rows)):
         return []
     return [f"'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer"]

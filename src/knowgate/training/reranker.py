@@ -1,10 +1,8 @@
-"""Fitting the reranker: a cross-encoder taught which passages this LLM can use (CBDR, section 3.3).
-
-Knows preference rows, the base and the stages of training; what is written where is `rerank_save`'s.
-"""
+"""Fit a reranker: train a cross-encoder on which passages this LLM can use (CBDR, section 3.3)."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +16,7 @@ from knowgate.labels.grading import list_gold_answers
 from knowgate.retrieval.passages import format_passage
 from knowgate.retrieval.rerankers.cross_encoder import EMPTY_QUESTION, CrossEncoderReranker
 from knowgate.stats.metrics import FloatArray
+from knowgate.training import reranker_trainer
 from knowgate.training.reranker_trainer import (
     MINILM,
     PASSAGE_TOKENS,
@@ -26,83 +25,18 @@ from knowgate.training.reranker_trainer import (
     RerankerProgress,
     RerankerTrainingOptions,
     TrainingLog,
-    open_cross_encoder,
-    train_groups,
-    truncate_texts,
 )
 from knowgate.types import Passage, Question, Retriever
 
-MAX_NEGATIVES = 7
-MAX_POSITIVES = 2  # of each question; more of them say the same
-
-
-def make_relevance_groups(
-    questions: Sequence[Question], retriever: Retriever | None = None, *, candidates: int = 20, seed: int = 0
-) -> list[RankingGroup]:
-    """Passages of a question that hold a gold answer against others of the same question that hold none.
-
-    Passages are the question's own contexts and what the retriever finds. Where a question has fewer than seven that
-    hold no answer, other questions' passages fill up.
-    """
-    found = retriever.search([q.text for q in questions], candidates) if retriever else [[] for _ in questions]
-    pools = [deduplicate_passages([*q.contexts, *more]) for q, more in zip(questions, found, strict=True)]
-    others = [passage for pool in pools for passage in pool]
-    texts, rng = PassageTextCache(), np.random.default_rng(seed)
-    groups: list[RankingGroup] = []
-    for question, pool in zip(questions, pools, strict=True):
-        answers = [words for gold in list_gold_answers(question) if (words := join_tokens(gold)).strip()]
-        holds = [texts.hold(passage, answers) for passage in pool]
-        holding = [passage for passage, does in zip(pool, holds, strict=True) if does]
-        lacking = [passage for passage, does in zip(pool, holds, strict=True) if not does][:MAX_NEGATIVES]
-        if holding:
-            lacking += _strangers(answers, others, MAX_NEGATIVES - len(lacking), rng, texts)
-            groups += [_group(question, holding[:MAX_POSITIVES], lacking)] if lacking else []
-    return groups
-
-
-@dataclass
-class PassageTextCache:
-    """Passages as words between spaces, each taken apart once: thousands of questions share a corpus."""
-
-    known: dict[str, str] = field(default_factory=dict)
-
-    def hold(self, passage: Passage, answers: Sequence[str]) -> bool:
-        text = format_passage(passage)
-        if text not in self.known:
-            self.known[text] = join_tokens(text)
-        return any(answer in self.known[text] for answer in answers)
-
-
-def _strangers(
-    answers: Sequence[str], others: Sequence[Passage], n: int, rng: np.random.Generator, texts: PassageTextCache
-) -> list[Passage]:
-    if n <= 0:
-        return []
-    drawn = [others[int(place)] for place in rng.integers(0, len(others), 3 * n)]
-    return [passage for passage in deduplicate_passages(drawn) if not texts.hold(passage, answers)][:n]
-
-
-def _group(question: Question, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
-    passages = tuple(format_passage(passage) for passage in (*positives, *negatives))
-    return RankingGroup(question.text, passages, (*([1.0] * len(positives)), *([0.0] * len(negatives))))
-
-
-def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
-    """The questions of preference rows with their candidates as contexts."""
-    return [
-        Question(row.question, row.id, row.answers, contexts=tuple(found.passage for found in row.candidates))
-        for row in rows
-        if row.error is None
-    ]
-
-
-StageProgressCallback = Callable[[str, RerankerProgress], None]
 RELEVANCE_TRAINING = RerankerTrainingOptions(batch=16, rate=5e-5, epochs=2)
+MAX_NEGATIVES = 7
+MAX_POSITIVES = 2  # per question; further ones add little
+StageProgressCallback = Callable[[str, RerankerProgress], None]
 
 
 @dataclass(frozen=True)
 class TruncationCounts:
-    """How many distinct texts were cut to the paper's limits of tokens."""
+    """How many distinct texts were cut to the paper's token limits."""
 
     questions: int = 0
     passages: int = 0
@@ -110,10 +44,24 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A trained reranker with what it came from and its measures on the held-out rows, before and after."""
+    """A reranker aligned to an LLM.
+
+    Attributes:
+        model: The trained cross-encoder.
+        base: A copy of it before alignment, if it was trained on relevance here.
+        spec: Spec of the model that training started from.
+        training: Hyperparameters of the alignment.
+        relevance: Log of the relevance training, if there was one.
+        alignment: Log of the alignment.
+        cut: Texts that were truncated.
+        reads_question: False for a control that ignores the question.
+        tested: Held-out rows.
+        before: Ranking metrics of each held-out row before alignment.
+        after: The same after alignment.
+    """
 
     model: Any = field(repr=False)
-    base: Any = field(repr=False)  # a copy of the model before alignment, where it was made here
+    base: Any = field(repr=False)
     spec: str
     training: RerankerTrainingOptions
     relevance: TrainingLog | None
@@ -133,44 +81,56 @@ def fit_reranker(
     relevance: Sequence[RankingGroup] | None = None,
     first: RerankerTrainingOptions = RELEVANCE_TRAINING,
     reads_question: bool = True,
-    watch: StageProgressCallback = lambda stage, step: None,
+    watch: StageProgressCallback = lambda stage, progress: None,
 ) -> AlignedReranker:
-    """Teach a base the preferences of the rows' train part; measure on their test part.
+    """Train a cross-encoder on the preferences of the train rows and measure it on the test rows.
 
-    The packaged base knows nothing of ranking, so it first learns relevance: from `relevance`, else from which of the
-    rows' own candidates hold a gold answer. Other bases do so only if `relevance` is given.
-    reads_question: False makes a control that learns which passages are preferred whatever is asked.
+    Args:
+        rows: Preferences of one LLM.
+        base: Cross-encoder to start from.
+        training: Hyperparameters of the alignment.
+        relevance: Groups to train relevance on first. Default: none; for the packaged base, which cannot rank yet,
+            the candidates of the rows themselves, by whether they contain a gold answer.
+        first: Hyperparameters of the relevance training.
+        reads_question: False trains a control that learns which passages are preferred whatever the question is.
+        watch: Called with the stage and its progress.
+
+    Raises:
+        BadInput: No training question has preferred and other passages.
     """
     training = training or RerankerTrainingOptions()
-    learnt = [row for row in rows if row.split == "train" and row.error is None]
-    groups = make_preference_groups(learnt, training.loss)
-    groups = groups if reads_question else [replace(group, question=EMPTY_QUESTION) for group in groups]
+    train_rows = [row for row in rows if row.split == "train" and row.error is None]
+    groups = make_preference_groups(train_rows, training.loss)
+    if not reads_question:
+        groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     if not groups:
         raise BadInput(
-            f"none of the {len(learnt)} training questions has passages of both kinds: nothing can be learnt. "
-            "Make preferences of more questions, or with another --source."
+            f"none of the {len(train_rows)} training questions has passages of both kinds, so nothing can be learned. "
+            "Make preferences of more questions, or with another source."
         )
-    model = open_cross_encoder(base, seed=training.seed)
+    model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     tested = [row for row in rows if row.split == "test" and row.is_kept]
-    plain = (
-        relevance
-        if relevance is not None or base != MINILM
-        else make_relevance_groups(extract_preference_questions(learnt))
-    )
-    trained = None
-    if plain is not None:
-        trained = train_groups(model, truncate_groups(model, plain)[0], first, lambda step: watch("relevance", step))
+    if relevance is None and base == MINILM:
+        relevance = make_relevance_groups(extract_preference_questions(train_rows))
+    relevance_log = None
+    if relevance is not None:
+        short_relevance, _ = truncate_groups(model, relevance)
+        relevance_log = reranker_trainer.train_groups(
+            model, short_relevance, first, lambda progress: watch("relevance", progress)
+        )
     before = measure_ranking(model, tested, reads_question)
-    kept = _copy(model) if trained else None
+    unaligned = copy.deepcopy(model) if relevance_log else None
     short, cut = truncate_groups(model, groups)
-    aligned = train_groups(model, short, training, lambda step: watch("alignment", step))
+    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("alignment", progress))
     after = measure_ranking(model, tested, reads_question)
-    return AlignedReranker(model, kept, base, training, trained, aligned, cut, reads_question, tested, before, after)
+    return AlignedReranker(
+        model, unaligned, base, training, relevance_log, log, cut, reads_question, tested, before, after
+    )
 
 
 @dataclass(frozen=True)
 class RelevanceReranker:
-    """A cross-encoder that was taught relevance and nothing of any LLM: what alignment starts from."""
+    """A cross-encoder trained on relevance only: a base for alignment to any LLM."""
 
     model: Any = field(repr=False)
     spec: str
@@ -184,57 +144,114 @@ def fit_relevance(
     *,
     base: str = MINILM,
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
-    watch: StageProgressCallback = lambda stage, step: None,
+    watch: StageProgressCallback = lambda stage, progress: None,
 ) -> RelevanceReranker:
-    """Teach a base which passages hold an answer."""
-    model = open_cross_encoder(base, seed=training.seed)
+    """Train a cross-encoder on which passages contain an answer."""
+    model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     short, cut = truncate_groups(model, groups)
-    log = train_groups(model, short, training, lambda step: watch("relevance", step))
+    log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("relevance", progress))
     return RelevanceReranker(model, base, training, log, cut)
 
 
 def make_preference_groups(rows: Sequence[Preference], loss: str) -> list[RankingGroup]:
-    """InfoNCE: a question's positives (1) with its own negatives (0). Listwise: all candidates with their shifts."""
+    """Make training groups: positives and negatives for InfoNCE, all candidates with their shifts for listwise."""
     groups = []
     for row in rows:
-        texts = [format_passage(found.passage) for found in row.candidates]
-        shifts = [found.shift for found in row.candidates]
+        texts = [format_passage(candidate.passage) for candidate in row.candidates]
+        shifts = [candidate.shift for candidate in row.candidates]
         if loss == "listwise" and len(set(shifts)) > 1:
             groups.append(RankingGroup(row.question, tuple(texts), tuple(shifts)))
         elif loss == "infonce" and row.is_kept:
-            labels = (*([1.0] * len(row.positives)), *([0.0] * len(row.negatives)))
-            groups.append(
-                RankingGroup(row.question, tuple(texts[place] for place in (*row.positives, *row.negatives)), labels)
-            )
+            passages = tuple(texts[index] for index in (*row.positives, *row.negatives))
+            labels = (1.0,) * len(row.positives) + (0.0,) * len(row.negatives)
+            groups.append(RankingGroup(row.question, passages, labels))
     return groups
 
 
 def truncate_groups(model: Any, groups: Sequence[RankingGroup]) -> tuple[list[RankingGroup], TruncationCounts]:
-    """The groups with texts cut to the paper's limits, and how many were."""
+    """Cut the texts of groups to the paper's limits, and count the texts that were cut."""
     questions = list({group.question for group in groups})
     passages = list({text for group in groups for text in group.passages})
-    short = dict(zip(questions, truncate_texts(model, questions, QUERY_TOKENS), strict=True))
-    shorter = dict(zip(passages, truncate_texts(model, passages, PASSAGE_TOKENS), strict=True))
-    counted = TruncationCounts(
+    short = dict(zip(questions, reranker_trainer.truncate_texts(model, questions, QUERY_TOKENS), strict=True))
+    shorter = dict(zip(passages, reranker_trainer.truncate_texts(model, passages, PASSAGE_TOKENS), strict=True))
+    counts = TruncationCounts(
         sum(short[text] != text for text in questions), sum(shorter[text] != text for text in passages)
     )
-    return [
+    truncated = [
         RankingGroup(short[group.question], tuple(shorter[text] for text in group.passages), group.labels)
         for group in groups
-    ], counted
+    ]
+    return truncated, counts
 
 
 def measure_ranking(model: Any, rows: Sequence[Preference], reads_question: bool = True) -> dict[str, FloatArray]:
-    """The ranking measures of each row, which look at positives and negatives alone; nothing without rows."""
+    """Return the ranking metrics of each row, over its positives and negatives; empty without rows."""
     if not rows:
         return {}
     pools = [row.keep_pool() for row in rows]
     reranker = CrossEncoderReranker.from_model(model, "trained here", reads_question=reads_question)
-    passages = [[found.passage for found in row.candidates] for row in pools]
+    passages = [[candidate.passage for candidate in row.candidates] for row in pools]
     return compute_rank_metrics(pools, reranker.score([row.question for row in pools], passages))
 
 
-def _copy(model: Any) -> Any:
-    import copy
+# --- relevance ------------------------------------------------------------------------------------
 
-    return copy.deepcopy(model)
+
+def make_relevance_groups(
+    questions: Sequence[Question], retriever: Retriever | None = None, *, candidates: int = 20, seed: int = 0
+) -> list[RankingGroup]:
+    """Make groups of passages that contain a gold answer and passages that do not. No LLM is needed.
+
+    Args:
+        questions: Questions with gold answers; their contexts are candidates.
+        retriever: Finds further candidates.
+        candidates: Passages to search for.
+        seed: Seed of the passages of other questions, which fill up questions with fewer than seven negatives.
+    """
+    results = retriever.search([q.text for q in questions], candidates) if retriever else [[] for _ in questions]
+    pools = [deduplicate_passages([*q.contexts, *found]) for q, found in zip(questions, results, strict=True)]
+    every_passage = [passage for pool in pools for passage in pool]
+    matcher, rng = AnswerMatcher(), np.random.default_rng(seed)
+    groups: list[RankingGroup] = []
+    for question, pool in zip(questions, pools, strict=True):
+        answers = [text for gold in list_gold_answers(question) if (text := join_tokens(gold)).strip()]
+        has_answer = [matcher.contains(passage, answers) for passage in pool]
+        if not any(has_answer):
+            continue
+        positives = [passage for passage, is_positive in zip(pool, has_answer, strict=True) if is_positive]
+        negatives = [passage for passage, is_positive in zip(pool, has_answer, strict=True) if not is_positive]
+        negatives = negatives[:MAX_NEGATIVES]
+        if (missing := MAX_NEGATIVES - len(negatives)) > 0:
+            drawn = [every_passage[int(index)] for index in rng.integers(0, len(every_passage), 3 * missing)]
+            negatives += [p for p in deduplicate_passages(drawn) if not matcher.contains(p, answers)][:missing]
+        if negatives:
+            groups.append(_make_group(question, positives[:MAX_POSITIVES], negatives))
+    return groups
+
+
+@dataclass
+class AnswerMatcher:
+    """Tells whether passages contain an answer; caches normalized passages, which many questions share."""
+
+    normalized: dict[str, str] = field(default_factory=dict)
+
+    def contains(self, passage: Passage, answers: Sequence[str]) -> bool:
+        """Return whether a passage contains one of the normalized answers as whole words."""
+        text = format_passage(passage)
+        if text not in self.normalized:
+            self.normalized[text] = join_tokens(text)
+        return any(answer in self.normalized[text] for answer in answers)
+
+
+def _make_group(question: Question, positives: Sequence[Passage], negatives: Sequence[Passage]) -> RankingGroup:
+    passages = tuple(format_passage(passage) for passage in (*positives, *negatives))
+    return RankingGroup(question.text, passages, (1.0,) * len(positives) + (0.0,) * len(negatives))
+
+
+def extract_preference_questions(rows: Iterable[Preference]) -> list[Question]:
+    """Return the questions of preference rows with their candidates as contexts."""
+    return [
+        Question(row.question, row.id, row.answers, contexts=tuple(each.passage for each in row.candidates))
+        for row in rows
+        if row.error is None
+    ]

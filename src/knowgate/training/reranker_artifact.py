@@ -1,4 +1,4 @@
-"""An aligned reranker to disk: model files, `reranker.json`, a card; written whole or not at all."""
+"""Save an aligned reranker: model files, `reranker.json` and a card, written atomically."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.artifacts import compute_digests
-from knowgate.core.display import escape_markdown, escape_markdown_code
+from knowgate.core.display import escape_markdown
 from knowgate.core.files import atomic_folder, check_replaceable, sha256_file, write_json, write_text
 from knowgate.data.preferences import RANK_METRIC_NAMES
 from knowgate.retrieval.rerankers.cross_encoder import (
@@ -21,11 +21,13 @@ from knowgate.retrieval.rerankers.cross_encoder import (
 )
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.stats.metrics import FloatArray
+from knowgate.training.model_card import format_facts, join_card
 from knowgate.training.reranker import AlignedReranker, RelevanceReranker
 from knowgate.training.reranker_trainer import PASSAGE_TOKENS, QUERY_TOKENS, TrainingLog, save_cross_encoder
 
-RELEVANCE_MANIFEST = "relevance.json"  # of a base that was taught relevance alone
-BOUND_SETTINGS = (
+RELEVANCE_MANIFEST = "relevance.json"  # of a base that was trained on relevance only
+# Settings of the preferences that say what a reranker is aligned to.
+ALIGNMENT_SETTINGS = (
     "model",
     "model_fingerprint",
     "prompts_fingerprint",
@@ -38,7 +40,7 @@ BOUND_SETTINGS = (
 
 @dataclass(frozen=True)
 class RankingGains:
-    """Ranking measures on the test part: before alignment, after it, and the paired difference."""
+    """Ranking metrics on the test rows before and after alignment, and the paired difference."""
 
     before: dict[str, Estimate]
     after: dict[str, Estimate]
@@ -46,20 +48,26 @@ class RankingGains:
 
 
 def measure_ranking_gains(fitted: AlignedReranker) -> RankingGains:
+    """Estimate the ranking metrics with intervals."""
     difference = {name: fitted.after[name] - fitted.before[name] for name in fitted.after}
-    return RankingGains(_means(fitted.before), _means(fitted.after), _means(difference))
+    return RankingGains(_estimate_means(fitted.before), _estimate_means(fitted.after), _estimate_means(difference))
 
 
-def _means(values: Mapping[str, FloatArray]) -> dict[str, Estimate]:
+def _estimate_means(values: Mapping[str, FloatArray]) -> dict[str, Estimate]:
     return {name: estimate_mean(numbers) for name, numbers in values.items()}
 
 
 def save_reranker(
     fitted: AlignedReranker, out: Path, *, settings: Mapping[str, Any], data_hash: str, command: str = ""
 ) -> dict[str, Any]:
-    """Write the folder; an earlier one in the same place is replaced as a whole. Gives the manifest back.
+    """Write the folder of a reranker and return its manifest.
 
-    settings: of the preference folder, which say what the reranker was aligned to.
+    Args:
+        fitted: The reranker.
+        out: Folder to write; an earlier reranker there is replaced.
+        settings: Settings of the preferences, which say what the reranker is aligned to.
+        data_hash: Hash of the preferences.
+        command: The command line that the card shows.
     """
     manifest = build_reranker_manifest(fitted, settings, data_hash)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")
@@ -75,94 +83,93 @@ def save_reranker(
 
 
 def save_relevance(fitted: RelevanceReranker, out: Path, *, data: str, command: str = "") -> dict[str, Any]:
-    """A plain cross-encoder folder; `relevance.json` says how it came about. An earlier one is replaced."""
+    """Write a plain cross-encoder folder with a manifest, which is returned; an earlier one is replaced."""
     check_replaceable(out, RELEVANCE_MANIFEST, "a reranker trained on relevance")
-    made = {
+    manifest = {
         "version": RERANKER_VERSION,
         "base": fitted.spec,
         "data": data,
         "training": asdict(fitted.training),
         "cut": asdict(fitted.cut),
-        "losses": _losses(fitted.log),
+        "losses": _summarize_losses(fitted.log),
         "command": command,
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
     with atomic_folder(out) as folder:
         save_cross_encoder(fitted.model, folder)
-        write_json(folder / RELEVANCE_MANIFEST, {**made, "weights_sha256": sha256_file(folder / RERANKER_WEIGHTS)})
-    return made
+        digest = sha256_file(folder / RERANKER_WEIGHTS)
+        write_json(folder / RELEVANCE_MANIFEST, {**manifest, "weights_sha256": digest})
+    return manifest
 
 
 def build_reranker_manifest(fitted: AlignedReranker, settings: Mapping[str, Any], data_hash: str) -> dict[str, Any]:
-    """What the reranker was aligned to, and how."""
+    """Build the manifest: what the reranker was aligned to, how, and its metrics."""
     gains = measure_ranking_gains(fitted)
+    logs = {"relevance": fitted.relevance, "alignment": fitted.alignment}
+    parts = {"before": gains.before, "after": gains.after, "gain": gains.gain}
     return {
         "version": RERANKER_VERSION,
         "base": fitted.spec,
-        "aligned_to": {key: settings[key] for key in BOUND_SETTINGS if settings.get(key) is not None},
+        "aligned_to": {key: settings[key] for key in ALIGNMENT_SETTINGS if settings.get(key) is not None},
         "reads_question": fitted.reads_question,
         "data": settings.get("data"),
         "data_hash": data_hash,
         "training": asdict(fitted.training),
         "limits": {"question_tokens": QUERY_TOKENS, "passage_tokens": PASSAGE_TOKENS},
         "cut": asdict(fitted.cut),
-        "losses": {
-            stage: _losses(trained)
-            for stage, trained in (("relevance", fitted.relevance), ("alignment", fitted.alignment))
-            if trained
-        },
+        "losses": {stage: _summarize_losses(log) for stage, log in logs.items() if log},
         "tested": len(fitted.tested),
-        "metrics": {name: {key: asdict(found) for key, found in part.items()} for name, part in list_gain_parts(gains)},
+        "metrics": {part: {name: asdict(each) for name, each in metrics.items()} for part, metrics in parts.items()},
         "created": time.strftime("%Y-%m-%d", time.gmtime()),
     }
 
 
-def list_gain_parts(gains: RankingGains) -> list[tuple[str, dict[str, Estimate]]]:
-    return [("before", gains.before), ("after", gains.after), ("gain", gains.gain)]
-
-
-def _losses(trained: TrainingLog) -> dict[str, Any]:
-    """Means of the first and last tenth of what was logged: single batches jump."""
-    tenth = max(1, len(trained.losses) // 10)
+def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
+    """Summarize a training by the mean loss of its first and last tenth, because single batches vary."""
+    tenth = max(1, len(log.losses) // 10)
     return {
-        "groups": trained.groups,
-        "first": round(sum(trained.losses[:tenth]) / tenth, 6) if trained.losses else None,
-        "last": round(sum(trained.losses[-tenth:]) / tenth, 6) if trained.losses else None,
-        "seconds": round(trained.seconds, 1),
+        "groups": log.groups,
+        "first": round(sum(log.losses[:tenth]) / tenth, 6) if log.losses else None,
+        "last": round(sum(log.losses[-tenth:]) / tenth, 6) if log.losses else None,
+        "seconds": round(log.seconds, 1),
     }
 
 
 def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Markdown people can read."""
-    aligned, training = manifest["aligned_to"], manifest["training"]
-    rows = [
+    """Render the model card."""
+    aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
+    losses = [
+        (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")
+        for stage, loss in manifest["losses"].items()
+    ]
+    facts = [
         ("aligned to", f"{aligned['model']} ({aligned['model_fingerprint']}), by {aligned['source']}"),
         ("prompts", aligned["prompts_fingerprint"]),
         ("probe", aligned.get("probe", {}).get("name")),
         ("preferences", f"{manifest['data']} (hash {manifest['data_hash']})"),
         ("base", manifest["base"]),
-        ("loss", f"{training['loss']}, temperature {training['temperature']}, rate {training['rate']}, "
-                 f"weight decay {training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}"),
-        *((f"{stage} loss", f"{found['first']} at the start, {found['last']} at the end, {found['groups']} groups")
-          for stage, found in manifest["losses"].items()),
-        ("question", None if manifest["reads_question"] else "unread: a control"),
-        ("cut to the limit", f"{manifest['cut']['questions']} questions, {manifest['cut']['passages']} passages"),
-    ]  # fmt: skip
+        (
+            "loss",
+            f"{training['loss']}, temperature {training['temperature']}, rate {training['rate']}, weight decay "
+            f"{training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}",
+        ),
+        *losses,
+        ("question", None if manifest["reads_question"] else "not read: a control"),
+        ("cut to the limit", f"{cut['questions']} questions, {cut['passages']} passages"),
+    ]
     parts = [
         f"# Reranker aligned to {escape_markdown(aligned['model'])}",
-        f"A cross-encoder that puts first the passages this LLM can use (CBDR). knowgate, {manifest['created']}.",
-        '```console\nknowgate ask --rerank THIS_FOLDER --docs FOLDER "a question"\n```',
-        "| | |\n|---|---|\n"
-        + "\n".join(f"| {name} | {escape_markdown(str(value))} |" for name, value in rows if value),
-        f"## Measured on {manifest['tested']} held-out questions\n\n" + _measures(manifest),
+        f"A cross-encoder that ranks passages this LLM can use first (CBDR). knowgate, {manifest['created']}.",
+        "```python\nimport knowgate as kg\n\n"
+        'settings = kg.load_settings(rerank="THIS_FOLDER", docs="FOLDER")\n'
+        'print(kg.build_pipeline(settings).answer("a question"))\n```',
+        format_facts(facts),
+        f"## Measured on {manifest['tested']} held-out questions\n\n" + _format_ranking_metrics(manifest["metrics"]),
     ]
-    if command:
-        parts.append(f"## Made by\n\n```console\n{escape_markdown_code(command)}\n```")
-    return "\n\n".join(parts) + "\n"
+    return join_card(parts, command=command)
 
 
-def _measures(manifest: Mapping[str, Any]) -> str:
-    metrics = manifest["metrics"]
+def _format_ranking_metrics(metrics: Mapping[str, Any]) -> str:
     if not metrics["after"]:
         return "No question was held out: measure with `knowgate eval-rerank`."
     lines = ["| measure | before | after | gain, 95 % interval |", "|---|---|---|---|"]

@@ -1,6 +1,6 @@
-"""Losses of the reranker, each over one question's own passages: InfoNCE as printed in CBDR, and a graded one.
+"""Losses of the reranker over one question's own passages: InfoNCE as in CBDR, and a graded one (ListNet).
 
-The stock multiple-negatives loss of sentence-transformers adds random passages of other questions; the paper's has
+The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives; the paper's loss has
 only the question's own.
 """
 
@@ -16,7 +16,7 @@ from knowgate.errors import ModelError
 
 
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
-    """-log(f+ / (f+ + sum f-)), f = exp(score / temperature), for each positive: CBDR, equations 4 and 5.
+    """Return -log(f+ / (f+ + sum f-)), f = exp(score / temperature), for each positive (CBDR, equations 4 and 5).
 
     Positives of one question share its negatives, so each passage is read once for all of them.
     """
@@ -26,19 +26,22 @@ def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) ->
 
 
 def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Cross-entropy between the softmax of the shifts and that of the scores: all candidates, by degrees (ListNet).
+    """Return the cross-entropy between the softmax of the shifts and that of the scores (ListNet).
 
-    Shifts are brought to unit spread first, so that one temperature does for confidences and log-probabilities.
+    Shifts are scaled to unit variance first, so that one temperature suits confidences and log-probabilities.
     """
     spread = shifts.std(correction=0).clamp(min=1e-6)
-    wanted = torch.softmax(shifts / spread / temperature, dim=-1)
-    return -(wanted * torch.log_softmax(scores, dim=-1)).sum()
+    target = torch.softmax(shifts / spread / temperature, dim=-1)
+    return -(target * torch.log_softmax(scores, dim=-1)).sum()
 
 
 class GroupLoss(nn.Module):  # type: ignore[misc]
     """Mean loss of a batch of groups: questions, their passages, and one label per passage.
 
-    kind `infonce`: labels are 1 for positives and 0 for negatives. kind `listwise`: labels are the shifts.
+    Args:
+        model: A cross-encoder.
+        kind: "infonce" (labels are 1 for positives and 0 for negatives) or "listwise" (labels are shifts).
+        temperature: Temperature of the loss.
     """
 
     def __init__(self, model: Any, kind: str, temperature: float) -> None:
@@ -46,31 +49,24 @@ class GroupLoss(nn.Module):  # type: ignore[misc]
         self.model, self.kind, self.temperature = model, kind, temperature
 
     def forward(
-        self,
-        inputs: Sequence[Any],
-        labels: Sequence[torch.Tensor],
-        prompt: str | None = None,
-        task: str | None = None,
+        self, questions: Sequence[str], passages: Sequence[Sequence[str]], labels: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        questions, groups = inputs
-        pairs = [(question, passage) for question, group in zip(questions, groups, strict=True) for passage in group]
-        parts = self._scores(pairs, prompt, task).split([len(group) for group in groups])
-        losses = [self._loss(scores, label) for scores, label in zip(parts, labels, strict=True)]
+        """Score all pairs in one pass and return the mean loss."""
+        pairs = [(question, text) for question, group in zip(questions, passages, strict=True) for text in group]
+        scores = self._score(pairs).split([len(group) for group in passages])
+        losses = [self._compute_loss(group, label) for group, label in zip(scores, labels, strict=True)]
         return torch.cat(losses).mean()
 
-    def _loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    def _compute_loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         if self.kind == "infonce":
             return infonce(scores, label.to(scores.device) > 0, self.temperature)
         return listwise(scores, label.to(scores), self.temperature)[None]
 
-    def _scores(self, pairs: list[tuple[str, str]], prompt: str | None, task: str | None) -> torch.Tensor:
-        tokens = self.model.preprocess(pairs, prompt=prompt, task=task)
+    def _score(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
+        tokens = self.model.preprocess(pairs)
         device = self.model.device
         inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
         scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
         if not bool(torch.isfinite(scores).all()):
-            raise ModelError("training the reranker gave NaN: use a lower --learning-rate or a higher --temperature.")
+            raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
         return scores
-
-    def get_config_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, "temperature": self.temperature}

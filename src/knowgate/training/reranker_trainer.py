@@ -1,7 +1,8 @@
-"""Training a cross-encoder on groups: one question, its passages, one loss over them.
+"""Train a cross-encoder on groups (a question, its passages, a label for each), and open, cut and save it.
 
-Knows groups and losses; not where they come from, nor where the model is kept. The loop is our own: AdamW, a linear
-schedule with warm-up, clipped gradients, bf16 on a GPU, as the usual trainers have them.
+The training loop is our own: AdamW, a linear schedule with warm-up, clipped gradients and bf16 on a GPU. The trainer of
+sentence-transformers would take the same steps through accelerate and a dataset on disk, with callbacks for progress
+and for Ctrl-C; for 40 lines less it adds two dependencies at run time, so it is not used.
 """
 
 from __future__ import annotations
@@ -19,11 +20,16 @@ import numpy as np
 
 from knowgate.core.validation import MAX_COUNT, check_seed, format_value
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
-from knowgate.models import embedded_weights as weights
+from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
 
 QUERY_TOKENS, PASSAGE_TOKENS = 128, 512  # CBDR 4.1.5, as are the rate, the weight decay and the single epoch
 LOSSES = ("infonce", "listwise")
+MAX_GRADIENT_NORM = 1.0
+MINILM = "minilm"
+MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+MAX_SPECIAL_TOKENS = 4  # around a pair
+TOKENIZER_BATCH = 1_000  # texts tokenized at once
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,20 @@ class RankingGroup:
 
 @dataclass(frozen=True)
 class RerankerTrainingOptions:
-    """How a reranker is trained. The paper does not print its temperature or batch; 1 keeps scores ordinary logits."""
+    """Hyperparameters of a reranker.
+
+    The paper does not give its temperature or batch size; a temperature of 1 keeps scores ordinary logits.
+
+    Attributes:
+        loss: "infonce" or "listwise".
+        temperature: Temperature of the loss.
+        epochs: Passes over the groups.
+        batch: Groups per update.
+        rate: Peak learning rate.
+        weight_decay: AdamW's weight decay.
+        warm_up: Share of the updates over which the rate rises.
+        seed: Seed of order and initialization.
+    """
 
     loss: str = "infonce"
     temperature: float = 1.0
@@ -50,16 +69,17 @@ class RerankerTrainingOptions:
 
     def __post_init__(self) -> None:
         if self.loss not in LOSSES:
-            raise BadSetting(f"--loss is '{self.loss}'; allowed: {', '.join(LOSSES)}.")
+            raise BadSetting(f"loss='{self.loss}' is unknown; allowed: {', '.join(LOSSES)}.")
         check_seed(self.seed)
         for name in ("temperature", "epochs", "batch", "rate"):
-            if not 0 < getattr(self, name) <= MAX_COUNT:
-                raise BadSetting(f"training: {name} is {format_value(getattr(self, name))}; it must be above 0.")
+            value = getattr(self, name)
+            if not 0 < value <= MAX_COUNT:
+                raise BadSetting(f"training: {name}={format_value(value)} is not allowed: it must be above 0.")
 
 
 @dataclass(frozen=True)
 class RerankerProgress:
-    """How far a training is, in groups over all epochs."""
+    """Progress of a training, in groups over all epochs; `rate` is in groups per second."""
 
     done: int
     total: int
@@ -69,32 +89,28 @@ class RerankerProgress:
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """Losses in the order they were logged, and how long it took."""
+    """The loss of each update, the number of groups, and the training time in seconds."""
 
     losses: tuple[float, ...]
     groups: int
     seconds: float
 
-    @property
-    def first(self) -> float:
-        return self.losses[0] if self.losses else math.nan
-
-    @property
-    def last(self) -> float:
-        return self.losses[-1] if self.losses else math.nan
-
 
 RerankerProgressCallback = Callable[[RerankerProgress], None]
-MAX_GRADIENT_NORM = 1.0  # norm that gradients are clipped to
 
 
 def train_groups(
     model: Any,
     groups: Sequence[RankingGroup],
     training: RerankerTrainingOptions,
-    watch: RerankerProgressCallback = lambda step: None,
+    watch: RerankerProgressCallback = lambda progress: None,
 ) -> TrainingLog:
-    """Train a `CrossEncoder` in place."""
+    """Train a `CrossEncoder` in place.
+
+    Raises:
+        BadInput: There are no groups.
+        MissingExtra: torch is not installed.
+    """
     if not groups:
         raise BadInput("there is nothing to train the reranker on: no question has positives and negatives.")
     try:
@@ -103,9 +119,8 @@ def train_groups(
         raise MissingExtra("training a reranker", "train") from error
     from knowgate.training.reranker_losses import GroupLoss
 
-    loss_of = GroupLoss(model, training.loss, training.temperature)
-    steps = training.epochs * math.ceil(len(groups) / training.batch)
-    learning = RerankerOptimizer.of(model, training, steps)
+    compute_loss = GroupLoss(model, training.loss, training.temperature)
+    optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))
     losses: list[float] = []
     done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
     torch.manual_seed(training.seed)
@@ -113,9 +128,12 @@ def train_groups(
     try:
         for batch in shuffle_batches(groups, training):
             with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
-                loss = loss_of([[group.question for group in batch], [group.passages for group in batch]],
-                               [torch.tensor(group.labels) for group in batch])  # fmt: skip
-            learning.step(loss)
+                loss = compute_loss(
+                    [group.question for group in batch],
+                    [group.passages for group in batch],
+                    [torch.tensor(group.labels) for group in batch],
+                )
+            optimizer.step(loss)
             losses.append(float(loss.detach()))
             done += len(batch)
             watch(RerankerProgress(done, total, done / (time.perf_counter() - start), losses[-1]))
@@ -125,86 +143,91 @@ def train_groups(
 
 
 def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOptions) -> Iterator[list[RankingGroup]]:
-    """Batches of all groups, in another order in each epoch; the same ones for the same seed."""
+    """Yield batches of all groups, shuffled anew in each epoch; the order depends on the seed only."""
     rng = np.random.default_rng(training.seed)
     for _ in range(training.epochs):
         order = rng.permutation(len(groups)).tolist()
-        for place in range(0, len(order), training.batch):
-            yield [groups[number] for number in order[place : place + training.batch]]
+        for start in range(0, len(order), training.batch):
+            yield [groups[index] for index in order[start : start + training.batch]]
 
 
 @dataclass(frozen=True)
 class RerankerOptimizer:
-    """Optimiser and schedule of one training."""
+    """AdamW with a linear schedule and warm-up."""
 
     parameters: list[Any]
-    optimiser: Any
+    optimizer: Any
     schedule: Any
 
     @classmethod
-    def of(cls, model: Any, training: RerankerTrainingOptions, steps: int) -> RerankerOptimizer:
-        """Weight decay spares biases and norms, as is the custom; the rate rises, then falls to 0 in a line."""
+    def create(cls, model: Any, training: RerankerTrainingOptions, updates: int) -> RerankerOptimizer:
+        """Create the optimizer of a model. Biases and norms are exempt from weight decay."""
         import torch
 
-        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
-        plain = [one for _, one in named if one.ndim < 2]
-        decayed = [one for _, one in named if one.ndim >= 2]
-        optimiser = torch.optim.AdamW(
-            [{"params": decayed, "weight_decay": training.weight_decay}, {"params": plain, "weight_decay": 0.0}],
+        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
+        exempt = [parameter for parameter in parameters if parameter.ndim < 2]
+        optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": training.weight_decay}, {"params": exempt, "weight_decay": 0.0}],
             lr=training.rate,
         )
-        rising = round(training.warm_up * steps)
+        warm_up = round(training.warm_up * updates)
 
-        def share(step: int) -> float:
-            return step / rising if step < rising else (steps - step) / max(1, steps - rising)
+        def compute_rate_share(update: int) -> float:
+            return update / warm_up if update < warm_up else (updates - update) / max(1, updates - warm_up)
 
-        return cls([one for _, one in named], optimiser, torch.optim.lr_scheduler.LambdaLR(optimiser, share))
+        return cls(parameters, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, compute_rate_share))
 
     def step(self, loss: Any) -> None:
+        """Make one update."""
         import torch
 
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRADIENT_NORM)
-        self.optimiser.step()
+        self.optimizer.step()
         self.schedule.step()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
 
 
-MINILM = "minilm"
-MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
-MAX_SPECIAL_TOKENS = 4  # tokens that frame a pair, at most
-TOKENIZER_BATCH = 1_000  # texts cut at once
+# --- cross-encoders -------------------------------------------------------------------------------
 
 
 def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -> Any:
-    """A sentence-transformers CrossEncoder with one score, its input no longer than the paper's limits."""
+    """Open a sentence-transformers CrossEncoder with one score, limited to the paper's input lengths.
+
+    Args:
+        spec: "minilm" for the packaged encoder with a new head, a folder, or a hub name (owner/model).
+        seed: Seed of the new head.
+        device: Where to load it. Default: a GPU if there is one.
+    """
     if spec == MINILM:
-        return _from_minilm(seed, device)
+        return _open_minilm(seed, device)
     if not Path(spec).is_dir() and "/" not in spec:
-        raise WeightsError(f"the base '{spec}' is neither a folder nor a hub name (owner/model) nor '{MINILM}'.")
-    return _limited(_load(spec, device, spec))
+        raise WeightsError(f"base='{spec}' is neither a folder nor a hub name (owner/model) nor '{MINILM}'.")
+    return _limit_input(_load_cross_encoder(spec, device, spec))
 
 
-def _from_minilm(seed: int, device: str | None) -> Any:
-    """MiniLM's encoder with a new head for one score: it ranks nothing until it is trained."""
-    source = weights.fetch_weights(MINILM)
+def _open_minilm(seed: int, device: str | None) -> Any:
+    """Open MiniLM's encoder with a new head; it ranks nothing until it is trained."""
+    import torch
+
+    source = embedded_weights.fetch_weights(MINILM)
     with tempfile.TemporaryDirectory() as scratch:
-        # the folder is a sentence embedder's; without its modules.json it is a plain encoder
+        # The folder is a sentence embedder's; without its modules.json it is a plain encoder.
         for name in MINILM_FILES:
-            _put(source / name, Path(scratch) / name)
-        _seed(seed)
-        return _limited(_load(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
+            _link_or_copy(source / name, Path(scratch) / name)
+        torch.manual_seed(seed)
+        return _limit_input(_load_cross_encoder(scratch, device, MINILM, num_labels=1, max_length=PASSAGE_TOKENS))
 
 
-def _put(source: Path, target: Path) -> None:
-    """A link where the system allows one, else a copy."""
+def _link_or_copy(source: Path, target: Path) -> None:
     try:
         target.symlink_to(source)
     except OSError:  # Windows asks for a privilege
         shutil.copyfile(source, target)
 
 
-def _load(path: str, device: str | None, name: str, **options: Any) -> Any:
+def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any) -> Any:
     try:
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
@@ -213,11 +236,12 @@ def _load(path: str, device: str | None, name: str, **options: Any) -> Any:
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list the new head's weights
     logging.disable_progress_bar()
-    if Path(path).is_dir():
+    is_folder = Path(path).is_dir()
+    if is_folder:
         check_reranker_files(path)
     try:
         safe = {"use_safetensors": True}
-        model = CrossEncoder(path, device=device, local_files_only=Path(path).is_dir(), model_kwargs=safe, **options)
+        model = CrossEncoder(path, device=device, local_files_only=is_folder, model_kwargs=safe, **options)
     except (OSError, ValueError, KeyError) as error:
         raise WeightsError(
             f"the cross-encoder '{name}' cannot be loaded: {error}. Give '{MINILM}', a folder or a hub name."
@@ -225,38 +249,32 @@ def _load(path: str, device: str | None, name: str, **options: Any) -> Any:
     finally:
         logging.set_verbosity(level)
     if model.num_labels != 1:
-        raise ModelError(f"the cross-encoder '{name}' gives {model.num_labels} scores a pair; one is needed.")
+        raise ModelError(f"the cross-encoder '{name}' gives {model.num_labels} scores per pair; one is needed.")
     return model
 
 
-def _limited(model: Any) -> Any:
-    """Pairs are cut to the paper's 128 + 512 tokens, or to what the model reads if that is less."""
+def _limit_input(model: Any) -> Any:
+    """Limit pairs to the paper's 128 + 512 tokens, or to what the model can read if that is less."""
     longest = QUERY_TOKENS + PASSAGE_TOKENS + MAX_SPECIAL_TOKENS
     model.max_seq_length = min(model.max_seq_length or longest, longest)
     return model
 
 
-def _seed(seed: int) -> None:
-    import torch
-
-    torch.manual_seed(seed)
-
-
 def truncate_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
-    """Texts of at most `limit` tokens; shorter ones stay as they are."""
-    cut: list[str] = []
+    """Cut texts to at most `limit` tokens of the model's tokenizer."""
+    truncated: list[str] = []
     for start in range(0, len(texts), TOKENIZER_BATCH):
-        part = list(texts[start : start + TOKENIZER_BATCH])
-        encoded = model.tokenizer(part, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        cut += [
+        batch = list(texts[start : start + TOKENIZER_BATCH])
+        encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        truncated += [
             text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
-            for text, offsets in zip(part, encoded["offset_mapping"], strict=True)
+            for text, offsets in zip(batch, encoded["offset_mapping"], strict=True)
         ]
-    return cut
+    return truncated
 
 
 def save_cross_encoder(model: Any, folder: Path) -> None:
-    """Config, tokenizer and safetensors; no card of its own, nothing that runs code."""
+    """Save config, tokenizer and safetensors; no card, and nothing that runs code."""
     model.save_pretrained(str(folder), create_model_card=False, safe_serialization=True)
     for path in folder.rglob("*"):
         if path.is_file() and path.suffix not in RERANKER_SUFFIXES:

@@ -1,19 +1,19 @@
-"""Fitting UAR's heads: three from questions labelled by criterion, the fourth from a label run's stored states.
+"""Fit UAR's four heads: three on questions labeled by criterion, the fourth on a label run's hidden states.
 
-As in the paper: four linear heads without bias over the last layer's last token, the logistic loss, the tree. Unlike
-it: states are standardised by each head's own training rows, and the loss is brought to its minimum under a penalty.
-The paper takes 10 epochs of AdamW at 5e-5 in batches of 32; on the few hundred rows of a label run these are some 200
-steps from zero. On 600 planted rows they reached an AUROC of .62 where a logistic regression had .69 (576 numbers a
-state) and .76 where it had .82 (64 numbers), standardised.
+As in the paper: four linear heads without bias over the last layer's last token, the logistic loss, the decision tree.
+Unlike it: states are standardized by each head's own training rows, and the regularized loss is minimized exactly. The
+paper takes 10 epochs of AdamW at 5e-5 in batches of 32; on the few hundred rows of a label run these are some 200 steps
+from zero. On 600 planted rows they reached an AUROC of .62 where a logistic regression had .69 (576 numbers a state)
+and .76 where it had .82 (64 numbers), standardized.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.data.questions import load_questions
 from knowgate.data.signals.vectors import stack_hidden_states
@@ -23,7 +23,7 @@ from knowgate.gates.hidden_state import CRITERIA, SELF_HEAD, apply_hard_tree, ap
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, FloatArray, accuracy, auroc
-from knowgate.training.classifiers import fit_standardization
+from knowgate.training.classifiers import Tensors, fit_logistic, fit_platt_scaling, fit_standardization
 from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS, Examples
 from knowgate.training.fit_function import (
     ExampleRequirements,
@@ -34,44 +34,43 @@ from knowgate.training.fit_function import (
 )
 from knowgate.types import Model, Question, Signal, SignalRequest, Vector
 
-HELD_OUT_INTERVAL = 5  # every fifth labelled question calibrates and measures its head
+HELD_OUT_INTERVAL = 5  # every fifth labeled question calibrates and measures its head
 UAR_C = 0.01  # scikit-learn's C. Of .0001 to 1 within .01 of the best on planted rows of 64 to 2,048 numbers a state
-READ_BATCH_SIZE = 64  # questions read together
+READ_BATCH_SIZE = 64
 DEFAULT_CRITERIA = (
     "intent=bench:uar_gate_intent/train,knowledge=bench:uar_gate_knowledge/train,time=bench:uar_gate_time/train"
 )
 TreeKind = Literal["soft", "hard"]
-Tensors = dict[str, NDArray[Any]]
 
 
 def fit_uar(
     examples: Annotated[Examples, ExampleRequirements(target="known", weighs=True)],
     *,
-    criteria: Annotated[str, "Labelled questions for intent, knowledge and time, as name=SPEC,..."] = DEFAULT_CRITERIA,
+    criteria: Annotated[str, "Labeled questions for intent, knowledge and time, as name=SPEC,..."] = DEFAULT_CRITERIA,
     model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Three heads from questions labelled by criterion, which the LLM reads now; the fourth from the label run."""
-    questions = _questions(criteria)  # first: a wrong spec is said before a model is loaded for it
+    """Train three heads on questions labeled by criterion, which the LLM reads now, and a fourth on the label run."""
+    questions = _load_criteria(criteria)  # a wrong spec is reported before a model is loaded
     llm = load_model(model or str(examples.settings["model"]))
     return fit_uar_heads(examples, llm, questions, watch=watch)
 
 
-def _questions(spec: str) -> dict[str, list[Question]]:
-    """'name=SPEC,name=SPEC' as questions by name."""
+def _load_criteria(spec: str) -> dict[str, list[Question]]:
+    """Load the questions of 'name=SPEC,name=SPEC' by criterion."""
     pairs = [part.partition("=") for part in spec.split(",")]
     if any(not (equals and value.strip()) for _, equals, value in pairs):
-        raise BadSetting(f"uar: criteria is '{spec}'; write intent=SPEC,knowledge=SPEC,time=SPEC.")
-    return {name.strip(): _labelled(name.strip(), value.strip()) for name, _, value in pairs}
+        raise BadSetting(f"uar: criteria='{spec}' cannot be read; write intent=SPEC,knowledge=SPEC,time=SPEC.")
+    return {name.strip(): _load_criterion(name.strip(), value.strip()) for name, _, value in pairs}
 
 
-def _labelled(criterion: str, spec: str) -> list[Question]:
+def _load_criterion(criterion: str, spec: str) -> list[Question]:
     try:
         return load_questions(spec)
     except BadSetting as error:
         raise BadSetting(
-            f"uar: the questions labelled by {criterion} cannot be had: {error} "
-            "Name your own: --criteria intent=SPEC,knowledge=SPEC,time=SPEC"
+            f"uar: the questions labeled by {criterion} cannot be loaded: {error} Name your own with `criteria`: "
+            "intent=SPEC,knowledge=SPEC,time=SPEC"
         ) from error
 
 
@@ -84,84 +83,114 @@ def fit_uar_heads(
     tree: TreeKind = "soft",
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Four linear heads. `criteria` are the questions of intent, knowledge and time, read with `model` once."""
-    from knowgate.training.classifiers import fit_platt_scaling
+    """Train the four heads.
 
+    Args:
+        examples: Label runs of the same model, with the last layer's states.
+        model: Reads the questions of `criteria`.
+        criteria: Questions labeled by intent, knowledge and time.
+        prompts: Wording of the answer prompts.
+        tree: Combine the heads by probabilities (soft) or verdicts (hard).
+        watch: Called with the progress.
+    """
     wording = prompts or AnswerPrompts()
-    _check(examples, model, wording, criteria)
-    layer = model.depth - 1
-    own = stack_hidden_states(examples.readings, layer, "pre")
-    learnt = np.concatenate([examples.split.train, examples.split.dev])
-    tensors = prefix_tensors(
-        SELF_HEAD, train_uar_head(own[learnt], examples.needed[learnt], examples.weights_of(learnt))
-    )
+    _check_inputs(examples, model, wording, criteria)
+    reader = StateReader(model, wording, watch)
+    states = stack_hidden_states(examples.readings, reader.layer, "pre")
+    train = np.concatenate([examples.split.train, examples.split.dev])
+    self_head = train_uar_head(states[train], examples.needed[train], examples.select_weights(train))
+    tensors = prefix_tensors(SELF_HEAD, self_head)
     calibrations, notes = [], []
     for name in CRITERIA:
-        fits = [question for question in criteria[name] if model.fits([wording.closed(question)], 1)[0]]
-        truth = np.array([_says_retrieve(question, name) for question in fits])
-        _check_kinds(truth, name)
-        features = read_hidden_states(model, fits, wording, layer, watch, f"reading {name}")
-        held = np.arange(len(fits)) % HELD_OUT_INTERVAL == 0
-        tensors |= prefix_tensors(name, train_uar_head(features[~held], truth[~held]))
-        found = apply_head(tensors, name, features[held])
-        calibrations.append(fit_platt_scaling(found, truth[held]))
-        notes.append(
-            _note(name, truth[held], apply_calibration(found, calibrations[-1]), len(criteria[name]) - len(fits))
-        )
+        head = _fit_criterion(name, criteria[name], reader)
+        tensors |= head.tensors
+        calibrations.append(head.calibration)
+        notes.append(head.note)
 
-    def raw(places: Sequence[int]) -> FloatArray:
-        return apply_head(tensors, SELF_HEAD, own[list(places)])
+    def raw(indices: Sequence[int]) -> FloatArray:
+        return apply_head(tensors, SELF_HEAD, states[list(indices)])
 
-    notes.append(_whole(examples, own, tensors, calibrations, tree))
-    options = {"layer": layer, "tree": tree, "calibrations": calibrations}
-    return FitResult("uar", options, frozenset({Signal.HIDDEN}), SignalRequest(layers=(layer,)), tensors, raw, notes)
+    notes.append(_measure_tree(examples, states, tensors, calibrations, tree))
+    options = {"layer": reader.layer, "tree": tree, "calibrations": calibrations}
+    request = SignalRequest(layers=(reader.layer,))
+    return FitResult("uar", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
-def read_hidden_states(
-    model: Model,
-    questions: Sequence[Question],
-    prompts: AnswerPrompts,
-    layer: int,
-    watch: FitProgressCallback,
-    stage: str,
-) -> Vector:
-    """The state at the last prompt token of each question, asked as it would be answered."""
-    found: list[Vector] = []
-    for start in range(0, len(questions), READ_BATCH_SIZE):
-        asked = [prompts.closed(question) for question in questions[start : start + READ_BATCH_SIZE]]
-        found += [reading.hidden[layer] for reading in model.read(asked, SignalRequest(layers=(layer,)))]
-        watch(SimpleFitProgress(len(found), len(questions), stage=stage))
-    return np.stack(found)
+@dataclass(frozen=True)
+class StateReader:
+    """Reads the last layer's state at the last prompt token of questions."""
+
+    model: Model
+    prompts: AnswerPrompts
+    watch: FitProgressCallback
+
+    @property
+    def layer(self) -> int:
+        """The last layer."""
+        return self.model.depth - 1
+
+    def fits(self, question: Question) -> bool:
+        """Return whether a question fits the context window."""
+        return self.model.fits([self.prompts.closed(question)], 1)[0]
+
+    def read(self, questions: Sequence[Question], stage: str) -> Vector:
+        """Return one state per question."""
+        states: list[Vector] = []
+        request = SignalRequest(layers=(self.layer,))
+        for start in range(0, len(questions), READ_BATCH_SIZE):
+            prompts = [self.prompts.closed(question) for question in questions[start : start + READ_BATCH_SIZE]]
+            states += [reading.hidden[self.layer] for reading in self.model.read(prompts, request)]
+            self.watch(SimpleFitProgress(len(states), len(questions), stage=stage))
+        return np.stack(states)
+
+
+@dataclass(frozen=True)
+class CriterionHead:
+    """A trained head with its calibration and a note on its quality."""
+
+    tensors: Tensors
+    calibration: dict[str, Any]
+    note: str
+
+
+def _fit_criterion(name: str, questions: Sequence[Question], reader: StateReader) -> CriterionHead:
+    usable = [question for question in questions if reader.fits(question)]
+    truth = np.array([_read_verdict(question, name) for question in usable])
+    _check_classes(truth, name)
+    states = reader.read(usable, f"reading {name}")
+    held_out = np.arange(len(usable)) % HELD_OUT_INTERVAL == 0
+    tensors = prefix_tensors(name, train_uar_head(states[~held_out], truth[~held_out]))
+    scores = apply_head(tensors, name, states[held_out])
+    calibration = fit_platt_scaling(scores, truth[held_out])
+    needs = apply_calibration(scores, calibration)
+    note = _describe_head(name, truth[held_out], needs, len(questions) - len(usable))
+    return CriterionHead(tensors, calibration, note)
 
 
 def train_uar_head(features: Vector, truth: BoolArray, weights: FloatArray | None = None) -> Tensors:
-    """One head: mean and scale of its states, and weights without a bias at the least penalised logistic loss."""
-    from sklearn.linear_model import LogisticRegression
-    from threadpoolctl import threadpool_limits
-
+    """Train one head: a logistic regression without bias on standardized states."""
     tensors = fit_standardization(features)
-    x = (features - tensors["mean"]) / tensors["scale"]
-    with threadpool_limits(1):  # so small that threads only wait for each other
-        found = LogisticRegression(C=UAR_C, fit_intercept=False, max_iter=500).fit(x, truth, weights)
-    return {**tensors, "weight": found.coef_[0].astype(np.float32)}
+    standardized = (features - tensors["mean"]) / tensors["scale"]
+    fitted = fit_logistic(standardized, truth, weights, C=UAR_C, fit_intercept=False)
+    return {**tensors, "weight": fitted.coef_[0].astype(np.float32)}
 
 
 def prefix_tensors(head: str, tensors: Tensors) -> Tensors:
-    """Under the head's name, as the gate looks for them."""
+    """Prefix the names of tensors with the head's name, as the gate expects them."""
     return {f"{head}.{key}": block for key, block in tensors.items()}
 
 
-def _says_retrieve(question: Question, name: str) -> bool:
-    """True: by this criterion, retrieve (asks for sources; takes knowledge; changes with time)."""
+def _read_verdict(question: Question, criterion: str) -> bool:
+    """Return whether the criterion asks for retrieval (wants sources, needs knowledge, or changes with time)."""
     verdict = question.meta.get("need_retrieval_by_criterion")
     if not isinstance(verdict, bool):
         raise BadInput(
-            f"uar: question '{question.id}' of {name} has no true or false meta.need_retrieval_by_criterion."
+            f"uar: question '{question.id}' of {criterion} has no true or false meta.need_retrieval_by_criterion."
         )
     return verdict
 
 
-def _check(
+def _check_inputs(
     examples: Examples, model: Model, prompts: AnswerPrompts, criteria: Mapping[str, Sequence[Question]]
 ) -> None:
     settings = examples.settings
@@ -174,35 +203,36 @@ def _check(
             f"{prompts.fingerprint})."
         )
     if model.depth - 1 not in examples.readings[0].hidden:
-        raise BadSetting("uar reads the last layer, which the label run did not keep. Label again with --layers last.")
+        raise BadSetting("uar reads the last layer, which the label run lacks. Label again with layers='last'.")
 
 
-def _check_kinds(truth: BoolArray, name: str) -> None:
-    yes, no = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
-    if len(truth) < MIN_GRADED_ROWS or min(yes, no) < MIN_ROWS_PER_CLASS:
+def _check_classes(truth: BoolArray, criterion: str) -> None:
+    positive, negative = int(truth.sum()), int((~truth).sum()) if len(truth) else 0
+    if len(truth) < MIN_GRADED_ROWS or min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"uar: the criterion '{name}' has {yes} questions that ask for retrieval and {no} that do not; it needs "
-            f"{MIN_GRADED_ROWS} in all and {MIN_ROWS_PER_CLASS} of each kind."
+            f"uar: the criterion '{criterion}' has {positive} questions that ask for retrieval and {negative} that do "
+            f"not; it needs {MIN_GRADED_ROWS} in all and {MIN_ROWS_PER_CLASS} of each class."
         )
 
 
-def _note(name: str, truth: BoolArray, needs: FloatArray, left_out: int) -> str:
-    score, right = auroc(truth, needs), accuracy(truth, needs)
-    shown = "not defined" if score is None else f"{score:.3f}"
-    rest = f"; {left_out} too long for the context window left out" if left_out else ""
-    return f"head {name}: AUROC {shown}, accuracy {right:.3f} on {len(truth)} held-out labelled questions{rest}"
+def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: int) -> str:
+    left_out = f"; {n_left_out} too long for the context window left out" if n_left_out else ""
+    score = _format_auroc(auroc(truth, needs))
+    return f"head {name}: AUROC {score}, accuracy {accuracy(truth, needs):.3f} on {len(truth)} held-out labeled questions{left_out}"
 
 
-def _whole(
-    examples: Examples, own: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: TreeKind
+def _measure_tree(
+    examples: Examples, states: Vector, tensors: Tensors, calibrations: list[dict[str, Any]], tree: TreeKind
 ) -> str:
-    """The measures of the card are the last head's; this is the tree's on the same questions."""
-    from knowgate.training.classifiers import fit_platt_scaling
-
+    """Measure the whole tree on the test split; the card's metrics are those of the head 'self' alone."""
     split, needed = examples.split, examples.needed
-    calibration = fit_platt_scaling(apply_head(tensors, SELF_HEAD, own[split.calibration]), needed[split.calibration])
-    unknown = apply_calibration(apply_head(tensors, SELF_HEAD, own[split.test]), calibration)
-    heads = apply_heads(tensors, calibrations, own[split.test], unknown)
+    scores = apply_head(tensors, SELF_HEAD, states[split.calibration])
+    calibration = fit_platt_scaling(scores, needed[split.calibration])
+    unknown = apply_calibration(apply_head(tensors, SELF_HEAD, states[split.test]), calibration)
+    heads = apply_heads(tensors, calibrations, states[split.test], unknown)
     score = auroc(needed[split.test], (apply_hard_tree if tree == "hard" else apply_soft_tree)(heads))
-    shown = "not defined" if score is None else f"{score:.3f}"
-    return f"the measures above are those of the head self; the whole tree has AUROC {shown} on the same test split"
+    return f"the metrics are those of the head self; the whole tree has AUROC {_format_auroc(score)} on the same test split"
+
+
+def _format_auroc(score: float | None) -> str:
+    return "not defined" if score is None else f"{score:.3f}"

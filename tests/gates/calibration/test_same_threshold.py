@@ -9,6 +9,7 @@ from knowgate.data.splits import Split, mark_dev_rows
 from knowgate.evaluation.gate_results import tune_threshold
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, CARD_FILE
 from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, GateOutcomes, choose_for_accuracy
+from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.gate_artifact import NEVER_RETRIEVES_NOTE, save_fitted
@@ -72,6 +73,6 @@ def test_fit_calibrate_and_evaluate_choose_the_same_threshold(chooser, table, th
 def test_the_card_says_when_the_gate_retrieves(table, rule, tmp_path):
     report = fitted(table, tmp_path)
     text = (tmp_path / "gate" / CARD_FILE).read_text(encoding="utf-8")
-    assert report.rule == rule
+    assert describe_retrieval_rule(report.manifest["threshold"]) == rule
     assert f"| retrieves, as fitted | {rule} |" in text
     assert (NEVER_RETRIEVES_NOTE in text) == (rule == "never")

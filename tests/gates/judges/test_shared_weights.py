@@ -9,7 +9,7 @@ import pytest
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.types import Prompt, SignalRequest
 from tests.support.judge_data import PROMPTS, planted, quick
@@ -38,7 +38,7 @@ def made(tmp_path_factory):
     base = save_word_llama(folder / "model")
     examples = planted(base, 60, by="draft", fingerprint=load_model(f"hf:{base}").fingerprint)
     fitted = train_answer_judge(
-        "judge", examples, 32, plan_ensemble(examples.split, HOW, seeds=2), work=folder / "work"
+        AnswerTask("judge", 32), examples, plan_ensemble(examples.split, HOW, seeds=2), work=folder / "work"
     )
     save_fitted(fitted, examples, folder / "gate")
     return Made(base, folder / "gate", examples)

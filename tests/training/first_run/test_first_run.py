@@ -45,24 +45,24 @@ def test_a_gate_that_is_proven_is_written_where_ask_reads_it(whole: Whole):
     assert (settings.gate, settings.docs.name if settings.docs else "") == ("logprob:min", "docs")
     assert settings.threshold == pytest.approx(whole.made.choice.threshold)
     assert settings.arbiter == "none"  # the guarantee was shown without one
-    assert "loses at most 5 %" in whole.made.choice.proven
+    assert "loses at most 5 %" in whole.made.choice.guarantee
 
 
 def test_the_gate_skips_what_the_llm_knows_and_loses_nothing_on_questions_that_had_no_say(whole: Whole):
-    assert "20 with the gate, which skips 7 searches; 20 looking up each, 7 from memory" in whole.made.verdict
+    assert "20 with the gate, which skips 7 searches; 20 with retrieval for each, 7 from memory" in whole.made.verdict
 
 
 def test_a_learnt_gate_that_thirty_questions_cannot_prove_is_not_used_and_that_is_said(whole: Whole):
-    said = " ".join(whole.made.choice.said)
+    said = " ".join(whole.made.choice.explanations)
     assert "30 questions can prove, with 97.5 % confidence, that skipping loses at most 11.6 %" in said
 
 
 def test_where_two_gates_compete_each_is_held_to_half_the_chance_of_being_wrong(whole: Whole):
-    assert "with 97.5 % confidence" in whole.made.choice.proven
+    assert "with 97.5 % confidence" in whole.made.choice.guarantee
 
 
 def test_where_one_gate_is_there_alone_it_is_held_to_the_whole(world: World):
-    assert "with 95 % confidence" in world.run().choice.proven
+    assert "with 95 % confidence" in world.run().choice.guarantee
 
 
 def test_the_page_recommends_what_was_proven_though_twenty_questions_alone_would_not(whole: Whole):
@@ -79,24 +79,24 @@ def test_no_question_is_in_two_parts_and_all_are_labelled(whole: Whole):
 def test_an_unproven_gate_is_not_used_silently(world: World, text_only: Callable[[], FakeModel]):
     made = world.run(text_only())
     assert load_settings().gate == ALWAYS_RETRIEVE_GATE
-    assert "gives no log-probabilities" in " ".join(made.choice.said)
+    assert "gives no log-probabilities" in " ".join(made.choice.explanations)
 
 
 def test_three_questions_are_measured_on_and_prove_nothing(world: World):
     made = world.run(count=3)
     assert (made.choice.gate, load_settings().gate) == (ALWAYS_RETRIEVE_GATE, ALWAYS_RETRIEVE_GATE)
-    assert "10 % takes 29" in made.choice.said[0]
+    assert "10 % takes 29" in made.choice.explanations[0]
     assert made.page.is_file()
 
 
 def test_questions_about_something_else_are_said_to_find_nothing(world: World):
     (world.folder / "odd.txt").write_text("Quo vadis?\nCui bono?", encoding="utf-8")
-    with pytest.raises(BadInput, match=r"for no question a passage was found.*knowgate report"):
+    with pytest.raises(BadInput, match=r"no passage was found for any question.*knowgate report"):
         world.run(questions="odd.txt")
 
 
 def test_a_search_endpoint_without_questions_is_refused_with_what_to_type(world: World):
-    with pytest.raises(BadSetting, match=r"does not list its passages.*--questions questions.txt"):
+    with pytest.raises(BadSetting, match=r"does not list its passages.*`questions`"):
         world.run(docs="", index="http://127.0.0.1:9/search", questions="")
 
 
@@ -107,8 +107,8 @@ def test_a_packaged_gate_that_is_proven_is_kept_with_its_threshold_and_used(worl
     made = world.run()
     settings = load_settings()
     assert (settings.gate, settings.threshold) == ("knowgate-start/packaged-gate", None)
-    assert "loses at most 10 % of the answers" in made.choice.proven
-    assert "Chosen: the gate that comes with knowgate for this LLM." in made.choice.said[0]
+    assert "loses at most 10 % of the answers" in made.choice.guarantee
+    assert "Chosen: the gate that comes with knowgate for this LLM." in made.choice.explanations[0]
     assert read_artifact(settings.gate).manifest["threshold"] < 0.5  # its own is 0.5, and the folder it came from...
     assert read_artifact(packaged).manifest["threshold"] == 0.5  # ... stays as it was
     assert "Use &#x27;packaged-gate&#x27; at" in made.page.read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ def test_without_gold_answers_what_is_said_with_passages_is_taken_for_right(worl
     assert {row.grader for row in rows} == {"agreement"}
     assert sum(bool(row.closed and row.closed.correct) for row in rows) == known  # every third lamp
     assert all(row.open is not None and row.open.correct for row in rows)
-    assert "Accuracy means agreement here" in made.cautions[0]
+    assert "Accuracy means agreement here" in made.caveats[0]
     assert "Accuracy means agreement here" in made.page.read_text(encoding="utf-8")
 
 
@@ -151,11 +151,11 @@ def test_written_questions_are_marked_synthetic_everywhere(world: World):
     assert 'class="caution"' in made.page.read_text(encoding="utf-8")
     assert "Synthetic" in (world.folder / "knowgate.toml").read_text(encoding="utf-8")
     assert json.loads((made.page.parent / "summary.json").read_text())["synthetic"] == 20
-    assert "Synthetic" in made.choice.proven
+    assert "Synthetic" in made.choice.guarantee
 
 
 def test_an_llm_that_writes_no_question_of_use_is_said_so_with_what_to_type(world: World):
-    with pytest.raises(BadInput, match=r"wrote 0 questions of use.*--questions questions.txt.*--writer openai:"):
+    with pytest.raises(BadInput, match=r"wrote 0 usable questions.*`questions`.*`writer`"):
         world.run(Counted({}), questions="")
 
 
@@ -192,7 +192,7 @@ def test_what_is_done_is_not_done_again(world: World):
     again = Counted(table())
     made = world.run(again)
     assert again.read_prompts == 0
-    assert world.heard.lines.count("Measuring on the questions kept back for that.") == 1
+    assert world.heard.lines.count("Measuring on the held-out questions.") == 1
     assert made.choice.gate == "logprob:min"
 
 

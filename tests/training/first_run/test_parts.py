@@ -1,11 +1,13 @@
-"""How questions are divided, what so many of them can prove, and what a first run remembers of its wishes."""
+"""How questions are divided, what so many of them can prove, and what a first run stores of its options."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from knowgate.cli.start import format_start_command
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.evaluation.first_run.gate_selection import can_prove, describe_provable_loss, smallest_provable_loss
 from knowgate.evaluation.first_run.labeling import LabelRounds, read_rounds, split_into_parts, write_rounds
@@ -39,7 +41,7 @@ def test_the_first_of_more_questions_fall_into_the_parts_they_fell_into_alone():
 
 
 def test_rounds_come_back_as_they_were_written(tmp_path: Path):
-    rounds = LabelRounds().plus(questions(30)).plus(questions(50))
+    rounds = LabelRounds().add(questions(30)).add(questions(50))
     write_rounds(tmp_path, rounds)
     assert read_rounds(tmp_path) == rounds
     assert [one.name for one in rounds.rounds] == [
@@ -61,28 +63,31 @@ def test_what_cannot_be_proven_is_said_with_how_many_questions_it_takes():
 
 
 @pytest.mark.parametrize(
-    ("wishes", "problem"),
+    ("values", "problem"),
     [
-        (FirstRunOptions(), "no documents are named. Type: knowgate start --docs"),
-        (FirstRunOptions(docs="a", index="b"), "both --docs and --index"),
-        (FirstRunOptions(docs="a", max_loss=0.0), "--max-loss is 0.0"),
-        (FirstRunOptions(docs="a", count=0), "--count"),
+        ({}, "no documents are named: give `docs`"),
+        ({"docs": "a", "index": "b"}, "mutually exclusive"),
+        ({"docs": "a", "max_loss": 0.0}, "max_loss=0.0 is not allowed"),
+        ({"docs": "a", "count": 0}, "count=0 is not allowed"),
     ],
 )
-def test_wishes_that_cannot_be_fulfilled_are_refused(wishes: FirstRunOptions, problem: str):
+def test_options_that_cannot_be_used_are_rejected(values: dict[str, Any], problem: str):
     with pytest.raises(BadSetting, match=problem):
-        wishes.check()
+        FirstRunOptions(**values).check()
 
 
-def test_the_command_to_go_on_holds_what_differs_from_the_defaults_and_no_password():
-    wishes = FirstRunOptions(docs="my docs", model="openai:m@http://user:secret@host/v1", count=50)
-    assert "secret" not in wishes.command()
-    assert wishes.command() == "knowgate start --docs 'my docs' --model 'openai:m@http://***@host/v1' --count 50"
+def test_the_start_command_lists_changed_options_and_no_password():
+    options = FirstRunOptions(docs="my docs", model="openai:m@http://user:secret@host/v1", count=50)
+    assert "secret" not in format_start_command(options)
+    assert (
+        format_start_command(options)
+        == "knowgate start --docs 'my docs' --model 'openai:m@http://***@host/v1' --count 50"
+    )
 
 
-def test_changed_wishes_are_named():
-    assert FirstRunOptions(docs="a", model="fake").changes(FirstRunOptions(docs="a").record()) == [
-        "--model was 'smollm', now 'fake'"
+def test_changed_options_are_named():
+    assert FirstRunOptions(docs="a", model="fake").describe_changes(FirstRunOptions(docs="a").to_record()) == [
+        "`model` was 'smollm', now 'fake'"
     ]
 
 

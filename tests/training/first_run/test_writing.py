@@ -26,10 +26,10 @@ ZH = Passage("z", "青栾办事处于2016年开业，负责人是陆砚舟。")
         ("What is the mascot of Korvandel called?", "", "no short answer"),
         ("What is the mascot of Korvandel called?", "word " * 13, "no short answer"),
         ("What is the mascot of Korvandel called?", "Bertrand Drizzl", "its answer is not in the passage"),
-        ("Who is named in the passage above?", "Bertrand Drizzle", "it speaks of the passage"),
-        ("Which bird does this short text mention?", "chough", "it speaks of the passage"),
-        ("Is Bertrand Drizzle the mascot of Korvandel?", "Bertrand Drizzle", "it gives its answer away"),
-        ("WHEN was the mascot born?", "8th of October", "asked before"),
+        ("Who is named in the passage above?", "Bertrand Drizzle", "it mentions the passage"),
+        ("Which bird does this short text mention?", "chough", "it mentions the passage"),
+        ("Is Bertrand Drizzle the mascot of Korvandel?", "Bertrand Drizzle", "it contains its answer"),
+        ("WHEN was the mascot born?", "8th of October", "a repeated question"),
     ],
 )
 def test_a_written_question_is_refused_for_a_reason(question: str, answer: str, why: str):
@@ -40,7 +40,7 @@ def test_a_written_question_is_refused_for_a_reason(question: str, answer: str, 
     ("question", "answer", "why"),
     [
         ("青栾办事处的负责人是谁？", "陆砚舟", ""),
-        ("文中提到的负责人是谁？", "陆砚舟", "it speaks of the passage"),
+        ("文中提到的负责人是谁？", "陆砚舟", "it mentions the passage"),
         ("青栾办事处的负责人是谁？", "陆砚", ""),  # no word boundaries in Chinese
         ("青栾办事处的负责人是谁？", "李明", "its answer is not in the passage"),
     ],

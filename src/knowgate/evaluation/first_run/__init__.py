@@ -1,3 +1,1 @@
-"""A guided first run: documents, an LLM and perhaps questions in; index, labels, gate, proof, report, settings out."""
-
-from __future__ import annotations
+"""A guided first run: from documents, an LLM and perhaps questions to an index, labels, a gate, a report and settings."""

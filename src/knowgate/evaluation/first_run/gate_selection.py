@@ -1,9 +1,8 @@
-"""Which gate, at which threshold: the one that is proven to lose little and skips most; else none.
+"""Choose a gate and its threshold: the one that skips most searches and provably loses little; otherwise none.
 
-Two gates may compete: one that is there without learning (that of the embedded LLM, or the draft's probability), and
-one learnt from the questions of the part 'fit'. Neither has seen the questions its threshold is chosen on. Where both
-compete, each is held to half the chance of being wrong, so that choosing between them costs no confidence (the union
-bound). The questions of the part 'test' have no say in any of this.
+Two gates may compete: one that needs no training (the gate of the embedded LLM, or the probability of the draft), and
+one trained on the part 'fit'. Neither has seen the questions its threshold is chosen on. If both compete, each gets half
+of the error probability, so that choosing between them costs no confidence (union bound). The part 'test' is not used.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,204 +31,268 @@ from knowgate.training.fit_function import FitProgress
 from knowgate.training.gate import fit
 from knowgate.types import Model
 
-CONFIDENCE = 0.95
-COMMON_LOSSES = (0.02, 0.01)  # losses people ask for
-
-
-def smallest_provable_loss(n: int, delta: float = 1 - CONFIDENCE) -> float:
-    """The smallest loss that n questions can prove, if none of them is harmed: (1 - loss)^n = delta."""
-    return 1.0 - delta ** (1 / n) if n else 1.0
-
-
-def can_prove(n: int, loss: float, delta: float = 1 - CONFIDENCE) -> bool:
-    return n >= compute_required_rows(loss, delta)
-
-
-def describe_provable_loss(n: int, wanted: float | None = None, delta: float = 1 - CONFIDENCE) -> str:
-    """An honest sentence. wanted: a loss to be spoken of, beside those people ask for."""
-    asked = {*COMMON_LOSSES, *([wanted] if wanted else [])}
-    beyond = sorted((loss for loss in asked if not can_prove(n, loss, delta)), reverse=True)
-    takes = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in beyond)
-    sure = f"with {100 * (1 - delta):.3g} % confidence"
-    if not n:
-        return f"Questions it takes to prove, {sure}, that skipping loses at most so much: {takes}."
-    least = f"at most {100 * smallest_provable_loss(n, delta):.1f} % of the answers, if none of them is harmed"
-    return f"{n} questions can prove, {sure}, that skipping loses {least}{'; ' if takes else ''}{takes}."
-
-
 UNTRAINED_GATE = "logprob:min"  # the best without fitting, on most data sets of benchmarks/RESULTS.md
-ALWAYS_RETRIEVE_GATE = "always:rules"  # looks up every question but small talk and the like
+ALWAYS_RETRIEVE_GATE = "always:rules"  # retrieves for everything except small talk and the like
 TRAINED_GATE_FOLDER, PACKAGED_GATE_FOLDER = "learnt-gate", "packaged-gate"
 NO_GUARANTEE_MESSAGE = (
-    "Nothing is proven of a gate yet: every question is looked up, but for small talk and the like (knowgate rules)."
+    "Nothing is proven of a gate yet: every question is retrieved for, except small talk and the like (knowgate rules)."
 )
 NOT_PROVEN = "nothing is proven"
-MIN_SKIP_RATE = 0.02  # share of searches; a gate that skips less is not worth its upkeep
+MIN_SKIP_RATE = 0.02  # a gate that skips fewer searches is not worth its upkeep
+CONFIDENCE = 0.95
+COMMON_LOSSES = (0.02, 0.01)  # losses that people ask for
 
 
 @dataclass(frozen=True)
 class GateChoice:
-    """gate: folder or spec; EVERY where nothing is proven. threshold: None for the gate's own.
+    """The chosen gate.
 
-    others: gates that were made and not chosen. said: how it came about, in sentences.
+    Attributes:
+        gate: Folder or spec; ALWAYS_RETRIEVE_GATE if nothing is proven.
+        threshold: Threshold of a gate without a folder of its own; None for the gate's own.
+        guarantee: What is proven about it, in one sentence; '' if nothing is.
+        alternatives: Gates that were tried and not chosen.
+        explanations: How the choice was made, in sentences.
     """
 
     gate: str = ALWAYS_RETRIEVE_GATE
     threshold: float | None = None
-    proven: str = ""
-    others: tuple[str, ...] = ()
-    said: tuple[str, ...] = ()
+    guarantee: str = ""
+    alternatives: tuple[str, ...] = ()
+    explanations: tuple[str, ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """Convert to plain data with the keys of the progress file."""
+        return {
+            "gate": self.gate,
+            "threshold": self.threshold,
+            "proven": self.guarantee,
+            "others": list(self.alternatives),
+            "said": list(self.explanations),
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> GateChoice:
+        """Create a choice from the data of the progress file."""
+        alternatives, explanations = tuple(record["others"]), tuple(record["said"])
+        return cls(record["gate"], record["threshold"], record["proven"], alternatives, explanations)
 
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """A gate that competes. runs: those its threshold may be chosen on. kept: where a fitted one goes with it."""
+    """A gate that competes.
+
+    Attributes:
+        gate: Folder or spec.
+        runs: Label runs that its threshold may be chosen on.
+        description: What it is, for messages.
+        folder: Where a calibrated copy is written; None for a gate without a folder.
+    """
 
     gate: str
     runs: list[Path]
-    about: str
-    kept: Path | None = None
+    description: str
+    folder: Path | None = None
+
+
+class CalibratedCandidate(NamedTuple):
+    """A candidate with its calibrated threshold."""
+
+    candidate: GateCandidate
+    calibration: Calibration
+
+    @property
+    def skip_rate(self) -> float:
+        """Share of searches that the gate skips."""
+        return 1 - self.calibration.chosen.rate
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether a threshold is proven and skips enough searches."""
+        return self.calibration.threshold != ALWAYS_RETRIEVE and self.skip_rate >= MIN_SKIP_RATE
 
 
 @dataclass
 class GateSelector:
-    """Fits, calibrates, compares; collects what is to be said."""
+    """Trains, calibrates and compares the candidates, and collects explanations."""
 
-    labelled: LabeledParts
+    labeled: LabeledParts
     model: Model
     out: Path
     max_loss: float
-    tell: ProgressReporter
-    said: list[str] = field(default_factory=list)
+    reporter: ProgressReporter
+    explanations: list[str] = field(default_factory=list)
 
-    def choose(self) -> GateChoice:
-        to_choose_on = self.labelled.runs("fit", "calibration")
-        n = count_graded_questions(to_choose_on)
+    def select(self) -> GateChoice:
+        """Select the gate that provably loses at most `max_loss` and skips most searches."""
+        runs = self.labeled.runs("fit", "calibration")
+        n = count_graded_questions(runs)
         if n == 0:
-            return GateChoice(
-                said=(
-                    f"There are too few questions to choose a threshold on. {describe_provable_loss(0, self.max_loss)}",
-                )
+            explanation = (
+                f"There are too few questions to choose a threshold. {describe_provable_loss(0, self.max_loss)}"
             )
-        n_fit = count_graded_questions(self.labelled.runs("fit"))
-        plain = self._plain(to_choose_on)
-        delta = (1 - CONFIDENCE) / (2 if n_fit >= MIN_GRADED_ROWS and plain else 1)
-        rivals = [one for one in (plain, self._learnt(n_fit)) if one]
-        found = [(rival, made) for rival in rivals if (made := self._calibrated(rival, delta)) is not None]
-        return self._best(found, rivals, n, is_shared=delta < 1 - CONFIDENCE - 1e-9)
+            return GateChoice(explanations=(explanation,))
+        n_fit = count_graded_questions(self.labeled.runs("fit"))
+        untrained = self._find_untrained_gate(runs)
+        is_shared = n_fit >= MIN_GRADED_ROWS and untrained is not None
+        delta = (1 - CONFIDENCE) / (2 if is_shared else 1)
+        candidates = [each for each in (untrained, self._train_gate(n_fit)) if each]
+        calibrated = [each for candidate in candidates if (each := self._calibrate(candidate, delta)) is not None]
+        return self._choose(calibrated, candidates, n, is_shared=is_shared)
 
-    # --- who competes -----------------------------------------------------------------------------
+    # --- candidates -------------------------------------------------------------------------------
 
-    def _plain(self, runs: list[Path]) -> GateCandidate | None:
-        """The gate that comes with the LLM; else the draft's probability, where the LLM tells it."""
+    def _find_untrained_gate(self, runs: list[Path]) -> GateCandidate | None:
+        """Return the gate packaged for the LLM, else the draft's probability if the LLM provides it."""
         gate = default_gate(self.model)
         if isinstance(gate, FittedGate):
-            about = "the gate that comes with knowgate for this LLM"
-            return GateCandidate(str(gate.artifact.path), runs, about, self.out / PACKAGED_GATE_FOLDER)
+            description = "the gate that comes with knowgate for this LLM"
+            return GateCandidate(str(gate.artifact.path), runs, description, self.out / PACKAGED_GATE_FOLDER)
         if can_score(load_label_table(runs, layers=()), UNTRAINED_GATE):
             return GateCandidate(UNTRAINED_GATE, runs, f"'{UNTRAINED_GATE}', the draft's least probable token")
-        self.said.append(f"{self.model.name} gives no log-probabilities: only a learnt gate can tell what it knows.")
+        self.explanations.append(
+            f"{self.model.name} gives no log-probabilities: only a trained gate can predict what it knows."
+        )
         return None
 
-    def _learnt(self, n: int) -> GateCandidate | None:
-        """A fusion of the signals of one pass; of token statistics and text where those are all there is."""
+    def _train_gate(self, n: int) -> GateCandidate | None:
+        """Train a cheap fusion gate; None if there are too few questions or it is not better than chance."""
         if n < MIN_GRADED_ROWS:
-            self.said.append(
-                f"No gate was learnt: that takes {MIN_GRADED_ROWS} graded questions, {n} were there for it."
+            self.explanations.append(
+                f"No gate was trained: that needs {MIN_GRADED_ROWS} graded questions, and there were {n}."
             )
             return None
         folder = self.out / TRAINED_GATE_FOLDER
-        self.tell.say(f"Learning a gate from {n} questions.")
+        self.reporter.say(f"Training a gate on {n} questions.")
         try:
-            fit("fusion", self.labelled.runs("fit"), out=folder, target="known", cheap=True, watch=self._watch)
+            fit("fusion", self.labeled.runs("fit"), out=folder, target="known", cheap=True, watch=self._show_fit)
         except (BadInput, MissingExtra) as error:
-            self.said.append(f"No gate was learnt: {error}")
+            self.explanations.append(f"No gate was trained: {error}")
             return None
-        told = self._ranks(str(folder))
-        if told.low is None or told.low <= 0.5:
-            self.said.append(f"A gate learnt from your questions is not better than chance{_auroc(told)}; left aside.")
+        auroc = self._measure_auroc(str(folder))
+        if auroc.low is None or auroc.low <= 0.5:
+            self.explanations.append(
+                f"A gate trained on your questions is not better than chance{_format_auroc(auroc)}; it is not used."
+            )
             return None
-        self.said.append(f"A gate learnt from your questions tells what the LLM knows{_auroc(told)}.")
-        return GateCandidate(
-            str(folder), self.labelled.runs("calibration"), "the gate learnt from your questions", folder
-        )
+        self.explanations.append(f"A gate trained on your questions predicts what the LLM knows{_format_auroc(auroc)}.")
+        description = "the gate trained on your questions"
+        return GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
 
-    def _watch(self, step: FitProgress) -> None:
-        self.tell.show("learning a gate", step.done, step.total, "examples")
+    def _show_fit(self, progress: FitProgress) -> None:
+        self.reporter.show("training a gate", progress.done, progress.total, "examples")
 
-    def _ranks(self, gate: str) -> Estimate:
-        """AUROC of not knowing, on questions it was not fitted on."""
-        if not count_graded_questions(self.labelled.runs("calibration")):
+    def _measure_auroc(self, gate: str) -> Estimate:
+        """Estimate the AUROC of not knowing on questions the gate was not fitted on."""
+        if not count_graded_questions(self.labeled.runs("calibration")):
             return Estimate(None)
-        trial = load_label_table(self.labelled.runs("calibration"))
-        needs = np.asarray(score_gate(trial, gate).needs)
-        return estimate_auroc(~trial.closed_right, needs)
+        table = load_label_table(self.labeled.runs("calibration"))
+        needs = np.asarray(score_gate(table, gate).needs)
+        return estimate_auroc(~table.closed_right, needs)
 
-    # --- who wins ---------------------------------------------------------------------------------
+    # --- choice -----------------------------------------------------------------------------------
 
-    def _calibrated(self, rival: GateCandidate, delta: float) -> Calibration | None:
-        n = count_graded_questions(rival.runs)
+    def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
+        """Calibrate a candidate; None with an explanation if nothing can be proven."""
+        n = count_graded_questions(candidate.runs)
         if not can_prove(n, self.max_loss, delta):
-            self.said.append(f"Of {rival.about} {NOT_PROVEN}: {describe_provable_loss(n, self.max_loss, delta)}")
+            reason = describe_provable_loss(n, self.max_loss, delta)
+            self.explanations.append(f"Of {candidate.description} {NOT_PROVEN}: {reason}")
             return None
         try:
-            return calibrate(
-                rival.gate, rival.runs, max_loss=self.max_loss, confidence=1 - delta, held_out=0, out=rival.kept
+            calibration = calibrate(
+                candidate.gate,
+                candidate.runs,
+                max_loss=self.max_loss,
+                confidence=1 - delta,
+                held_out=0,
+                out=candidate.folder,
             )
         except KnowgateError as error:
-            self.said.append(f"Of {rival.about} {NOT_PROVEN}: {error}")
+            self.explanations.append(f"Of {candidate.description} {NOT_PROVEN}: {error}")
             return None
+        return CalibratedCandidate(candidate, calibration)
 
-    def _best(
+    def _choose(
         self,
-        found: Sequence[tuple[GateCandidate, Calibration]],
-        rivals: Sequence[GateCandidate],
+        calibrated: Sequence[CalibratedCandidate],
+        candidates: Sequence[GateCandidate],
         n: int,
         *,
         is_shared: bool,
     ) -> GateChoice:
-        others = tuple(str(rival.kept if rival.kept and rival.kept.is_dir() else rival.gate) for rival in rivals)
-        proven = [
-            (rival, made)
-            for rival, made in found
-            if made.threshold != ALWAYS_RETRIEVE and _skips(made) >= MIN_SKIP_RATE
+        tried = tuple(str(each.folder if each.folder and each.folder.is_dir() else each.gate) for each in candidates)
+        useful = [each for each in calibrated if each.is_useful]
+        self.explanations += [
+            f"Of {each.candidate.description}: {_explain_useless(each)}" for each in calibrated if not each.is_useful
         ]
-        self.said += [f"Of {rival.about}: {_unproven(made)}" for rival, made in found if (rival, made) not in proven]
-        if not proven:
-            told = [] if any(NOT_PROVEN in one for one in self.said) else [describe_provable_loss(n, self.max_loss)]
-            return GateChoice(others=others, said=(*self.said, *told))
-        rival, made = max(proven, key=lambda pair: _skips(pair[1]))
-        skips = f"It skips {100 * _skips(made):.0f} % of the searches there."
-        told = [f"Chosen: {rival.about}. {skips} {made.sentence}", *([_shared(1 - CONFIDENCE)] if is_shared else [])]
-        chosen = str(rival.kept or rival.gate)
-        rest = tuple(one for one in others if one != chosen)
-        return GateChoice(chosen, None if rival.kept else made.threshold, made.sentence, rest, (*told, *self.said))
+        if not useful:
+            if not any(NOT_PROVEN in explanation for explanation in self.explanations):
+                self.explanations.append(describe_provable_loss(n, self.max_loss))
+            return GateChoice(alternatives=tried, explanations=tuple(self.explanations))
+        best = max(useful, key=lambda each: each.skip_rate)
+        candidate, guarantee = best.candidate, best.calibration.sentence
+        first = [
+            f"Chosen: {candidate.description}. It skips {100 * best.skip_rate:.0f} % of the searches there. {guarantee}"
+        ]
+        if is_shared:
+            first.append(_explain_shared_confidence(1 - CONFIDENCE))
+        chosen = str(candidate.folder or candidate.gate)
+        return GateChoice(
+            chosen,
+            None if candidate.folder else best.calibration.threshold,
+            guarantee,
+            tuple(gate for gate in tried if gate != chosen),
+            (*first, *self.explanations),
+        )
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:
-    """Graded questions of these runs."""
+    """Count the graded questions of label runs."""
     rows = (row for run in runs for row in RunFolder(run).rows())
     return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 
 
-def _skips(made: Calibration) -> float:
-    return 1 - made.chosen.rate
+def _explain_useless(calibrated: CalibratedCandidate) -> str:
+    if calibrated.calibration.threshold == ALWAYS_RETRIEVE:
+        return calibrated.calibration.sentence
+    return f"it is proven, but skips {100 * calibrated.skip_rate:.0f} % of the searches, which is not worth a gate."
 
 
-def _unproven(made: Calibration) -> str:
-    if made.threshold == ALWAYS_RETRIEVE:
-        return made.sentence
-    return f"it is proven, but skips {100 * _skips(made):.0f} % of the searches, which is not worth a gate."
+def _format_auroc(auroc: Estimate) -> str:
+    if auroc.value is None or auroc.low is None:
+        return " (the held-out questions are all known, or all unknown)"
+    interval = f"95 % interval {auroc.low:.2f} to {auroc.high:.2f}"
+    return f" (AUROC {auroc.value:.2f}, {interval}, on questions it never saw)"
 
 
-def _auroc(found: Estimate) -> str:
-    if found.value is None or found.low is None:
-        return " (the questions kept back are all known, or none is)"
-    return f" (AUROC {found.value:.2f}, 95 % interval {found.low:.2f} to {found.high:.2f}, on questions it never saw)"
-
-
-def _shared(delta: float) -> str:
+def _explain_shared_confidence(delta: float) -> str:
     return (
         f"Two gates competed, so each had to be proven at {100 * (1 - delta / 2):g} %; that leaves "
-        f"{100 * (1 - delta):g} % for the one that was chosen."
+        f"{100 * (1 - delta):g} % for the chosen one."
     )
+
+
+# --- what a number of questions can prove ---------------------------------------------------------
+
+
+def smallest_provable_loss(n: int, delta: float = 1 - CONFIDENCE) -> float:
+    """Return the smallest loss that n questions can prove if none of them is harmed: (1 - loss)^n = delta."""
+    return 1.0 - delta ** (1 / n) if n else 1.0
+
+
+def can_prove(n: int, loss: float, delta: float = 1 - CONFIDENCE) -> bool:
+    """Return whether n questions are enough to prove a loss."""
+    return n >= compute_required_rows(loss, delta)
+
+
+def describe_provable_loss(n: int, max_loss: float | None = None, delta: float = 1 - CONFIDENCE) -> str:
+    """Describe what n questions can prove, and how many it takes for `max_loss` and for common losses."""
+    losses = {*COMMON_LOSSES, *([max_loss] if max_loss else [])}
+    out_of_reach = sorted((loss for loss in losses if not can_prove(n, loss, delta)), reverse=True)
+    needed = ", ".join(f"{100 * loss:g} % takes {compute_required_rows(loss, delta)}" for loss in out_of_reach)
+    confidence = f"with {100 * (1 - delta):.3g} % confidence"
+    if not n:
+        return f"Questions needed to prove, {confidence}, that skipping loses at most this share of answers: {needed}."
+    least = f"at most {100 * smallest_provable_loss(n, delta):.1f} % of the answers, if none of them is harmed"
+    return f"{n} questions can prove, {confidence}, that skipping loses {least}{'; ' if needed else ''}{needed}."

@@ -1,9 +1,13 @@
-"""The questions of a first run, labelled part by part, closed- and open-book; without gold answers by agreement."""
+"""Label the questions of a first run in parts: to fit a gate, to choose its threshold, and to measure it.
+
+Parts depend only on the order of the questions. More questions are labeled in a further round, and earlier rounds stay
+as they are. Without gold answers, answers are graded by agreement.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,16 +29,19 @@ from knowgate.types import Model, Question, Retriever
 
 QuestionPart = Literal["fit", "calibration", "test"]
 QUESTION_PARTS: tuple[QuestionPart, ...] = get_args(QuestionPart)
-# Half to learn from, three tenths for the threshold, two tenths to measure: of a hundred, 50, 30 and 20.
-PART_ROTATION: tuple[QuestionPart, ...] = ("fit", "calibration", "fit", "test", "fit",
-                          "calibration", "fit", "calibration", "fit", "test")  # fmt: skip
-MIN_QUESTIONS_TO_SPLIT = 20  # questions; fewer are all measured on, for nothing can be learnt or chosen
+# Half to fit, three tenths to choose the threshold, two tenths to measure: of a hundred, 50, 30 and 20.
+PART_ROTATION: tuple[QuestionPart, ...] = (
+    *("fit", "calibration", "fit", "test", "fit"),
+    *("calibration", "fit", "calibration", "fit", "test"),
+)
+MIN_QUESTIONS_TO_SPLIT = 20  # fewer are all used to measure, because nothing can be learned or chosen
 ROUNDS_FILE = "rounds.json"
+LABEL_LAYERS = "mid,late,last"  # include those that packaged gates read
 
 
 @dataclass(frozen=True)
 class LabelRound:
-    """Questions that are labelled together; `name` is the folder of their label run."""
+    """Questions of one part that are labeled together; `name` is the folder of their label run."""
 
     name: str
     part: QuestionPart
@@ -43,33 +50,41 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class LabelRounds:
+    """All rounds of labeling, in order."""
+
     rounds: tuple[LabelRound, ...] = ()
 
-    def runs(self, folder: Path, *parts: QuestionPart) -> list[Path]:
-        """Folders of the label runs of these parts."""
-        return [folder / one.name for one in self.rounds if one.part in parts]
+    @property
+    def n_questions(self) -> int:
+        """Number of questions in all rounds."""
+        return sum(len(each.ids) for each in self.rounds)
 
-    def plus(self, questions: Sequence[Question]) -> LabelRounds:
-        """With a round more for each part that has new questions."""
-        known = {key for one in self.rounds for key in one.ids}
-        parts = split_into_parts(questions)
-        fresh = {part: tuple(one.id for one in parts[part] if one.id not in known) for part in QUESTION_PARTS}
-        added = [LabelRound(self._name(part), part, ids) for part, ids in fresh.items() if ids]
+    def list_runs(self, folder: Path, *parts: QuestionPart) -> list[Path]:
+        """List the folders of the label runs of some parts."""
+        return [folder / each.name for each in self.rounds if each.part in parts]
+
+    def add(self, questions: Sequence[Question]) -> LabelRounds:
+        """Return the rounds with another one for each part that has new questions."""
+        known = {id for each in self.rounds for id in each.ids}
+        added = []
+        for part, members in split_into_parts(questions).items():
+            ids = tuple(question.id for question in members if question.id not in known)
+            number = 1 + sum(each.part == part for each in self.rounds)
+            added += [LabelRound(f"{part}-{number}", part, ids)] if ids else []
         return LabelRounds((*self.rounds, *added))
-
-    def _name(self, part: QuestionPart) -> str:
-        return f"{part}-{1 + sum(one.part == part for one in self.rounds)}"
 
 
 def split_into_parts(questions: Sequence[Question]) -> Mapping[QuestionPart, list[Question]]:
-    """Each part's questions. The first of a longer list fall into the parts they would fall into alone."""
-    turn: tuple[QuestionPart, ...] = PART_ROTATION if len(questions) >= MIN_QUESTIONS_TO_SPLIT else ("test",)
-    return {
-        part: [one for place, one in enumerate(questions) if turn[place % len(turn)] == part] for part in QUESTION_PARTS
-    }
+    """Split questions into parts. A longer list keeps the parts of the first questions."""
+    rotation: tuple[QuestionPart, ...] = PART_ROTATION if len(questions) >= MIN_QUESTIONS_TO_SPLIT else ("test",)
+    parts: dict[QuestionPart, list[Question]] = {part: [] for part in QUESTION_PARTS}
+    for index, question in enumerate(questions):
+        parts[rotation[index % len(rotation)]].append(question)
+    return parts
 
 
 def read_rounds(folder: Path) -> LabelRounds:
+    """Read the rounds of a folder; none if there is no file."""
     file = folder / ROUNDS_FILE
     if not file.is_file():
         return LabelRounds()
@@ -80,110 +95,104 @@ def read_rounds(folder: Path) -> LabelRounds:
 
 
 def write_rounds(folder: Path, rounds: LabelRounds) -> None:
+    """Write the rounds to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [{"name": one.name, "part": one.part, "ids": list(one.ids)} for one in rounds.rounds]
+    lines = [{"name": each.name, "part": each.part, "ids": list(each.ids)} for each in rounds.rounds]
     write_json(folder / ROUNDS_FILE, {"rounds": lines})
-
-
-LABEL_LAYERS = "mid,late,last"  # those that packaged gates read are among them
 
 
 @dataclass(frozen=True)
 class LabeledParts:
-    """Label runs by part. key: of what they were made from."""
+    """Label runs by part; `key` identifies what they were made from."""
 
     folder: Path
     rounds: LabelRounds
     key: str
 
     def runs(self, *parts: QuestionPart) -> list[Path]:
-        return self.rounds.runs(self.folder, *parts)
+        """List the label runs of some parts."""
+        return self.rounds.list_runs(self.folder, *parts)
 
 
 def label_parts(
-    asked: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, *, seed: int, tell: ProgressReporter
+    questions: FirstRunQuestions,
+    out: Path,
+    model: Model,
+    retriever: Retriever,
+    *,
+    seed: int,
+    reporter: ProgressReporter,
 ) -> LabeledParts:
-    """Goes on where it was; questions that failed before are tried again."""
-    made_from = (
-        asked.source,
-        model.fingerprint,
-        retriever.fingerprint,
-        load_packaged_templates("answer").fingerprint,
-        seed,
-        LABEL_LAYERS,
-    )
-    folder = out / "labels" / sha256_text(*map(str, made_from))[:8]
-    rounds = read_rounds(folder).plus(asked.questions)
+    """Label all rounds, closed-book and open-book. Continues an earlier start and retries failed questions."""
+    prompts = load_packaged_templates("answer").fingerprint
+    inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
+    folder = out / "labels" / sha256_text(*map(str, inputs))[:8]
+    rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
-    known, total, before = {one.id: one for one in asked.every}, sum(len(one.ids) for one in rounds.rounds), 0
-    for one in rounds.rounds:
+    by_id, n_before = {question.id: question for question in questions.every}, 0
+    for each in rounds.rounds:
+
+        def show(progress: LabelProgress, n_before: int = n_before) -> None:
+            pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
+            reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
+
         label(
-            [known[key] for key in one.ids],
-            out=folder / one.name,
+            [by_id[id] for id in each.ids],
+            out=folder / each.name,
             model=model,
             index=retriever,
             samples=0,
             layers=LABEL_LAYERS,
             seed=seed,
             retry_failed=True,
-            on_progress=_showing(tell, before, total),
+            on_progress=show,
         )
-        before += len(one.ids)
-    done = sum(error is None for one in rounds.rounds for error in RunFolder(folder / one.name).done().values())
-    labelled = LabeledParts(folder, rounds, sha256_text(folder.name, str(total), str(done))[:16])
-    return labelled if asked.has_gold else _agreed(labelled)
+        n_before += len(each.ids)
+    errors = [error for each in rounds.rounds for error in RunFolder(folder / each.name).done().values()]
+    key = sha256_text(folder.name, str(rounds.n_questions), str(errors.count(None)))[:16]
+    labeled = LabeledParts(folder, rounds, key)
+    return labeled if questions.has_gold else _grade_by_agreement(labeled)
 
 
-def _showing(tell: ProgressReporter, before: int, total: int) -> Callable[[LabelProgress], None]:
-    def show(tally: LabelProgress) -> None:
-        pace = f"{tally.fresh / tally.seconds:.2f} questions/s" if tally.seconds else ""
-        tell.show("labelling", before + tally.done, total, "questions", pace)
-
-    return show
-
-
-# --- without gold answers -------------------------------------------------------------------------
-
-
-def _agreed(labelled: LabeledParts) -> LabeledParts:
-    for one in labelled.rounds.rounds:
-        grade_by_agreement(RunFolder(labelled.folder / one.name), labelled.folder / AGREEMENT_FOLDER / one.name)
-    return replace(labelled, folder=labelled.folder / AGREEMENT_FOLDER, key=f"{labelled.key} {AGREEMENT_FOLDER}")
+def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
+    for each in labeled.rounds.rounds:
+        grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
+    return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")
 
 
 def grade_by_agreement(run: RunFolder, out: Path) -> None:
-    """The same run with other verdicts: the answer with passages is right, the other one where it says the same.
+    """Copy a label run with other grades: the open-book answer is right, the closed-book one if it agrees.
 
-    What a gate is proven to lose on such rows is the share of answers that skipping changes. By any gold answer it
-    loses no more: who says the same is as right.
+    The loss that is proven on such rows is the share of answers that skipping changes. By gold answers the loss is not
+    larger: answers that agree are equally right.
     """
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
     settings["grader"] = AGREEMENT_GRADER
     manifest = {key: value for key, value in run.manifest().items() if key not in ("version", "settings")}
     with atomic_folder(out) as folder:
-        made = RunFolder(folder)
-        made.start({**settings, "hash": hash_settings(settings)}, manifest)
+        copy = RunFolder(folder)
+        copy.start({**settings, "hash": hash_settings(settings)}, manifest)
         for shard in run.path.glob("*.safetensors"):
             shutil.copyfile(shard, folder / shard.name)
-        made.append([_regraded(row) for row in run.rows()], {})
+        copy.append([_regrade(row) for row in run.rows()], {})
 
 
-def _regraded(row: LabelRow) -> LabelRow:
+def _regrade(row: LabelRow) -> LabelRow:
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
-    same = answers_agree(row)
-    closed, opened = replace(row.closed, correct=same), replace(row.open, correct=True)
-    return replace(row, grader=AGREEMENT_GRADER, benefit=int(not same), closed=closed, open=opened)
+    agree = answers_agree(row)
+    closed, opened = replace(row.closed, correct=agree), replace(row.open, correct=True)
+    return replace(row, grader=AGREEMENT_GRADER, benefit=int(not agree), closed=closed, open=opened)
 
 
 def check_label_runs(runs: Sequence[Path]) -> None:
-    """Say why nothing can be measured, where every question failed or found nothing."""
+    """Raise BadInput if every question failed or found no passage, so that nothing can be measured."""
     rows = [row for run in runs for row in RunFolder(run).rows()]
-    failed = [row.error for row in rows if row.error is not None]
-    if rows and len(failed) == len(rows):
-        raise BadInput(f"all {len(rows)} questions failed, the first with: {failed[0]}")
+    errors = [row.error for row in rows if row.error is not None]
+    if rows and len(errors) == len(rows):
+        raise BadInput(f"all {len(rows)} questions failed, the first with: {errors[0]}")
     if all(row.open is None for row in rows):
         raise BadInput(
-            "for no question a passage was found: are these questions about these documents? Look: "
-            f"knowgate report {runs[0]}"
+            "no passage was found for any question: are these questions about these documents? See `knowgate report "
+            f"{runs[0]}`."
         )

@@ -1,4 +1,7 @@
-"""The questions of a first run: from a file, or written by an LLM. Each once, in an order that depends on no answer."""
+"""The questions of a first run: from a file, or written by an LLM from passages and marked synthetic.
+
+Each question occurs once, in an order that does not depend on answers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from knowgate.core.text import contains_tokens, tokenize
 from knowgate.data.questions import guess_data_spec, load_questions
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.splits import fingerprint_text_loosely, hash_to_unit
-from knowgate.errors import BadInput
+from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
 from knowgate.labels.grading import list_gold_answers, load_grader
 from knowgate.labels.local_runner import LocalRunner
@@ -24,8 +27,11 @@ from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.retrieval.index_folder import IndexedPassage, iterate_passages_by_document
 from knowgate.types import SYNTHETIC_KEY, Model, Passage, Question
 
+MIN_WRITTEN_QUESTIONS = 20  # with fewer, nothing can be learned or shown, and the writer is too weak to trust
+PASSAGES_PER_QUESTION = 5  # an LLM that needs more is too weak
+MIN_PASSAGES = 60
 MAX_WRITTEN_TOKENS = 80  # of a question with its answer
-MAX_ANSWER_WORDS, MAX_QUESTION_WORDS, MIN_QUESTION_WORDS = 12, 50, 3  # words; characters count as words in Chinese
+MAX_ANSWER_WORDS, MAX_QUESTION_WORDS, MIN_QUESTION_WORDS = 12, 50, 3  # in Chinese, characters count as words
 PASSAGE_MENTION = re.compile(
     r"\b(?:the|this|that|these|above|given|following)\s+(?:\w+\s+)?"
     r"(?:passage|text|paragraph|document|article|excerpt|section|author|context|page|sentence)s?\b"
@@ -35,8 +41,130 @@ PASSAGE_MENTION = re.compile(
 
 
 @dataclass(frozen=True)
+class FirstRunQuestions:
+    """The questions of a first run.
+
+    Attributes:
+        questions: The questions to label: the requested number, or all there are.
+        every: All questions, also those beyond that number.
+        source: Fingerprint of all questions.
+    """
+
+    questions: list[Question]
+    every: list[Question]
+    source: str
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more questions than were requested."""
+        return len(self.every) > len(self.questions)
+
+    @property
+    def n_with_gold(self) -> int:
+        """Number of questions with a gold answer."""
+        return sum(bool(list_gold_answers(question)) for question in self.questions)
+
+    @property
+    def has_gold(self) -> bool:
+        """Whether at least half have a gold answer; otherwise all are graded by agreement."""
+        return 2 * self.n_with_gold >= len(self.questions)
+
+
+def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporter) -> FirstRunQuestions:
+    """Load questions from a file, ordered by hash, so that a larger number extends a smaller one."""
+    loaded = load_questions(guess_data_spec(options.questions))
+    distinct: dict[str, Question] = {}
+    for question in loaded:
+        distinct.setdefault(fingerprint_text_loosely(question.text), question)
+    if len(distinct) < len(loaded):
+        reporter.say(f"{len(loaded) - len(distinct)} questions occur twice and are left out.")
+    ordered = sorted(distinct.items(), key=lambda item: hash_to_unit("first run", str(options.seed), item[0]))
+    every = [question for _, question in ordered]
+    questions = FirstRunQuestions(every[: options.count], every, fingerprint_questions(loaded))
+    reporter.say(_describe_questions(questions))
+    return questions
+
+
+def _describe_questions(questions: FirstRunQuestions) -> str:
+    n, total = len(questions.questions), len(questions.every)
+    count = f"{n} of {total} questions" if n < total else f"{total} questions"
+    if questions.has_gold:
+        without = n - questions.n_with_gold
+        return f"{count}, with gold answers" + (f"; {without} have none and cannot be graded." if without else ".")
+    some = f" ({questions.n_with_gold} have one, too few to use)" if questions.n_with_gold else ""
+    return (
+        f"{count}, without gold answers{some}: the open-book answer counts as right, so the proof will be how rarely "
+        "skipping changes the answer."
+    )
+
+
+def write_first_run_questions(
+    options: FirstRunOptions, index: str, fingerprint: str, model: Model, reporter: ProgressReporter
+) -> FirstRunQuestions:
+    """Let an LLM write questions from the passages of an index; continues an earlier start.
+
+    Args:
+        options: Options of the first run.
+        index: Folder of the index.
+        fingerprint: Fingerprint of the index.
+        model: The LLM that writes.
+        reporter: Receives the progress.
+
+    Raises:
+        BadInput: The LLM wrote too few usable questions.
+    """
+    settings = {
+        "index": fingerprint,
+        "writer": model.fingerprint,
+        "prompts": load_packaged_templates("write").fingerprint,
+        "seed": options.seed,
+    }
+    source = sha256_text(*map(str, settings.values()))[:16]
+    folder = WrittenQuestionFolder(options.out / "written" / source[:8])
+    max_passages = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * options.count)
+
+    def show(done: int, total: int, usable: int) -> None:
+        reporter.show("writing questions", done, total, "passages", f"{usable} usable questions")
+
+    with folder.exclusive():
+        folder.start(settings, {})
+        writer = QuestionWriter(model, folder, show)
+        writer.write(iterate_passages_by_document(index, options.seed), options.count, max_passages)
+    every = folder.questions
+    questions = FirstRunQuestions(every[: options.count], every, source)
+    reporter.say(_describe_written(folder, model.name))
+    if len(questions.questions) < min(MIN_WRITTEN_QUESTIONS, options.count):
+        raise BadInput(
+            f"{model.name} wrote {len(every)} usable questions from {len(folder.written())} passages; at least "
+            f"{MIN_WRITTEN_QUESTIONS} are needed (all are in {folder.path / folder.rows_name}). Write some yourself, "
+            "one per line, and give the file as `questions`, or use a larger LLM as `writer`."
+        )
+    return questions
+
+
+def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
+    rejected, usable = folder.rejection_reasons, len(folder.questions)
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in rejected.most_common())
+    result = f"{model} wrote {usable} usable questions from {usable + rejected.total()} passages"
+    note = f" (rejected: {reasons})" if reasons else ""
+    return f"{result}{note}. Check some before you trust a figure: {folder.path / folder.rows_name}"
+
+
+def check_index_is_listable(index: str) -> None:
+    """Raise BadSetting if questions cannot be written from an index, because it does not list its passages."""
+    if not Path(index).is_dir():
+        raise BadSetting(
+            f"no questions can be written from '{index}': a search endpoint does not list its passages. Give "
+            "`questions`."
+        )
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
 class WrittenQuestionFolder(RowFolder):
-    """Where written questions are kept, refused ones too: a row per passage, safe against being killed."""
+    """Stores written questions, also rejected ones: one row per passage, safe against interruption."""
 
     version: ClassVar[int] = 1
     manifest_name: ClassVar[str] = "written.json"
@@ -45,203 +173,101 @@ class WrittenQuestionFolder(RowFolder):
     command: ClassVar[str] = "knowgate start"
 
     def written(self) -> list[dict[str, Any]]:
+        """Return all rows."""
         return [record for _, record in self.records()]
 
     @property
     def questions(self) -> list[Question]:
-        """Those that are of use, in the order they were written."""
-        return [_question(row) for row in self.written() if not row["refused"]]
+        """The usable questions, in the order they were written."""
+        return [_make_question(row) for row in self.written() if not row["refused"]]
 
     @property
-    def refused(self) -> Counter[str]:
-        """Why the others are not."""
+    def rejection_reasons(self) -> Counter[str]:
+        """Why the other questions were rejected."""
         return Counter(row["refused"] for row in self.written() if row["refused"])
 
 
 @dataclass(frozen=True)
 class QuestionWriter:
-    """Lets the model write, a batch at a time, until there are enough questions."""
+    """Lets a model write questions, a batch at a time, until there are enough.
+
+    Attributes:
+        model: The LLM.
+        folder: Where rows are stored.
+        on_progress: Called with the number of read passages, their largest number, and the usable questions.
+    """
 
     model: Model
     folder: WrittenQuestionFolder
-    on_progress: Callable[[int, int, int], None]  # passages read, all that will be at most, questions of use
+    on_progress: Callable[[int, int, int], None]
 
-    def write(self, passages: Iterable[IndexedPassage], enough: int, most: int) -> None:
-        """Goes on where it was. most: passages that are tried."""
+    def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
+        """Write until there are `count` usable questions or `max_passages` were tried; continues earlier rows."""
         rows = self.folder.written()
         seen = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
-        waiting = _waiting(passages, {row["id"] for row in rows}, most - len(rows)) if len(seen) < enough else []
-        tried, total = len(rows), len(rows) + len(waiting)
-        self.on_progress(tried, total, len(seen))
-        for batch in LocalRunner(largest=32).run(waiting, lambda questions: self._batch(questions, seen)):
+        is_complete = len(seen) >= count
+        limit = 0 if is_complete else max_passages - len(rows)
+        pending = _select_passages(passages, {row["id"] for row in rows}, limit)
+        done, total = len(rows), len(rows) + len(pending)
+        self.on_progress(done, total, len(seen))
+        for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, seen)):
             self.folder.append_records(batch)
-            tried += len(batch)
-            self.on_progress(tried, total, len(seen))
-            if len(seen) >= enough:
+            done += len(batch)
+            self.on_progress(done, total, len(seen))
+            if len(seen) >= count:
                 return
 
-    def _batch(self, questions: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
-        """Each stands for a passage: its one context."""
+    def _write_batch(self, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
+        """Write one question for each passage; a passage is the only context of a placeholder question."""
         is_local = self.model.depth > 0
-        asked = [build_question_prompt(question.contexts[0], raw=is_local) for question in questions]
-        said = self.model.generate(asked, max_tokens=MAX_WRITTEN_TOKENS)
-        return [
-            _row(question, completions[0].text, seen) for question, completions in zip(questions, said, strict=True)
-        ]
+        prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
+        rows = self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)
+        return [_make_row(passage, row[0].text, seen) for passage, row in zip(passages, rows, strict=True)]
 
 
-def _waiting(passages: Iterable[IndexedPassage], done: set[str], most: int) -> list[Question]:
-    found: list[Question] = []
+def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:
+    """Wrap the first passages that were not used yet in placeholder questions."""
+    selected: list[Question] = []
     for row, passage in passages:
-        if len(found) >= most:
+        if len(selected) >= limit:
             break
         if str(row) not in done:
-            found.append(Question(passage.text, id=str(row), contexts=(passage,)))
-    return found
+            selected.append(Question(passage.text, id=str(row), contexts=(passage,)))
+    return selected
 
 
-def _row(about: Question, said: str, seen: set[str]) -> dict[str, Any]:
-    passage = about.contexts[0]
-    written = parse_generated_question(said)
-    why = explain_rejection(written.question, written.answer, passage, seen)
-    if not why:
+def _make_row(placeholder: Question, text: str, seen: set[str]) -> dict[str, Any]:
+    passage = placeholder.contexts[0]
+    written = parse_generated_question(text)
+    reason = explain_rejection(written.question, written.answer, passage, seen)
+    if not reason:
         seen.add(fingerprint_text_loosely(written.question))
-    return {"id": about.id, "passage": passage.id, **written._asdict(), "refused": why}
+    return {"id": placeholder.id, "passage": passage.id, **written._asdict(), "refused": reason}
 
 
 def explain_rejection(question: str, answer: str, passage: Passage, seen: set[str]) -> str:
-    """Why a written question is of no use; '' where it is. seen: loose keys of those asked before."""
-    return next(_refusals(question, answer, passage, seen), "")
+    """Return why a written question is not usable; '' if it is. `seen` holds keys of earlier questions."""
+    return next(_find_problems(question, answer, passage, seen), "")
 
 
-def _refusals(question: str, answer: str, passage: Passage, seen: set[str]) -> Iterator[str]:
-    asked, answered = tokenize(question), tokenize(answer)
-    if not MIN_QUESTION_WORDS <= len(asked) <= MAX_QUESTION_WORDS or not question.endswith(("?", "？")):
+def _find_problems(question: str, answer: str, passage: Passage, seen: set[str]) -> Iterator[str]:
+    question_words, answer_words = tokenize(question), tokenize(answer)
+    is_question = question.endswith(("?", "？"))
+    if not MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS or not is_question:
         yield "no question that ends in '?'"
-    if not answered or len(answered) > MAX_ANSWER_WORDS:
+    if not answer_words or len(answer_words) > MAX_ANSWER_WORDS:
         yield "no short answer"
     if PASSAGE_MENTION.search(question):
-        yield "it speaks of the passage"
-    if contains_tokens(asked, answered):
-        yield "it gives its answer away"
-    graded = load_grader("contains").grade([passage.text], [Question(question, answers=(answer,))])
-    if not graded[0].correct:
+        yield "it mentions the passage"
+    if contains_tokens(question_words, answer_words):
+        yield "it contains its answer"
+    grades = load_grader("contains").grade([passage.text], [Question(question, answers=(answer,))])
+    if not grades[0].correct:
         yield "its answer is not in the passage"
     if fingerprint_text_loosely(question) in seen:
-        yield "asked before"
+        yield "a repeated question"
 
 
-def _question(row: dict[str, Any]) -> Question:
-    about = {SYNTHETIC_KEY: True, "passage": row["passage"]}
-    return Question(row["question"], id=f"written-{row['id']}", answers=(row["answer"],), meta=about)
-
-
-MIN_WRITTEN_QUESTIONS = 20  # below, nothing can be learnt or shown, and the LLM that wrote them is better not trusted
-PASSAGES_PER_QUESTION = 5  # passages per question that is wanted; who writes one of use in five will not do
-MIN_PASSAGES = 60
-
-
-@dataclass(frozen=True)
-class FirstRunQuestions:
-    """questions: as many as are wanted, or all there are. every: those beyond, too. source: names all of them."""
-
-    questions: list[Question]
-    every: list[Question]
-    source: str
-
-    @property
-    def has_more(self) -> bool:
-        """As many as were wanted were found, so there may be more."""
-        return len(self.every) > len(self.questions)
-
-    @property
-    def with_gold(self) -> int:
-        return sum(bool(list_gold_answers(question)) for question in self.questions)
-
-    @property
-    def has_gold(self) -> bool:
-        """Most of them can be graded; else they are graded by agreement, all of them."""
-        return 2 * self.with_gold >= len(self.questions)
-
-
-def load_first_run_questions(wishes: FirstRunOptions, tell: ProgressReporter) -> FirstRunQuestions:
-    """Those of a file: in the order of hashes, so that more of them leave the first ones first."""
-    every = load_questions(guess_data_spec(wishes.questions))
-    first: dict[str, Question] = {}
-    for question in every:
-        first.setdefault(fingerprint_text_loosely(question.text), question)
-    if len(first) < len(every):
-        tell.say(f"{len(every) - len(first)} questions are asked twice and left out.")
-    ordered = sorted(first.items(), key=lambda item: hash_to_unit("first run", str(wishes.seed), item[0]))
-    each = [question for _, question in ordered]
-    asked = FirstRunQuestions(each[: wishes.count], each, fingerprint_questions(every))
-    tell.say(_about(asked, len(first)))
-    return asked
-
-
-def _about(asked: FirstRunQuestions, there: int) -> str:
-    taken = f"{len(asked.questions)} of {there} questions" if len(asked.questions) < there else f"{there} questions"
-    if asked.has_gold:
-        without = len(asked.questions) - asked.with_gold
-        return f"{taken}, with gold answers" + (f"; {without} have none and cannot be graded." if without else ".")
-    some = f" ({asked.with_gold} have one, too few to go by)" if asked.with_gold else ""
-    return (
-        f"{taken}, without gold answers{some}: what the LLM says with passages is taken for right, so what is proven "
-        "is how seldom skipping changes the answer."
-    )
-
-
-def write_first_run_questions(
-    wishes: FirstRunOptions, index: str, fingerprint: str, model: Model, tell: ProgressReporter
-) -> FirstRunQuestions:
-    """Those the LLM writes; goes on where it was, and writes more where more are wanted."""
-    settings = {"index": fingerprint, "writer": model.fingerprint, "prompts": load_packaged_templates("write").fingerprint,
-                "seed": wishes.seed}  # fmt: skip
-    source = sha256_text(*map(str, settings.values()))[:16]
-    folder = WrittenQuestionFolder(wishes.out / "written" / source[:8])
-    most = max(MIN_PASSAGES, PASSAGES_PER_QUESTION * wishes.count)
-    with folder.exclusive():
-        folder.start(settings, {})
-        writer = QuestionWriter(model, folder, _showing(tell))
-        writer.write(iterate_passages_by_document(index, wishes.seed), wishes.count, most)
-    questions = folder.questions[: wishes.count]
-    tell.say(_left(folder, model.name))
-    if len(questions) < min(MIN_WRITTEN_QUESTIONS, wishes.count):
-        raise BadInput(_too_few(wishes, folder, model))
-    return FirstRunQuestions(questions, folder.questions, source)
-
-
-def _showing(tell: ProgressReporter) -> Callable[[int, int, int], None]:
-    def show(tried: int, total: int, of_use: int) -> None:
-        tell.show("writing questions", tried, total, "passages", f"{of_use} questions of use")
-
-    return show
-
-
-def _left(folder: WrittenQuestionFolder, name: str) -> str:
-    refused = folder.refused
-    reasons = "; ".join(f"{count}: {why}" for why, count in refused.most_common())
-    of_use = len(folder.questions)
-    said = f"{name} wrote {of_use} questions of use from {of_use + refused.total()} passages"
-    look = f"Look at some before you trust a figure: {folder.path / folder.rows_name}"
-    return f"{said}{f' (refused: {reasons})' if reasons else ''}. {look}"
-
-
-def _too_few(wishes: FirstRunOptions, folder: WrittenQuestionFolder, model: Model) -> str:
-    passages = len(folder.written())
-    return (
-        f"from {passages} passages {model.name} wrote {len(folder.questions)} questions of use; {MIN_WRITTEN_QUESTIONS} are "
-        f"the fewest to go on with (all are in {folder.path / folder.rows_name}). Write some yourself, one per "
-        f"line: {wishes.command(questions='questions.txt')} - or let a larger LLM write: "
-        f"{wishes.command(writer='openai:MODEL@URL')}"
-    )
-
-
-def explain_unlisted_index(index: str, wishes: FirstRunOptions) -> str:
-    """Why no questions can be written; '' where they can."""
-    if Path(index).is_dir():
-        return ""
-    return (
-        f"no questions can be written from '{index}': a search endpoint does not list its passages. Give questions: "
-        f"{wishes.command(questions='questions.txt')}"
-    )
+def _make_question(row: dict[str, Any]) -> Question:
+    meta = {SYNTHETIC_KEY: True, "passage": row["passage"]}
+    return Question(row["question"], id=f"written-{row['id']}", answers=(row["answer"],), meta=meta)

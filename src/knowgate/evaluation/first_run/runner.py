@@ -1,13 +1,9 @@
-"""`first_run`: from a folder of documents to a gate that is proven, or the word that none is. What `knowgate start`
-calls; prints nothing.
-
-Index, questions, labels, gate, report, settings: each step is the library's own, and none is done twice.
-"""
+"""Run a first run: index, questions, labels, gate, report and settings. Finished steps are not repeated."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +29,7 @@ from knowgate.evaluation.first_run.options import (
 )
 from knowgate.evaluation.first_run.questions import (
     FirstRunQuestions,
-    explain_unlisted_index,
+    check_index_is_listable,
     load_first_run_questions,
     write_first_run_questions,
 )
@@ -49,70 +45,22 @@ from knowgate.retrieval import as_retriever
 from knowgate.retrieval.index import build_index
 from knowgate.types import Gate, Model, Retriever
 
+STAGE_UNITS = {"read": "documents"}  # other stages of indexing count passages
 CONFIG_HEADER = "# Written by knowgate start"
-
-
-def write_config(wishes: FirstRunOptions, choice: GateChoice, cautions: list[str], written_before: str) -> Path:
-    """Where it was written: not over a file that somebody else wrote or changed (its hash is not `written_before`)."""
-    text = render_config(wishes, choice, cautions)
-    is_free = not wishes.config.exists() or _hash_of(wishes.config) == written_before
-    place = wishes.config if is_free else wishes.out / "knowgate.toml"
-    write_text(place, text)
-    load_settings(place)  # what is not understood there is a fault of ours, and said at once
-    return place
-
-
-def _hash_of(file: Path) -> str:
-    return sha256_text(file.read_text(encoding="utf-8", errors="replace"))
-
-
-def hash_config(file: Path) -> str:
-    return _hash_of(file)
-
-
-def render_config(wishes: FirstRunOptions, choice: GateChoice, cautions: list[str]) -> str:
-    """The file. A guarantee was shown without an arbiter, so none chooses after retrieval."""
-    said = [choice.proven or NO_GUARANTEE_MESSAGE]
-    said += [one for one in cautions if one.partition(":")[0] not in said[0]]
-    source = ("docs", _place(wishes.docs)) if wishes.docs else ("index", wishes.index)
-    values = [("model", wishes.model), source, ("gate", _gate(choice))]
-    lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it.", *map(_comment, said)]
-    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
-    lines += [f"threshold = {choice.threshold:g}"] if choice.threshold is not None else []
-    lines += ['arbiter = "none"  # the guarantee was shown without one'] if choice.proven else []
-    lines += [f"# to try: gate = {json.dumps(_gate_path(other))}" for other in choice.others if not choice.proven]
-    return "\n".join(lines) + "\n"
-
-
-def _comment(words: str) -> str:
-    return "# " + " ".join(words.split())
-
-
-def _gate(choice: GateChoice) -> str:
-    return _gate_path(choice.gate)
-
-
-def _gate_path(gate: str) -> str:
-    """A folder by its place, a spec as it is; a gate that comes with knowgate by a name that means it everywhere."""
-    if Path(gate).resolve().parent == PACKAGED_GATES.resolve():
-        return DEFAULT_GATE
-    return _place(gate) if Path(gate).is_dir() else gate
-
-
-def _place(path: str) -> str:
-    """Below the folder it is used in, relative to it; else whole."""
-    whole, here = Path(path).resolve(), Path.cwd().resolve()
-    return str(whole.relative_to(here)) if whole.is_relative_to(here) and whole != here else str(whole)
-
-
-STAGE_UNITS = {"read": "documents"}  # the other stages go through passages
 
 
 @dataclass(frozen=True)
 class FirstRunResult:
-    """What came out. example: a question that was asked. cautions: what must be said beside every figure.
+    """The result of a first run.
 
-    has_more: questions that were not labelled may be had from the same place.
+    Attributes:
+        choice: The chosen gate.
+        page: The HTML report.
+        config: The settings file.
+        example: One of the questions.
+        verdict: What was measured on the test questions, in words.
+        caveats: Warnings that belong to every figure, such as synthetic questions.
+        has_more: There are further questions that were not labeled.
     """
 
     choice: GateChoice
@@ -120,131 +68,127 @@ class FirstRunResult:
     config: Path
     example: str
     verdict: str
-    cautions: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
     has_more: bool = False
 
 
 def first_run(
-    wishes: FirstRunOptions, tell: ProgressReporter | None = None, *, model: Model | None = None
+    options: FirstRunOptions, reporter: ProgressReporter | None = None, *, model: Model | None = None
 ) -> FirstRunResult:
-    """Do what is not done yet of a first run, and say what came out.
+    """Run all steps that are not done yet; after an interruption, the same call continues.
 
-    Interrupted at any place, the same call goes on. model: instead of the one that the wishes name.
+    Args:
+        options: What to run on.
+        reporter: Receives messages and progress.
+        model: Use this model instead of the one that the options name.
+
+    Raises:
+        BadSetting: Options contradict each other.
+        BadInput: Questions or documents cannot be used.
     """
-    wishes.check()
-    with exclusive_writer(wishes.out.resolve()):
-        return _Steps(wishes, tell or SilentReporter(), model).run()
+    options.check()
+    with exclusive_writer(options.out.resolve()):
+        return _FirstRun(options, reporter or SilentReporter(), model).run()
 
 
 @dataclass
-class _Steps:
-    wishes: FirstRunOptions
-    tell: ProgressReporter
-    given: Model | None = None
+class _FirstRun:
+    """One execution of a first run."""
+
+    options: FirstRunOptions
+    reporter: ProgressReporter
+    model: Model | None = None
 
     def run(self) -> FirstRunResult:
-        """What may be wrong with the wishes is seen first."""
-        self.progress = open_progress(self.wishes.out, self.wishes)
-        with self.progress.noted():
-            read = load_first_run_questions(self.wishes, self.tell) if self.wishes.questions else None
-            index = self._index()
+        """Run the steps; errors in the options are found before anything slow."""
+        options = self.options
+        self.progress = open_progress(options.out, options)
+        with self.progress.record_options():
+            loaded = load_first_run_questions(options, self.reporter) if options.questions else None
+            index = self._build_index()
             retriever = as_retriever(index)
-            model = self.given or self._loaded(self.wishes.model)
-        asked = read or self._written(index, retriever, model)
-        labelled = label_parts(asked, self.wishes.out, model, retriever, seed=self.wishes.seed, tell=self.tell)
-        check_label_runs(labelled.runs("fit", "calibration", "test"))
-        choice = self._choice(labelled, model)
-        warnings = self._cautions(labelled)
-        said = self._report(labelled, choice)
-        config = self._config(choice, warnings)
-        return FirstRunResult(
-            choice, self._page, config, asked.questions[0].text, said, tuple(warnings), asked.has_more
-        )
-
-    # --- documents and questions ------------------------------------------------------------------
-
-    def _index(self) -> str:
-        """The folder of the index, or what was given instead of documents."""
-        if not self.wishes.docs:
-            return self.wishes.index
-        place = self.wishes.out / INDEX_FOLDER
-        try:
-            report = build_index(self.wishes.docs, place, progress=self._show_index)
-        except BadInput as error:
-            raise BadInput(f"{error} Then: {self.wishes.command()}") from None
-        self.tell.say(f"Documents: {report.documents}, in {report.passages} passages.")
-        if report.problems:
-            self.tell.warn(f"Of the documents {report.summarize_problems()}")
-        return str(place)
-
-    def _show_index(self, stage: str, done: int, total: int) -> None:
-        self.tell.show(f"indexing: {stage}", done, total, STAGE_UNITS.get(stage, "passages"))
-
-    def _written(self, index: str, retriever: Retriever, model: Model) -> FirstRunQuestions:
-        if why := explain_unlisted_index(index, self.wishes):
-            raise BadSetting(why)
-        writer = self._loaded(self.wishes.writer) if self.wishes.writer else model
-        self.tell.say(f"No questions were given: {writer.name} writes some from the documents. They are synthetic.")
-        return write_first_run_questions(self.wishes, index, str(retriever.fingerprint), writer, self.tell)
-
-    def _loaded(self, spec: str) -> Model:
-        """The first time, weights are unpacked for a minute or two: say what is waited for."""
-        self.tell.say(f"Loading {redact_urls(spec)}.")
-        return resolve_model(spec)
-
-    # --- gate, report, settings -------------------------------------------------------------------
+            model = self.model or self._load_model(options.model)
+        questions = loaded or self._write_questions(index, retriever, model)
+        labeled = label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter)
+        runs = labeled.runs("fit", "calibration", "test")
+        check_label_runs(runs)
+        choice = self._select_gate(labeled, model)
+        caveats = list_caveats([row for run in runs for row in RunFolder(run).rows()])
+        verdict = self._write_report(labeled, choice)
+        config = self._write_config(choice, caveats)
+        example = questions.questions[0].text
+        return FirstRunResult(choice, self._page, config, example, verdict, tuple(caveats), questions.has_more)
 
     @property
     def _page(self) -> Path:
-        return self.wishes.out / "report" / "report.html"
+        return self.options.out / "report" / "report.html"
 
-    def _gates(self, made: dict[str, Any]) -> list[Path]:
-        """Folders of gates that were made here."""
-        named = [Path(one) for one in (made["choice"]["gate"], *made["choice"]["others"])]
-        return [one for one in named if one.is_relative_to(self.wishes.out)]
+    def _build_index(self) -> str:
+        """Build or update the index and return its folder; return `index` if it was given."""
+        if not self.options.docs:
+            return self.options.index
+        folder = self.options.out / INDEX_FOLDER
+        report = build_index(self.options.docs, folder, progress=self._show_indexing)
+        self.reporter.say(f"Documents: {report.documents}, in {report.passages} passages.")
+        if report.problems:
+            self.reporter.warn(f"Of the documents {report.summarize_problems()}")
+        return str(folder)
 
-    def _choice(self, labelled: LabeledParts, model: Model) -> GateChoice:
+    def _show_indexing(self, stage: str, done: int, total: int) -> None:
+        self.reporter.show(f"indexing: {stage}", done, total, STAGE_UNITS.get(stage, "passages"))
+
+    def _write_questions(self, index: str, retriever: Retriever, model: Model) -> FirstRunQuestions:
+        check_index_is_listable(index)
+        writer = self._load_model(self.options.writer) if self.options.writer else model
+        self.reporter.say(f"No questions were given: {writer.name} writes some from the documents. They are synthetic.")
+        return write_first_run_questions(self.options, index, str(retriever.fingerprint), writer, self.reporter)
+
+    def _load_model(self, spec: str) -> Model:
+        self.reporter.say(f"Loading {redact_urls(spec)}.")  # the first time, unpacking weights takes a minute or two
+        return resolve_model(spec)
+
+    def _select_gate(self, labeled: LabeledParts, model: Model) -> GateChoice:
         def work() -> dict[str, Any]:
-            chooser = GateSelector(labelled, model, self.wishes.out, self.wishes.max_loss, self.tell)
-            return {"choice": asdict(chooser.choose())}
+            selector = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter)
+            return {"choice": selector.select().to_record()}
 
-        made = self.progress.step(
-            "gate", (labelled.key, self.wishes.max_loss, ALWAYS_RETRIEVE_GATE), work, self._gates
-        )["choice"]
-        return GateChoice(**{**made, "others": tuple(made["others"]), "said": tuple(made["said"])})
+        def list_outputs(result: dict[str, Any]) -> list[Path]:
+            gates = [Path(gate) for gate in (result["choice"]["gate"], *result["choice"]["others"])]
+            return [gate for gate in gates if gate.is_relative_to(self.options.out)]
 
-    def _cautions(self, labelled: LabeledParts) -> list[str]:
-        runs = labelled.runs("fit", "calibration", "test")
-        return list_caveats([row for run in runs for row in RunFolder(run).rows()])
+        inputs = (labeled.key, self.options.max_loss, ALWAYS_RETRIEVE_GATE)
+        return GateChoice.from_record(self.progress.run_step("gate", inputs, work, list_outputs)["choice"])
 
-    def _report(self, labelled: LabeledParts, choice: GateChoice) -> str:
+    def _write_report(self, labeled: LabeledParts, choice: GateChoice) -> str:
         def work() -> dict[str, Any]:
-            self.tell.say("Measuring on the questions kept back for that.")
-            return {"verdict": write_first_report(labelled, choice, self._page.parent, self.wishes.max_loss)}
+            self.reporter.say("Measuring on the held-out questions.")
+            return {"verdict": write_first_report(labeled, choice, self._page.parent, self.options.max_loss)}
 
-        made_from = (labelled.key, self.wishes.max_loss, choice.gate, choice.threshold)
-        return str(self.progress.step("report", made_from, work, lambda made: [self._page])["verdict"])
+        inputs = (labeled.key, self.options.max_loss, choice.gate, choice.threshold)
+        return str(self.progress.run_step("report", inputs, work, lambda result: [self._page])["verdict"])
 
-    def _config(self, choice: GateChoice, warnings: list[str]) -> Path:
-        before = self.progress.steps.get("settings", {}).get("hash", "")
-        place = write_config(self.wishes, choice, warnings, before)
-        if place == self.wishes.config:
-            self.progress.steps["settings"] = {"hash": hash_config(place)}
+    def _write_config(self, choice: GateChoice, caveats: list[str]) -> Path:
+        written_before = self.progress.steps.get("settings", {}).get("hash", "")
+        file = write_config(self.options, choice, caveats, written_before)
+        if file == self.options.config:
+            self.progress.steps["settings"] = {"hash": hash_config(file)}
             self.progress.save()
         else:
-            self.tell.warn(f"{self.wishes.config} was not written by this first run and stays as it is.")
-        return place
+            self.reporter.warn(f"{self.options.config} was not written by this first run and stays as it is.")
+        return file
 
 
-def write_first_report(labelled: LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
-    """The page on the questions that had no say; the verdict in words. What the LLM knows, where gates cannot be
-    compared."""
-    runs = labelled.runs("test")
-    gates: list[str | Gate] = [
-        load_chosen_gate(choice),
-        *(other for other in choice.others if Path(other).is_dir()),
-        "auto",
-    ]
+# --- report ---------------------------------------------------------------------------------------
+
+
+def write_first_report(labeled: LabeledParts, choice: GateChoice, out: Path, max_loss: float) -> str:
+    """Write the report on the test questions and return the verdict in words.
+
+    If gates cannot be compared, the report shows what the LLM knows.
+    """
+    runs = labeled.runs("test")
+    others = [gate for gate in choice.alternatives if Path(gate).is_dir()]
+    gates: list[str | Gate] = [load_chosen_gate(choice), *others, "auto"]
     try:
         evaluation: Evaluation = evaluate(
             [gate for gate in gates if gate != ALWAYS_RETRIEVE_GATE], runs, drop_seen=True
@@ -252,42 +196,92 @@ def write_first_report(labelled: LabeledParts, choice: GateChoice, out: Path, ma
     except (BadInput, BadSetting) as error:
         write_report(runs, out)
         return f"Gates cannot be compared: {error}"
-    evaluation = _with_promise(evaluation, choice, max_loss)
+    evaluation = _add_guarantee(evaluation, choice, max_loss)
     write_report(evaluation, out, max_loss=max_loss)
-    found = build_verdict(evaluation, CostAssumptions(), max_loss)
-    return f"{_counted(evaluation, choice)} {found.headline}"
+    verdict = build_verdict(evaluation, CostAssumptions(), max_loss)
+    return f"{_count_right_answers(evaluation, choice)} {verdict.headline}"
 
 
-def _with_promise(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
-    """A plain gate keeps no guarantee; what was proven of it a moment ago, on other questions, is put beside it."""
+def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) -> Evaluation:
+    """Add the guarantee of a gate that has no folder to store it in."""
     if choice.threshold is None:
         return evaluation
-    proven = GateGuarantee(choice.proven, holds=True, max_loss=max_loss)
-    return replace(evaluation, guarantees={**evaluation.guarantees, _called(choice): proven})
+    guarantee = GateGuarantee(choice.guarantee, holds=True, max_loss=max_loss)
+    return replace(evaluation, guarantees={**evaluation.guarantees, _name_chosen_gate(choice): guarantee})
 
 
-def _called(choice: GateChoice) -> str:
+def _name_chosen_gate(choice: GateChoice) -> str:
     return f"{choice.gate} (chosen)"
 
 
-def _counted(evaluation: Evaluation, choice: GateChoice) -> str:
-    """Right answers on these questions: with the gate that was chosen, with passages, without."""
-    trial = evaluation.table
-    right = [f"{int(trial.always_right.sum())} looking up each", f"{int(trial.closed_right.sum())} from memory"]
+def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
+    """Count the right answers with the chosen gate, with retrieval for every question, and closed-book."""
+    table = evaluation.table
+    always, never = int(table.always_right.sum()), int(table.closed_right.sum())
+    baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:
-        return f"of {len(trial.rows)} questions, answered right: {', '.join(right)}."
-    gate = evaluation.gates[1 + [one.gate for one in evaluation.gates].index("always")]  # the first that was named
-    skipped = f"with the gate, which skips {int((gate.needs <= gate.threshold).sum())} searches"
-    return f"of {len(trial.rows)} questions, answered right: {int(gate.right.sum())} {skipped}; {', '.join(right)}."
+        return f"of {len(table.rows)} questions, answered right: {baselines}."
+    first_named = 1 + [scores.gate for scores in evaluation.gates].index("always")
+    gate = evaluation.gates[first_named]
+    n_skipped = int((gate.needs <= gate.threshold).sum())
+    chosen = f"{int(gate.right.sum())} with the gate, which skips {n_skipped} searches"
+    return f"of {len(table.rows)} questions, answered right: {chosen}; {baselines}."
 
 
 def load_chosen_gate(choice: GateChoice) -> str | Gate:
-    """As it will decide."""
+    """Load the chosen gate with its threshold; a gate with its own threshold is returned as its spec."""
     if choice.threshold is None:
         return choice.gate
-    return copy_with_threshold(load_gate(choice.gate), choice.threshold, _called(choice))
+    return copy_with_threshold(load_gate(choice.gate), choice.threshold, _name_chosen_gate(choice))
 
 
-def explain_interruption(wishes: FirstRunOptions) -> str:
-    """What to type after Ctrl-C, or after an error that was mended."""
-    return f"What is done is safe in {wishes.out}; the same command goes on: {wishes.command()}"
+# --- settings file --------------------------------------------------------------------------------
+
+
+def write_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str], written_before: str) -> Path:
+    """Write the settings file and return its path.
+
+    A file that somebody else wrote or changed (its hash is not `written_before`) is not overwritten; the settings go
+    to the output folder then.
+    """
+    may_overwrite = not options.config.exists() or hash_config(options.config) == written_before
+    file = options.config if may_overwrite else options.out / "knowgate.toml"
+    write_text(file, render_config(options, choice, caveats))
+    load_settings(file)  # fails at once if we wrote something invalid
+    return file
+
+
+def hash_config(file: Path) -> str:
+    """Hash the text of a settings file."""
+    return sha256_text(file.read_text(encoding="utf-8", errors="replace"))
+
+
+def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
+    """Render the settings file. A guarantee was proven without an arbiter, so none is set then."""
+    comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
+    comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
+    source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)
+    values = [("model", options.model), source, ("gate", _name_gate(choice.gate))]
+    lines = [f"{CONFIG_HEADER}. `knowgate ask` reads it in this folder; flags override it."]
+    lines += ["# " + " ".join(comment.split()) for comment in comments]
+    lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
+    lines += [f"threshold = {choice.threshold:g}"] if choice.threshold is not None else []
+    if choice.guarantee:
+        lines.append('arbiter = "none"  # the guarantee was proven without one')
+    else:
+        lines += [f"# to try: gate = {json.dumps(_name_gate(gate))}" for gate in choice.alternatives]
+    return "\n".join(lines) + "\n"
+
+
+def _name_gate(gate: str) -> str:
+    """Return a spec as it is, a folder by its path, and a packaged gate by the name that works on every machine."""
+    if Path(gate).resolve().parent == PACKAGED_GATES.resolve():
+        return DEFAULT_GATE
+    return _shorten_path(gate) if Path(gate).is_dir() else gate
+
+
+def _shorten_path(path: str) -> str:
+    """Return a path relative to the current folder if it is inside, otherwise the absolute path."""
+    absolute, current = Path(path).resolve(), Path.cwd().resolve()
+    is_inside = absolute.is_relative_to(current) and absolute != current
+    return str(absolute.relative_to(current)) if is_inside else str(absolute)

@@ -78,6 +78,7 @@ class DecodingBatch:
         return self.logits
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
+        """Feed one token per row, and store the logits and hidden states that follow."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
         output = self.model(
             input_ids=tokens[:, None],

@@ -198,6 +198,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
             self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
     def _select_answers(self, buffer: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        """Return a buffer of the same capacity with the tokens of some answers only."""
         selected = buffer.transpose(1, 2)[rows, columns, :, : self.length].transpose(1, 2)
         compacted = buffer.new_empty(*selected.shape[:3], *buffer.shape[3:])
         compacted[:, :, :, : self.length] = selected

@@ -101,6 +101,7 @@ def choose_dtype(device: torch.device) -> torch.dtype:
 
 
 def _move_to_device(model: Any, device: torch.device, name: str) -> Any:
+    """Move a model to its device; raises OutOfMemory if it does not fit."""
     try:
         with translate_device_errors():
             return model.to(device).eval()
@@ -250,6 +251,7 @@ class LoraAdapters:
             layer.enable_adapters(False)
 
     def _lora_layers(self) -> list[Any]:
+        """Return the layers of the model that have an adapter."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         return [module for module in self.model.modules() if isinstance(module, BaseTunerLayer)]

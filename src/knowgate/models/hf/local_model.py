@@ -174,6 +174,7 @@ class LocalModel:
         return {}
 
     def _tokenize_all(self, texts: list[str], *, special: bool) -> list[array[int]]:
+        """Tokenize texts into arrays of 32-bit integers, which take less memory than lists."""
         if not texts:
             return []
         encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)

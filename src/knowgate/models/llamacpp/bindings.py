@@ -124,6 +124,7 @@ def load_library() -> Any:
 
 
 def _find_library_file() -> Path:
+    """Return the shared library inside the xllamacpp package."""
     try:
         import xllamacpp
     except ModuleNotFoundError:
@@ -148,6 +149,7 @@ def check_params_layout(defaults: bytes) -> int:
 
 
 def _make_release_error(problem: str) -> NotOffered:
+    """Return the error for a release of xllamacpp that cannot be used."""
     return NotOffered(
         f"this release of xllamacpp cannot be run in-process: {problem}. Install release {TESTED_RELEASE} (pip install "
         f"'xllamacpp>={TESTED_RELEASE},<{TESTED_RELEASE}.99999'), or use gguf:FILE."

@@ -120,6 +120,7 @@ def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sa
 
 
 def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> None:
+    """Append a token to an answer, or end the answer if it is an end token."""
     if engine.is_end(token):
         answer.end = token
     else:

@@ -91,6 +91,7 @@ class LlamaEngine:
         self.times_cleared = 0
 
     def _create_context(self, file: Path) -> Any:
+        """Create a context with a unified cache and the evaluation callback, and check its sizes."""
         lib, params = self._lib, self._lib.llama_context_default_params()
         kv_unified = check_params_layout(bytes(params.bytes))
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
@@ -193,6 +194,7 @@ class LlamaEngine:
         return all_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
 
     def _compute(self, tokens: Sequence[InputToken], layers: Sequence[int]) -> None:
+        """Run llama_decode on at most BATCH_TOKENS tokens."""
         batch = self._batch
         for index, token in enumerate(tokens):
             batch.token[index], batch.pos[index] = token.token, token.position
@@ -207,6 +209,7 @@ class LlamaEngine:
             raise ModelError(f"llama.cpp could not compute {len(tokens)} tokens (status {status}): {_get_log_error()}")
 
     def _get_logits(self, index: int) -> Vector:
+        """Copy the logits of one token of the last batch."""
         pointer = self._lib.llama_get_logits_ith(self._context, index)
         if not pointer:
             raise ModelError("llama.cpp returned no logits for a token that needs them.")
@@ -339,6 +342,7 @@ def count_usable_cores() -> int:
 
 
 def _make_open_error(file: Path) -> WeightsError:
+    """Return the error for a file that llama.cpp cannot open."""
     return WeightsError(
         f"llama.cpp cannot open '{file}': {_get_log_error()}. It must be a GGUF file of an architecture that it knows; "
         "transformers may know others: gguf:FILE."

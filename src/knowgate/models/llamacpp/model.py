@@ -316,6 +316,7 @@ class LlamaCppModel(LocalBackend):
             feed_last_tokens(self.engine, unfed, layers, feed_end=feed_end)
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
+        """Return an array (positions x labels) of logits per prompt."""
         ids = [prompt.ids for prompt in prompts]
         logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
         ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]

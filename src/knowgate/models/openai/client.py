@@ -143,6 +143,7 @@ class ApiClient:
         raise AssertionError("unreachable")
 
     def _attempt(self, method: str, url: str, content: bytes | None, deadline: float) -> Any:
+        """Send a request once and return its JSON response."""
         seconds, client = self._remaining_seconds(deadline), self._client
         with (
             _translate_errors(url, seconds),
@@ -170,6 +171,7 @@ class ApiClient:
         return max(0.001, min(self._retry.timeout, deadline - time.monotonic()))
 
     def _iter_chunks(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
+        """Yield the JSON chunks of a stream and close it at the end."""
         with contextlib.closing(response):
             for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
@@ -306,6 +308,7 @@ def _make_refusal(url: str, response: HttpResponse) -> Exception:
 
 
 def _parse(url: str, content: bytes) -> Any:
+    """Parse JSON from the server; raises ModelError if it is malformed."""
     try:
         return parse_json_response(content, f"the response of {url}")
     except ModelError as error:

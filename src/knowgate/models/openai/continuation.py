@@ -109,6 +109,7 @@ def _note_refusal(endpoint: ModelEndpoint, error: StatusError) -> None:
 
 
 def _join(start: Completion, continuation: Completion, repeated: str = "") -> Completion:
+    """Join a draft and its continuation, from which the text `repeated` is removed."""
     tokens = None
     if start.tokens is not None and continuation.tokens is not None:
         tokens = start.tokens + continuation.tokens

@@ -124,6 +124,7 @@ class HiddenStateReader:
         return states
 
     def _read_vllm(self, ids: list[int]) -> Vector:
+        """Send token ids to vLLM and read the file that it writes."""
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None
@@ -135,6 +136,7 @@ class HiddenStateReader:
         return result.states
 
     def _read_sglang(self, ids: list[int]) -> Vector:
+        """Send token ids to SGLang and read the states in its response."""
         response = self._endpoint.generate_on_sglang(ids, {"return_hidden_states": "last"})
         n_layers = len(self._config.layers)
         with translate_format_errors("hidden states"):

@@ -103,6 +103,7 @@ class ServerLabelReader:
         return [(label_of[token], value) for token, value in request(prompt, list(label_of)) if token in label_of]
 
     def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
+        """Return the ids and log-probabilities of tokens where the answer begins, from SGLang."""
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
             response = _request_sglang(self._endpoint, LabelPromptTokens(prompt_ids, [len(prompt_ids) - 1]), ids)
@@ -113,6 +114,7 @@ class ServerLabelReader:
         return list(zip(ids, row, strict=True))
 
     def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
+        """Return the ids and log-probabilities of tokens where the answer begins, from vLLM."""
         fields = {
             **NEUTRAL_SAMPLING,
             "max_tokens": 1,
@@ -158,6 +160,7 @@ class ServerLabelReader:
 
 
 def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
+    """Request log-probabilities inside and after a prompt, for the labels if vLLM is new enough."""
     fields = {
         **NEUTRAL_SAMPLING,
         "max_tokens": 1,
@@ -205,6 +208,7 @@ def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int
 
 
 def _parse_token_id(text: str) -> int:
+    """Parse vLLM's 'token_id:ID'."""
     if not text.startswith(TOKEN_ID_PREFIX):
         raise ValueError("the token's text instead of its id")
     return int(text.removeprefix(TOKEN_ID_PREFIX))
@@ -214,6 +218,7 @@ def _parse_token_id(text: str) -> int:
 
 
 def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> Any:
+    """Request the log-probabilities of the labels inside and after a prompt."""
     fields = {
         "return_logprob": True,
         "logprob_start_len": tokens.positions[0],  # earlier tokens may come from the server's prefix cache

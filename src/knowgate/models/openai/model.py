@@ -223,6 +223,7 @@ class OpenAIModel(Backend):
         return self._check_logprobs(completion)
 
     def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
+        """Generate the drafts of a reading, with token ids if hidden states after them are requested."""
         if request.draft_tokens == 0:
             return [DraftResponse(None) for _ in prompts]
         top = WIDE_TOP_TOKENS if request.entropies and self.has_entropies else MARGIN_TOP_TOKENS
@@ -241,6 +242,7 @@ class OpenAIModel(Backend):
     def _read_states(
         self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], request: SignalRequest
     ) -> list[StatesAroundDraft]:
+        """Read the hidden states before and after the drafts."""
         reader = self._state_reader
         if reader is None or not request.layers:
             return [StatesAroundDraft({}, {}) for _ in prompts]
@@ -248,6 +250,7 @@ class OpenAIModel(Backend):
         return self._map(lambda pair: reader.read(pair[0], pair[1].ids, request), pairs)
 
     def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
+        """Return a complete answer: the draft itself, its continuation, or a new answer."""
         if draft.completion is not None and draft.is_complete(max_tokens):
             return draft.completion
         if max_tokens == 0:
@@ -267,6 +270,7 @@ class OpenAIModel(Backend):
         return self._check_logprobs(parse_completions(response)[0])
 
     def _stream_greedily(self, prompt: Prompt, max_tokens: int) -> TextStream:
+        """Stream a new greedy answer."""
         chunks = self._open_stream(prompt, self._make_greedy_fields(prompt, max_tokens, None))
         response = yield from assemble_stream(chunks)
         return parse_completions(response)[0]
@@ -347,6 +351,7 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
+        """Return an array (positions x labels) of log-probabilities for one prompt."""
         n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)

@@ -92,6 +92,7 @@ def parse_answer_ids(response: Any) -> list[int]:
 
 
 def _get_choices(response: Any) -> list[dict[str, Any]]:
+    """Return the choices of a response; raises ModelError if there are none."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in choices):
         raise ModelError(f"the server's response has no choices: {NOT_OPENAI_HINT}")
@@ -99,6 +100,7 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 
 
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
+    """Convert a choice; `n_tokens` is used if it has no log-probabilities."""
     logprobs = _parse_logprobs(choice)
     tokens = None if logprobs is None else tuple(Token(x.text, x.logprob, x.entropy, x.margin) for x in logprobs)
     message = choice.get("message")
@@ -125,6 +127,7 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 
 def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
+    """Return the tokens of a choice with their alternatives, or None."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return None
@@ -142,6 +145,7 @@ def _parse_chat_token(item: dict[str, Any]) -> TokenLogprobs:
 
 
 def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
+    """Parse the log-probabilities of a raw completion."""
     texts, values = logprobs["tokens"], logprobs["token_logprobs"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     return [

@@ -199,6 +199,7 @@ class ModelEndpoint:
         return "/chat/completions", {**body, "messages": messages}
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Send a POST request and report its response."""
         response = self.client.post(path, body)
         self._report(response)
         return response
@@ -208,6 +209,7 @@ class ModelEndpoint:
             self.on_response(response["id"])
 
     def _report_at_end(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
+        """Yield the chunks of a stream and report its last one."""
         last: Any = None
         with contextlib.closing(chunks):
             for chunk in chunks:
@@ -257,6 +259,7 @@ class ModelEndpoint:
             raise self._make_missing_error(error) from None
 
     def _make_missing_error(self, error: StatusError) -> ServerError:
+        """Return the error for status 404, with the models that the server has."""
         try:
             names = [redact_message(str(card.get("id"))) for card in self.list_models()[: MAX_SHOWN_MODELS + 1]]
         except KnowgateError:
@@ -287,6 +290,7 @@ class ModelEndpoint:
         return self._tokenize({"model": self.model, "messages": messages, "add_generation_prompt": True})
 
     def _tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
+        """Call the server's tokenizer endpoint."""
         post = self.client.post if self.server == "sglang" else self.client.post_outside_v1
         response = call_native_endpoint(post, "/tokenize", body)
         tokens = response.get("tokens") if isinstance(response, dict) else None

@@ -66,6 +66,7 @@ def parse_openai_spec(value: str) -> OpenAISpec:
 
 
 def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
+    """Parse the options layers, depth and storage."""
     if "layers" not in options:
         if others := [name for name in ("depth", "storage") if name in options]:
             raise BadSetting(f"'{others[0]}' of a server needs the layers of its hidden states too: #layers=15,23.")
@@ -82,6 +83,7 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
 
 
 def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
+    """Parse a whole number within limits."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not minimum <= number <= maximum:
         raise BadSetting(f"{name} of a server must be a whole number from {minimum} to {maximum:,}, got '{text}'.")

@@ -153,6 +153,7 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
+    """Escape chat markers, and quote lines that begin like lines of the template."""
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
     if name in UNESCAPED_PLACEHOLDERS or not any(label in text for label in labels):

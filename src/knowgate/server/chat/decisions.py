@@ -22,42 +22,6 @@ from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, For
 from knowgate.types import Completion, Decision, Question
 
 
-class QuestionDecider:
-    """Decides on questions that come without a response to forward; asks the upstream for a draft if necessary."""
-
-    def __init__(
-        self, gate_service: GateService, forwarder: UpstreamForwarder | None, rag: AdaptiveRAG, headers: Headers
-    ):
-        self._gate_service = gate_service
-        self._forwarder = forwarder
-        self._rag = rag
-        self._headers = headers
-
-    async def decide(self, question: Question, trace: RequestTrace) -> Decision:
-        decision = self._gate_service.apply_rules(self._rag, question)
-        if decision is not None:
-            return decision
-        draft = None
-        if self._forwarder is not None and not self._gate_service.get_signal_request(self._rag).is_empty:
-            draft = await self._request_draft(self._forwarder, question, trace)
-        return await self._gate_service.decide(self._rag, question, draft, trace)
-
-    async def _request_draft(
-        self, forwarder: UpstreamForwarder, question: Question, trace: RequestTrace
-    ) -> Completion | None:
-        """Ask the upstream for as many tokens as the gate reads; None if it refuses."""
-        model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(self._headers)
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": question.text}],
-            "max_tokens": self._rag.bound_gate.request.draft_tokens,
-        }
-        content = json.dumps(build_draft_request(body, self._rag.bound_gate)).encode()
-        with trace.measure("draft"):
-            response = await forwarder.upstream.send("POST", CHAT_PATH, content, self._headers)
-            return (await read_draft(response)).completion if response.status == 200 else None
-
-
 async def decide_questions(
     gate_service: GateService,
     forwarder: UpstreamForwarder | None,
@@ -69,8 +33,10 @@ async def decide_questions(
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     questions = await asyncio.to_thread(_read_questions, rag, request)
-    decider = QuestionDecider(gate_service, forwarder, rag, headers)
-    records = [decision_record(await decider.decide(question, trace)) for question in questions]
+    records = [
+        decision_record(await _decide_question(gate_service, forwarder, rag, question, headers, trace))
+        for question in questions
+    ]
     decisions = {"decisions": records} if request.questions is not None else records[0]
     degraded = sorted(set(trace.degraded))
     return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decisions)
@@ -87,6 +53,30 @@ def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
     return [Question(text) for text in request.questions or [str(request.question)]]
 
 
+async def _decide_question(
+    gate_service: GateService,
+    forwarder: UpstreamForwarder | None,
+    rag: AdaptiveRAG,
+    question: Question,
+    headers: Headers,
+    trace: RequestTrace,
+) -> Decision:
+    """Decide on a question; if the gate reads drafts, ask the upstream for as many tokens as it needs."""
+    decision = gate_service.apply_rules(rag, question)
+    if decision is not None:
+        return decision
+    draft: Completion | None = None
+    if forwarder is not None and not gate_service.get_signal_request(rag).is_empty:
+        model = forwarder.options.upstream_model or await forwarder.upstream.get_default_model(headers)
+        messages = [{"role": "user", "content": question.text}]
+        body = {"model": model, "messages": messages, "max_tokens": rag.bound_gate.request.draft_tokens}
+        content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
+        with trace.measure("draft"):
+            response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
+            draft = (await read_draft(response)).completion if response.status == 200 else None
+    return await gate_service.decide(rag, question, draft, trace)
+
+
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
     """Answer a request to /completions or /responses with the upstream, with passages if it needs them.
 
@@ -100,7 +90,7 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         return await forwarder.pass_through(request, path)
     await forwarder.set_model(request)
     trace.question, trace.way = question.text, "question"
-    trace.decision = await QuestionDecider(gate_service, forwarder, rag, request.headers).decide(question, trace)
+    trace.decision = await _decide_question(gate_service, forwarder, rag, question, request.headers, trace)
     if trace.decision.retrieve and rag.retriever is not None:
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from importlib import metadata, resources
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from starlette.responses import HTMLResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from knowgate.server.json_api import ApiError, json_response
 from knowgate.server.schemas import DashboardResponse
@@ -16,14 +16,6 @@ from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
 
 MAX_DECISIONS_SHOWN = 30
-CONTENT_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
-ASSET_PACKAGE, REPORT_PACKAGE = "knowgate.server.dashboard", "knowgate.evaluation.report"
-SCRIPTS = ("main.js", "elements.js", "charts.js", "api.js", "playground.js", "recent.js")
-ASSETS = {
-    "page.css": REPORT_PACKAGE,  # the style of the reports
-    "dashboard.css": ASSET_PACKAGE,
-    **dict.fromkeys(SCRIPTS, ASSET_PACKAGE),
-}
 SECURITY_HEADERS = {
     # Load nothing from other origins, run no inline scripts, and do not allow framing.
     "content-security-policy": (
@@ -36,36 +28,24 @@ SECURITY_HEADERS = {
 }
 
 
-def build_asset_routes() -> list[Route]:
-    """Return the routes of the dashboard's styles and scripts."""
-    return [
-        Route(f"/dashboard/{name}", _make_asset_handler(package, name), methods=["GET"])
-        for name, package in ASSETS.items()
-    ]
+class DashboardAssets(StaticFiles):
+    """Serves the scripts and styles of the dashboard, and the style of the reports, with security headers."""
 
+    def __init__(self) -> None:
+        super().__init__(packages=[("knowgate.server.dashboard", "assets"), ("knowgate.evaluation.report", "assets")])
 
-def _make_asset_handler(package: str, name: str) -> Callable[[Request], Awaitable[Response]]:
-    async def handle(request: Request) -> Response:
-        return _asset_response(name, _read_asset(package, name))
-
-    return handle
-
-
-def _read_asset(package: str, name: str) -> bytes:
-    return (resources.files(package) / "assets" / name).read_bytes()
-
-
-def _asset_response(name: str, content: bytes) -> Response:
-    content_type = CONTENT_TYPES[name.rpartition(".")[2]]
-    return Response(content, 200, {**SECURITY_HEADERS, "content-type": f"{content_type}; charset=utf-8"})
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(SECURITY_HEADERS)
+        return response
 
 
 async def get_dashboard_page(service: Service, request: Request, trace: RequestTrace) -> Response:
     """GET /: the page, which asks for an API key first if the server uses keys."""
-    content = _read_asset(ASSET_PACKAGE, "index.html")
+    page = (resources.files("knowgate.server.dashboard") / "assets" / "index.html").read_text(encoding="utf-8")
     if service.options.keys is not None:
-        content = content.replace(b'data-keys="no"', b'data-keys="yes"')
-    return _asset_response("index.html", content)
+        page = page.replace('data-keys="no"', 'data-keys="yes"')
+    return HTMLResponse(page, headers=SECURITY_HEADERS)
 
 
 async def get_dashboard(service: Service, request: Request, trace: RequestTrace) -> Response:

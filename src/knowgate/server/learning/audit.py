@@ -118,12 +118,7 @@ class AuditStore:
 
     async def add_correction(self, decision: str, answer: str) -> None:
         """Store the right answer that a person gave."""
-
-        def insert(store: Store) -> None:
-            with store.transaction() as transaction:
-                transaction.execute("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer))
-
-        await self._decisions.run(insert)
+        await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision (`closed`, `opened`), if their texts are stored."""
@@ -134,16 +129,10 @@ class AuditStore:
 
 async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
     """Delete the answers and corrections of these decisions. Whether an answer was lost remains counted."""
-
-    def delete(store: Store) -> None:
-        with store.transaction() as transaction:
-            for id in ids:
-                transaction.execute("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,))
-                transaction.execute("DELETE FROM corrections WHERE decision = ?", (id,))
-        store.vacuum(["audits", "corrections"])
-
+    updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
+    deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
     if ids:
-        await decisions.run(delete)
+        await decisions.execute(*updates, *deletions, vacuum=["audits", "corrections"])
 
 
 @dataclass(frozen=True)

@@ -101,15 +101,10 @@ class DecisionLog:
 
     async def add_feedback(self, id: str, rating: str, comment: str | None) -> bool:
         """Store feedback on a decision durably; return False if there is no such decision."""
-
-        def insert(store: Store) -> bool:
-            if _find_decision(store, id) is None:
-                return False
-            with store.transaction() as transaction:
-                transaction.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
-            return True
-
-        return await self.run(insert)
+        if await self.find(id) is None:
+            return False
+        await self.execute(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment)))
+        return True
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
         """Run work on the tables in the background thread, after all pending writes.
@@ -122,6 +117,18 @@ class DecisionLog:
         except STORE_ERRORS as error:
             log.warning("The decision log is unavailable: %s", error)
             raise ApiError(503, "the decision log is unavailable at the moment.", "log_down") from error
+
+    async def execute(self, *statements: tuple[str, Sequence[Any]], vacuum: Sequence[str] = ()) -> None:
+        """Run statements in one transaction, and vacuum tables afterwards."""
+
+        def run(store: Store) -> None:
+            with store.transaction() as transaction:
+                for query, values in statements:
+                    transaction.execute(query, values)
+            if vacuum:
+                store.vacuum(vacuum)
+
+        await self.run(run)
 
     def run_blocking(self, work: Callable[[Store], Result]) -> Result:
         """Like `run`, for use before the event loop has started."""

@@ -7,18 +7,18 @@ The cost of passages is the mean over the requests that got some, so savings are
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel, Field
 
 from knowgate.core.text import estimate_tokens
-from knowgate.server.database import Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.decision_log import DecisionLog
@@ -26,12 +26,10 @@ from knowgate.server.telemetry.trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 NEED_BINS = 20
 MINUTES_SHOWN = 60
 MINUTE_SECONDS = 60.0
-MAX_STAGE_TIMES = 500  # timings stored for each stage
-SHARED_STAGE_TIMES = 100  # timings of each stage that are sent to other processes
+MAX_STAGE_TIMES = 200  # timings stored for each stage
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"  # set by the parent of the workers
 WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
@@ -44,8 +42,7 @@ UPSERT_SNAPSHOT = (
 SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
 
-@dataclass
-class DecisionTotals:
+class DecisionTotals(BaseModel):
     """Sums over the requests that were decided, for one experiment arm or for all requests."""
 
     decided: int = 0
@@ -54,8 +51,7 @@ class DecisionTotals:
     with_passages: int = 0
     search_seconds: float = 0.0
     passage_tokens: float = 0.0
-    discarded_drafts: int = 0
-    draft_seconds: float = 0.0
+    draft_seconds: float = 0.0  # of drafts that were discarded
     draft_tokens: float = 0.0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
@@ -68,50 +64,48 @@ class DecisionTotals:
             self.passage_tokens += passage_tokens
             self.search_seconds += sum(trace.milliseconds.get(stage, 0.0) for stage in RETRIEVAL_STAGES) / 1000
         if trace.decision.retrieve and trace.draft is not None:
-            self.discarded_drafts += 1
             self.draft_tokens += trace.draft.n_tokens or estimate_tokens(trace.draft.text)
             self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
 
     def merge(self, other: DecisionTotals) -> None:
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-
-    @property
-    def skipped(self) -> int:
-        return self.decided - self.retrieved
-
-    def compute_savings(self, options: ServeOptions) -> dict[str, float | None]:
-        """Return what skipping saved: searches, tokens, seconds and money (None: unknown, or without a price)."""
-        if not self.with_passages:
-            return {"retrievals": self.skipped, "tokens": None, "seconds": None, "money": None}
-        unread_tokens = self.skipped * self.passage_tokens / self.with_passages
-        seconds = self.skipped * self.search_seconds / self.with_passages - self.draft_seconds
-        money = self.skipped * options.price_retrieval + unread_tokens * options.price_input_token
-        money -= self.draft_tokens * options.price_output_token
-        has_prices = options.price_retrieval or options.price_input_token or options.price_output_token
-        tokens = unread_tokens - self.draft_tokens
-        return {
-            "retrievals": self.skipped,
-            "tokens": tokens,
-            "seconds": seconds,
-            "money": money if has_prices else None,
-        }
+        for name, value in other:
+            setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
+        """Return counts, and what skipping saved: searches, tokens, seconds and money (None: unknown or unpriced)."""
+        skipped = self.decided - self.retrieved
+        saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
+        if self.with_passages:
+            unread_tokens = skipped * self.passage_tokens / self.with_passages
+            saved["tokens"] = unread_tokens - self.draft_tokens
+            saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
+            if options.price_retrieval or options.price_input_token or options.price_output_token:
+                money = skipped * options.price_retrieval + unread_tokens * options.price_input_token
+                saved["money"] = money - self.draft_tokens * options.price_output_token
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded}
-        return {**counts, "skipped": self.skipped, "saved": self.compute_savings(options)}
+        return {**counts, "skipped": skipped, "saved": saved}
 
 
-@dataclass
-class MetricsSnapshot:
-    """Statistics of one server process, or of several combined."""
+class MetricsSnapshot(BaseModel):
+    """Statistics of one server process, or of several combined.
 
-    since: float = field(default_factory=time.time)
-    requests: Counter[str] = field(default_factory=Counter)
-    totals: dict[str, DecisionTotals] = field(default_factory=lambda: {"": DecisionTotals()})
-    needs: dict[bool, list[int]] = field(default_factory=lambda: {True: [0] * NEED_BINS, False: [0] * NEED_BINS})
-    minutes: dict[int, list[int]] = field(default_factory=dict)
-    times: dict[str, deque[float]] = field(default_factory=dict)
+    Attributes:
+        since: When the server started, in seconds since 1970.
+        requests: Number of requests by class of status, such as "2xx".
+        totals: Sums by experiment arm; "" for all requests.
+        retrieved_needs: Histogram of the needs of retrieved questions.
+        skipped_needs: Histogram of the needs of skipped questions.
+        minutes: Numbers of retrieved and skipped questions by minute since 1970.
+        times: The last timings of each stage, in milliseconds.
+    """
+
+    since: float = Field(default_factory=time.time)
+    requests: Counter[str] = Field(default_factory=Counter)
+    totals: dict[str, DecisionTotals] = Field(default_factory=lambda: {"": DecisionTotals()})
+    retrieved_needs: list[int] = Field(default_factory=lambda: [0] * NEED_BINS)
+    skipped_needs: list[int] = Field(default_factory=lambda: [0] * NEED_BINS)
+    minutes: dict[int, list[int]] = Field(default_factory=dict)
+    times: dict[str, deque[float]] = Field(default_factory=dict)
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
         """Count a request that was answered with this HTTP status after so many seconds."""
@@ -121,54 +115,36 @@ class MetricsSnapshot:
         passage_tokens = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in trace.passages)
         for arm in {"", trace.arm}:
             self.totals.setdefault(arm, DecisionTotals()).add_request(trace, passage_tokens)
-        is_retrieved = trace.decision.retrieve
         if not trace.decision.rule and not trace.degraded:
-            self.needs[is_retrieved][min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
-        self._count_minute(is_retrieved)
+            needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
+            needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
+        self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])[not trace.decision.retrieve] += 1
+        if len(self.minutes) > MINUTES_SHOWN:
+            del self.minutes[min(self.minutes)]
         for stage, milliseconds in {**trace.milliseconds, "total": 1000 * seconds}.items():
             self.times.setdefault(stage, deque(maxlen=MAX_STAGE_TIMES)).append(milliseconds)
 
-    def _count_minute(self, is_retrieved: bool) -> None:
-        minute = int(time.time() / MINUTE_SECONDS)
-        self.minutes.setdefault(minute, [0, 0])[not is_retrieved] += 1
-        if len(self.minutes) > MINUTES_SHOWN:
-            del self.minutes[min(self.minutes)]
-
-    def serialize(self) -> str:
-        """Return the statistics as JSON for other processes."""
-        return json.dumps(
-            {
-                "since": self.since,
-                "requests": self.requests,
-                "totals": {arm: asdict(totals) for arm, totals in self.totals.items()},
-                "needs": [self.needs[True], self.needs[False]],
-                "minutes": {str(minute): counts for minute, counts in self.minutes.items()},
-                "times": {stage: list(times)[-SHARED_STAGE_TIMES:] for stage, times in self.times.items()},
-            }
-        )
-
     def combine(self, serialized: Sequence[str]) -> MetricsSnapshot:
         """Return the sum of these statistics and of the serialized ones of other processes."""
-        combined = MetricsSnapshot(self.since)
-        for text in (self.serialize(), *serialized):
+        combined = self.model_copy(deep=True)
+        for text in serialized:
             try:
-                combined._merge(json.loads(text))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                combined._merge(MetricsSnapshot.model_validate_json(text))
+            except ValueError as error:
                 log.warning("The statistics of another worker are ignored because they cannot be read: %s", error)
         return combined
 
-    def _merge(self, other: dict[str, Any]) -> None:
-        self.since = min(self.since, float(other["since"]))
-        self.requests.update(other["requests"])
-        for arm, totals in other["totals"].items():
-            self.totals.setdefault(arm, DecisionTotals()).merge(DecisionTotals(**totals))
-        for is_retrieved, counts in zip((True, False), other["needs"], strict=True):
-            self.needs[is_retrieved] = [a + b for a, b in zip(self.needs[is_retrieved], counts, strict=True)]
-        for minute, (retrieved, skipped) in other["minutes"].items():
-            counts = self.minutes.setdefault(int(minute), [0, 0])
-            counts[0], counts[1] = counts[0] + retrieved, counts[1] + skipped
-        for stage, times in other["times"].items():
-            self.times.setdefault(stage, deque()).extend(times)
+    def _merge(self, other: MetricsSnapshot) -> None:
+        self.since = min(self.since, other.since)
+        self.requests.update(other.requests)
+        for arm, totals in other.totals.items():
+            self.totals.setdefault(arm, DecisionTotals()).merge(totals)
+        self.retrieved_needs = _add_lists(self.retrieved_needs, other.retrieved_needs)
+        self.skipped_needs = _add_lists(self.skipped_needs, other.skipped_needs)
+        for minute, counts in other.minutes.items():
+            self.minutes[minute] = _add_lists(self.minutes.get(minute, [0, 0]), counts)
+        for stage, times in other.times.items():
+            self.times[stage] = deque([*self.times.get(stage, ()), *times])
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
         """Return the statistics for the dashboard."""
@@ -177,19 +153,20 @@ class MetricsSnapshot:
             "since": self.since,
             "requests": dict(self.requests),
             "arms": {arm or "all": totals.to_json(options) for arm, totals in self.totals.items()},
-            "needs": {"retrieved": self.needs[True], "skipped": self.needs[False]},
+            "needs": {"retrieved": self.retrieved_needs, "skipped": self.skipped_needs},
             "minutes": [self.minutes.get(minute, [0, 0]) for minute in range(now - MINUTES_SHOWN + 1, now + 1)],
-            "stages": {stage: _compute_percentiles(list(times)) for stage, times in self.times.items()},
+            "stages": {stage: _compute_percentiles(times) for stage, times in self.times.items()},
         }
 
 
-def _compute_percentiles(milliseconds: Sequence[float]) -> dict[str, float]:
+def _add_lists(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    return [a + b for a, b in zip(first, second, strict=True)]
+
+
+def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
     ordered = sorted(milliseconds)
-    percentiles = {
-        f"p{percent}": round(ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 3)
-        for percent in (50, 95, 99)
-    }
-    return {"n": len(ordered), **percentiles}
+    indices = {percent: min(len(ordered) - 1, len(ordered) * percent // 100) for percent in (50, 95, 99)}
+    return {"n": len(ordered), **{f"p{percent}": round(ordered[index], 3) for percent, index in indices.items()}}
 
 
 class SnapshotExchange:
@@ -230,30 +207,23 @@ class SnapshotExchange:
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:
-        row = [self._worker_id, self._server_id, time.time(), self._serialize()]
-
-        def write(store: Store) -> None:
-            with store.transaction() as transaction:
-                transaction.execute(UPSERT_SNAPSHOT, row)
-                transaction.execute("DELETE FROM figures WHERE at < ?", [time.time() - MAX_SNAPSHOT_AGE_SECONDS])
-
-        await self._run(write, None)
+        now = time.time()
+        row = [self._worker_id, self._server_id, now, self._serialize()]
+        deletion = ("DELETE FROM figures WHERE at < ?", [now - MAX_SNAPSHOT_AGE_SECONDS])
+        if self._log is not None:
+            with suppress(ApiError):  # already logged
+                await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
 
     async def read_others(self) -> list[str]:
-        """Return the serialized statistics of the other live server processes."""
-        values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
-        no_rows: list[tuple[Any, ...]] = []
-        rows = await self._run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values), no_rows)
-        return [str(row[0]) for row in rows]
-
-    async def _run(self, work: Callable[[Store], Result], default: Result) -> Result:
-        """Run work on the tables; return the default if they are unavailable."""
+        """Return the serialized statistics of the other live server processes; none if they cannot be read."""
         if self._log is None:
-            return default
+            return []
+        values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
         try:
-            return await self._log.run(work)
+            rows = await self._log.run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values))
         except ApiError:
-            return default
+            return []
+        return [str(row[0]) for row in rows]
 
     async def close(self) -> None:
         """Write the final statistics."""

@@ -36,13 +36,7 @@ from knowgate.server.streaming import (
 )
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
-from knowgate.server.upstream.draft import (
-    UpstreamDraft,
-    build_draft_request,
-    read_draft,
-    read_first_tokens,
-    read_until,
-)
+from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
 from knowgate.types import AnswerPair, Arbiter, Passage, Question
 
 CHAT_PATH = "/chat/completions"

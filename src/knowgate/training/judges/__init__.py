@@ -1,1 +1,1 @@
-"""Fine-tuning a causal model to judge what the LLM knows (IK, KBM)."""
+"""Fine-tune judges: models that say whether an answer, or the LLM's knowledge, is right."""

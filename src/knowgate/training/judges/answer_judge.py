@@ -1,17 +1,20 @@
-"""Fitting a judge of answers: a causal model, or a small encoder, learns where the LLM's answer is right.
+"""Fit a judge of answers: a causal model or a small encoder learns whether the LLM's answer is right.
 
-The judge of black boxes and IK's fine-tuned mode are settings of it: another question is asked, nothing else differs.
+The judge gate for black-box LLMs and IK's fine-tuned mode share this code; they differ in the question that is asked.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
+from knowgate.core.options import with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
@@ -20,126 +23,178 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.gates.offline_scoring import mark_seen_rows
-from knowgate.models.embedded_weights import get_weights
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
-from knowgate.training.judges.ensemble import (
-    FOLDS_HELP,
-    SEEDS_HELP,
-    EnsembleMember,
-    FittedJudge,
-    fit_judge,
-    plan_ensemble,
-)
-from knowgate.training.judges.trainable_models import JudgeKind, TrainingExample, select_judge_kind
+from knowgate.training.judges.ensemble import EnsembleMember, FittedJudge, fit_judge, plan_ensemble
+from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
 from knowgate.training.judges.trainer import JudgeProgressCallback
-from knowgate.training.judges.training_options import FULL_HELP, JudgeTrainingOptions
+from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-
-GOLD_LABEL_WEIGHT = 0.5  # how much the graded answer counts beside the teacher's word
-
-
-@dataclass(frozen=True)
-class SoftLabels:
-    """P(right) to be learnt for each row, and what the card says of them."""
-
-    shares: FloatArray
-    notes: list[str]
-
-
-def make_hard_labels(examples: Examples) -> SoftLabels:
-    """What was graded, and nothing else."""
-    return SoftLabels((~examples.needed).astype(np.float64), [])
-
-
-def make_soft_labels(examples: Examples, teacher: str, places: Iterable[int]) -> SoftLabels:
-    """Grades and the teacher's word, half and half, at these rows; the others, by which training stops, stay graded."""
-    gate, shares = load_fitted_gate(teacher), make_hard_labels(examples).shares
-    _check(teacher, gate)
-    taught = sorted(places)
-    needs = gate.score([examples.questions[i] for i in taught], [examples.readings[i] for i in taught])
-    shares[taught] = GOLD_LABEL_WEIGHT * shares[taught] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
-    seen = sum(mark_seen_rows(examples.trial.subset(taught), teacher))
-    heard = f"taught by the gate '{gate.artifact.path.name}': its word counts half, the grade half"
-    known = f"; it had learnt from {seen} of the {len(taught)} rows itself, where its word adds less" if seen else ""
-    return SoftLabels(shares, [heard + known])
-
-
-def _check(folder: str, gate: FittedGate) -> None:
-    target = gate.artifact.manifest.get("target")
-    if target == "benefit":
-        raise BadSetting(
-            f"the teacher '{folder}' was fitted on 'benefit': it says whether retrieval helps, not whether an answer "
-            "is right. Take a gate that was fitted on 'known'."
-        )
-    if missing := gate.needs - {Signal.DRAFT}:
-        raise BadSetting(
-            f"the teacher '{folder}' needs {', '.join(sorted(missing))}, and a judge is taught by text alone. Take "
-            "a judge, or ik."
-        )
-
-
-CAUSAL_BASE_HELP = "smollm, hf:NAME, gguf:FILE. Default: the LLM."
-MPNET_HELP = f"mpnet ({get_weights('mpnet').megabytes} MB to fetch)"
-ANY_BASE_HELP = f"small, {MPNET_HELP} (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
-TEACHER_HELP = "Fitted judge whose word is learnt, too."
-ENCODER_LEARNING_RATE, ENCODER_LEARNING_RATES = 1e-4, {"mpnet": 3e-5}  # of the peak; those that were measured with
+ENCODER_LEARNING_RATE, ENCODER_LEARNING_RATES = 1e-4, {"mpnet": 3e-5}  # peak rates used in the measurements
 COST_SAMPLE_SIZE = 200  # rows whose prompts are counted
-TOKENS_HELP = "Answer tokens it reads; 0: question alone."
-MAX_EXAMPLE_TOKENS = 512  # of a lesson: answers are short, and the longest decides how much memory a batch takes
+MAX_EXAMPLE_TOKENS = 512  # answers are short, and the longest example determines the memory of a batch
+GOLD_LABEL_WEIGHT = 0.5  # weight of the grade in a soft label; the rest is the teacher's probability
 
 
+class JudgeGateOptions(AnswerJudgeFitOptions):
+    """Options of `fit("judge", ...)`."""
+
+    both: bool = Field(default=False, description="Learn from the open-book answers, too.")
+    teacher: str | None = Field(default=None, description="Folder of a fitted judge to distill from.")
+
+
+@with_options(JudgeGateOptions)
 def fit_answer_judge(
     examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
-    base: Annotated[str | None, ANY_BASE_HELP] = None,
-    tokens: Annotated[int, TOKENS_HELP] = 64,
-    seeds: Annotated[int, SEEDS_HELP] = 1,
-    folds: Annotated[int, FOLDS_HELP] = 0,
-    both: Annotated[bool, "Learn from the open-book answers, too."] = False,
-    teacher: Annotated[str | None, TEACHER_HELP] = None,
-    epochs: Annotated[int | None, "Walks over the examples. Default: 2; of encoders 4."] = None,
-    learning_rate: Annotated[float | None, "Default: 1e-4; 1e-5 with full; 3e-5 for mpnet."] = None,
-    batch: Annotated[int, "Examples per update."] = 32,
-    full: Annotated[bool, FULL_HELP] = False,
-    bits: Annotated[int, "4 or 8: of the base's weights (CUDA, LoRA)."] = 0,
+    options: JudgeGateOptions,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """A small model learns whether the LLM's answer is right; for LLMs behind an API."""
-    small, read = is_encoder_spec(base or ""), limit_answer_tokens(examples, tokens)
-    check_trainable_bits(bits, full=full or small)
-    check_judge_answers(examples, read, both)
-    training = make_default_training(base, epochs, batch, learning_rate, full=full, seed=seed)
-    members = plan_ensemble(examples.split, training, seeds, folds, [question.text for question in examples.questions])
-    learnt = frozenset().union(*(member.train for member in members))
-    labels = make_soft_labels(examples, teacher, learnt) if teacher else make_hard_labels(examples)
-    school = select_judge_kind(base or str(examples.settings["model"]), bits)
-    return train_answer_judge(
-        "judge", examples, read, members, base=base, both=both, labels=labels, school=school, work=work, watch=watch
+    """Fine-tune a small model to say whether the LLM's answer is right; for LLMs behind an API."""
+    tokens = limit_answer_tokens(examples, options.tokens)
+    check_trainable_bits(options)
+    check_judge_answers(examples, tokens, options.both)
+    members = plan_answer_ensemble(examples, options, make_default_training(options, seed))
+    labels = make_hard_labels(examples)
+    if options.teacher:
+        trained_rows = frozenset().union(*(member.train for member in members))
+        labels = make_soft_labels(examples, options.teacher, trained_rows)
+    task = AnswerTask("judge", tokens, options.base, options.bits, labels, options.both)
+    return train_answer_judge(task, examples, members, work=work, watch=watch)
+
+
+@dataclass(frozen=True)
+class AnswerTask:
+    """What a judge of answers is trained to do.
+
+    Attributes:
+        gate: "judge" or "ik", which determines the question it is asked.
+        tokens: Answer tokens it reads; 0 for the question alone.
+        base: Model to fine-tune; None for the answering LLM.
+        bits: Precision of the base's weights; 0 for the default.
+        labels: What it learns; None for the grades.
+        both: Learn from the open-book answers, too.
+    """
+
+    gate: str
+    tokens: int
+    base: str | None = None
+    bits: int = 0
+    labels: SoftLabels | None = None
+    both: bool = False
+
+
+def train_answer_judge(
+    task: AnswerTask,
+    examples: Examples,
+    members: Sequence[EnsembleMember],
+    *,
+    work: Path,
+    watch: JudgeProgressCallback | None = None,
+) -> FitResult:
+    """Fine-tune a judge on the closed-book answers.
+
+    Args:
+        task: What it learns.
+        examples: The training data.
+        members: The trainings.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+    """
+    labels, base = task.labels or make_hard_labels(examples), task.base or str(examples.settings["model"])
+    encoder = AnswerEncoder(task, examples, labels)
+    fitted = fit_judge(
+        members,
+        ANSWER_LABELS,
+        ANSWER_PROMPTS[task.gate].templates,
+        encoder.make_examples,
+        kind=select_judge_kind(base, task.bits),
+        base=base,
+        work=work,
+        watch=watch,
+    )
+
+    def raw(indices: Sequence[int]) -> FloatArray:
+        return 1 - fitted.predict_known(encoder.encode(fitted.judge, indices), indices)
+
+    return FitResult(
+        task.gate,
+        {"tokens": task.tokens, **fitted.options},
+        frozenset({Signal.DRAFT}) if task.tokens else frozenset(),
+        SignalRequest(draft_tokens=task.tokens),
+        {},
+        raw,
+        [*labels.notes, *fitted.notes, describe_cost(fitted, encoder.encode, len(examples.rows))],
+        fitted.files,
+        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
     )
 
 
-def make_default_training(
-    base: str | None, epochs: int | None, batch: int, rate: float | None, *, full: bool, seed: int
-) -> JudgeTrainingOptions:
-    """With what suits the base where nothing is said."""
-    small = is_encoder_spec(base or "")
-    walks = epochs if epochs is not None else 4 if small else 2
-    usual = ENCODER_LEARNING_RATES.get(base or "", ENCODER_LEARNING_RATE) if small else None
-    return make_answer_training(walks, batch, usual if rate is None else rate, full=full or small, seed=seed)
+@dataclass(frozen=True)
+class AnswerEncoder:
+    """Encodes questions and answers as prompts of a judge."""
+
+    task: AnswerTask
+    examples: Examples
+    labels: SoftLabels
+
+    @functools.cached_property
+    def drafts(self) -> list[str]:
+        """The closed-book answer of each row; empty texts if the judge reads the question alone."""
+        return draft_texts(self.examples.readings) if self.task.tokens else [""] * len(self.examples.rows)
+
+    def encode(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode the closed-book answers of the rows with the given indices."""
+        questions = [self.examples.questions[i] for i in indices]
+        return encode_answers(self.task.gate, judge, questions, [self.drafts[i] for i in indices], self.task.tokens)
+
+    def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each closed-book answer and, if the task says so, of open-book answers."""
+        prompts = zip(self.encode(judge, indices), indices, strict=True)
+        closed_book = [TrainingExample(prompt, (float(self.labels.shares[i]),)) for prompt, i in prompts]
+        return closed_book + (self._make_open_book_examples(judge, indices) if self.task.both else [])
+
+    def _make_open_book_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make examples of graded open-book answers that differ from the closed-book ones."""
+        questions, answers = [], []
+        for index in indices:
+            closed_book, open_book = self.examples.rows[index].closed, self.examples.rows[index].open
+            if open_book is None or open_book.correct is None:
+                continue
+            if closed_book is None or open_book.text != closed_book.text:
+                questions.append(self.examples.questions[index])
+                answers.append(open_book)
+        texts = [answer.text for answer in answers]
+        prompts = encode_answers(self.task.gate, judge, questions, texts, self.task.tokens)
+        return [
+            TrainingExample(prompt, (float(bool(answer.correct)),))
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+
+# --- hyperparameters and checks -------------------------------------------------------------------
+
+
+def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTrainingOptions:
+    """Fill in the defaults that suit the base: causal model or encoder."""
+    is_encoder = is_encoder_spec(options.base or "")
+    epochs = options.epochs if options.epochs is not None else 4 if is_encoder else 2
+    default = ENCODER_LEARNING_RATES.get(options.base or "", ENCODER_LEARNING_RATE) if is_encoder else None
+    rate = default if options.learning_rate is None else options.learning_rate
+    return make_answer_training(epochs, options.batch, rate, full=options.full or is_encoder, seed=seed)
 
 
 def make_answer_training(
     epochs: int, batch: int, rate: float | None, *, accumulate: int = 1, full: bool = False, seed: int = 0
 ) -> JudgeTrainingOptions:
-    """What judges of answers are trained with (METHODS, section 9); two looks at the dev split per epoch."""
+    """Return the hyperparameters of judges of answers (METHODS, section 9), with two dev evaluations per epoch."""
     return JudgeTrainingOptions(
         epochs,
         batch,
@@ -157,107 +212,101 @@ def make_answer_training(
     )
 
 
-def train_answer_judge(
-    gate: str,
-    examples: Examples,
-    tokens: int,
-    members: Sequence[EnsembleMember],
-    *,
-    base: str | None = None,
-    both: bool = False,
-    labels: SoftLabels | None = None,
-    school: JudgeKind[Any] | None = None,
-    work: Path,
-    watch: JudgeProgressCallback | None = None,
-) -> FitResult:
-    """Fine-tune a judge on the closed-book answers. gate: judge or ik, which is what it is asked by.
-
-    base: the model to fine-tune, the answering LLM by default. labels: what it learns, the grades by default.
-    work: where training is kept until it is done.
-    """
-    texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
-    spec = base or str(examples.settings["model"])
-
-    told = labels or make_hard_labels(examples)
-
-    def asked(judge: AnswerJudge, places: Sequence[int]) -> list[LabelPromptTokens]:
-        return encode_answers(gate, judge, [examples.questions[i] for i in places], [texts[i] for i in places], tokens)
-
-    def lessons(judge: AnswerJudge, places: Sequence[int]) -> list[TrainingExample]:
-        shares = [(float(told.shares[i]),) for i in places]
-        own = [TrainingExample(cut, share) for cut, share in zip(asked(judge, places), shares, strict=True)]
-        return own + (_opened(gate, judge, examples, places, tokens) if both else [])
-
-    prompts, taught_in = ANSWER_PROMPTS[gate].templates, school or select_judge_kind(spec)
-    fit = fit_judge(members, ANSWER_LABELS, prompts, lessons, school=taught_in, base=spec, work=work, watch=watch)
-
-    def raw(places: Sequence[int]) -> FloatArray:
-        return 1 - fit.known(asked(fit.judge, places), places)
-
-    options = {"tokens": tokens, **fit.options}
-    needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
-    notes = [*told.notes, *fit.notes, describe_cost(fit, asked, len(texts))]
-    whole = fit.learnt == frozenset(range(len(texts)))
-    return FitResult(gate, options, needs, SignalRequest(draft_tokens=tokens), {}, raw, notes, fit.files, whole)
-
-
-def _opened(
-    gate: str, judge: AnswerJudge, examples: Examples, places: Sequence[int], tokens: int
-) -> list[TrainingExample]:
-    """The same question about the open-book answers of these rows, where they say something else and are graded."""
-    rows = [(examples.questions[i], examples.rows[i].closed, examples.rows[i].open) for i in places]
-    told = [
-        (question, side.text, side.correct)
-        for question, closed, side in rows
-        if side is not None and side.correct is not None and (closed is None or side.text != closed.text)
-    ]
-    cuts = encode_answers(gate, judge, [one[0] for one in told], [one[1] for one in told], tokens)
-    return [TrainingExample(cut, (float(right),)) for cut, (_, _, right) in zip(cuts, told, strict=True)]
+def plan_answer_ensemble(
+    examples: Examples, options: AnswerJudgeFitOptions, training: JudgeTrainingOptions
+) -> list[EnsembleMember]:
+    """Plan the trainings that the options ask for."""
+    texts = [question.text for question in examples.questions]
+    return plan_ensemble(examples.split, training, options.seeds, options.folds, texts)
 
 
 def limit_answer_tokens(examples: Examples, tokens: int) -> int:
-    """Tokens of the answer to read: no more than were drafted, so that the gate drafts as many as it learnt from."""
-    if tokens < 0:
-        raise BadSetting(f"judge: tokens is {tokens}; it must be 0 (the question alone) or more.")
+    """Limit the tokens to read to the length of the recorded drafts, so that the gate drafts what it was trained on."""
     return min(tokens, int(examples.settings.get("max_tokens", tokens)))
 
 
-def check_trainable_bits(bits: int, *, full: bool) -> None:
-    """Before anything is read: whether weights of so few bits can be had, and be learnt with."""
-    if not bits:
+def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
+    """Raise if weights of few bits cannot be trained or are not available here."""
+    if not options.bits:
         return
-    if full:
-        raise BadSetting("weights of so few bits cannot learn: --bits is for LoRA on a causal base, without --full.")
+    if options.full or is_encoder_spec(options.base or ""):
+        raise BadSetting(f"bits={options.bits} is only for LoRA on a causal base: quantized weights cannot be trained.")
     from knowgate.models.hf.loader import check_bits
 
-    check_bits(bits)
+    check_bits(options.bits)
 
 
 def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> None:
-    """Refuse answers that tell a judge nothing, and say why."""
+    """Raise if the recorded answers contain nothing to judge."""
     texts = draft_texts(examples.readings)
     if tokens and not any(text.strip() for text in texts):
         raise BadInput(
-            "every answer from memory is empty: a judge of answers has nothing to read. Label with a larger "
-            "--max-tokens, or let it judge questions alone: --tokens 0"
+            "every closed-book answer is empty, so there is nothing to judge. Label with more tokens, or judge the "
+            "question alone: tokens=0"
         )
     if tokens and all(RULES_ARBITER.abstains(text) for text in texts):
         raise BadInput(
-            f"every answer from memory says that it cannot tell ('{texts[0][:60]}'): there is nothing to judge. Label "
-            "with prompts that make the LLM guess, or let it judge questions alone: --tokens 0"
+            f"every closed-book answer abstains ('{texts[0][:60]}'), so there is nothing to judge. Label with prompts "
+            "that make the LLM guess, or judge the question alone: tokens=0"
         )
     if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(
-            "no row has a graded open-book answer, which --both learns from. Label with passages (knowgate label "
-            "--index DIR), import them (knowgate import-answers --open KEY), or leave --both away."
+            "both=True learns from graded open-book answers, and no row has one. Label with passages, or leave it out."
         )
 
 
 def describe_cost(
-    fit: FittedJudge[Any], asked: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n: int
+    fitted: FittedJudge[Any], encode: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n_rows: int
 ) -> str:
-    """What a question costs in tokens of the judge, on a sample of the rows."""
-    places = list(range(0, n, max(1, n // COST_SAMPLE_SIZE)))
-    mean = sum(len(cut.ids) for cut in asked(fit.judge, places)) / len(places)
-    times = f", read {len(fit.members)} times" if len(fit.members) > 1 else ""
+    """Describe the mean number of judge tokens per question, on a sample of the rows."""
+    indices = list(range(0, n_rows, max(1, n_rows // COST_SAMPLE_SIZE)))
+    mean = sum(len(prompt.ids) for prompt in encode(fitted.judge, indices)) / len(indices)
+    times = f", read {len(fitted.members)} times" if len(fitted.members) > 1 else ""
     return f"cost per question: {mean:.0f} tokens of the judge{times}"
+
+
+# --- labels ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SoftLabels:
+    """The probability that each answer is right, as the judge learns it, and notes for the card."""
+
+    shares: FloatArray
+    notes: list[str]
+
+
+def make_hard_labels(examples: Examples) -> SoftLabels:
+    """Return the grades as probabilities of 0 and 1."""
+    return SoftLabels((~examples.needed).astype(np.float64), [])
+
+
+def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -> SoftLabels:
+    """Mix grades with the probabilities of a fitted judge (distillation).
+
+    Args:
+        examples: The training data.
+        teacher: Folder of the fitted judge.
+        indices: Rows to mix; the others, by which training stops, keep their grades.
+    """
+    gate, shares = load_fitted_gate(teacher), make_hard_labels(examples).shares
+    _check_teacher(teacher, gate)
+    rows = sorted(indices)
+    needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
+    shares[rows] = GOLD_LABEL_WEIGHT * shares[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
+    note = f"distilled from the gate '{gate.artifact.path.name}': its probability and the grade count half each"
+    if n_seen := sum(mark_seen_rows(examples.table.subset(rows), teacher)):
+        note += f"; it was itself trained on {n_seen} of the {len(rows)} rows, where it adds less"
+    return SoftLabels(shares, [note])
+
+
+def _check_teacher(folder: str, gate: FittedGate) -> None:
+    if gate.artifact.manifest.get("target") == "benefit":
+        raise BadSetting(
+            f"teacher='{folder}' was fitted on 'benefit': it says whether retrieval helps, not whether an answer is "
+            "right. Use a gate that was fitted on 'known'."
+        )
+    if missing := gate.needs - {Signal.DRAFT}:
+        raise BadSetting(
+            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge, or ik."
+        )

@@ -1,7 +1,4 @@
-"""Where a training stands, on disk: safetensors and JSON, written whole after each leg, so that it can go on.
-
-Knows nothing of what is trained beyond its parameters and Adam's moments.
-"""
+"""Checkpoints of a training: weights, optimizer moments and progress, written atomically after each segment."""
 
 from __future__ import annotations
 
@@ -27,11 +24,34 @@ STATE_FILE, WEIGHTS_FILE, MOMENTS_FILE, BEST_FOLDER = (
 )
 
 
+class TrainingSegment(NamedTuple):
+    """The outcome of one segment: a part of an epoch, followed by an evaluation on the dev split."""
+
+    loss: float
+    rate: float  # examples per second
+    skipped: int
+    seconds: float
+
+
+class DevEvaluation(NamedTuple):
+    """Loss and AUROC on the dev split; the AUROC is None if all examples have the same label."""
+
+    loss: float
+    auroc: float | None
+
+
 @dataclass(frozen=True)
 class TrainingState:
-    """Legs finished so far (parts of an epoch, each with a look at the dev split behind it): losses, dev measures.
+    """The segments finished so far.
 
-    skipped: updates left out because their gradients were no numbers.
+    Attributes:
+        key: Hash of data and hyperparameters.
+        losses: Training loss of each segment.
+        dev_losses: Dev loss after each segment.
+        dev_aurocs: Dev AUROC after each segment.
+        skipped: Updates that were skipped because a gradient was not finite.
+        seconds: Training time.
+        files: Digests of the last checkpoint's files.
     """
 
     key: str
@@ -40,126 +60,121 @@ class TrainingState:
     dev_aurocs: tuple[float | None, ...] = ()
     skipped: NonNegativeInt = 0
     seconds: Annotated[float, NumberRange(0)] = 0.0
-    files: Mapping[str, str] = field(default_factory=dict, compare=False)  # digests of the last leg's
+    files: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
-    def legs(self) -> int:
+    def n_done(self) -> int:
+        """Number of finished segments."""
         return len(self.losses)
 
     @property
     def best(self) -> int:
-        """The leg to keep, from 0: that of the lowest dev loss; the last where there are no dev rows."""
+        """Index of the segment to keep: lowest dev loss, or the last one without dev rows."""
         if not self.dev_losses:
-            return self.legs - 1
-        return min(range(len(self.dev_losses)), key=lambda leg: self.dev_losses[leg])
+            return self.n_done - 1
+        return min(range(len(self.dev_losses)), key=lambda index: self.dev_losses[index])
 
-    def is_over(self, legs: int, patience: int) -> bool:
-        """All legs are done, or so many brought no better dev loss."""
-        if self.legs >= legs:
+    def is_finished(self, n_segments: int, patience: int) -> bool:
+        """Return whether all segments are done, or the dev loss has not improved for `patience` evaluations.
+
+        The first half never stops early: the learning rate is still high there, and the loss may rise and fall again.
+        """
+        if self.n_done >= n_segments:
             return True
-        settles = 2 * self.legs >= legs  # before, the rate is still high, and the loss may go up and come down again
-        return bool(settles and patience and self.dev_losses and self.legs - 1 - self.best >= patience)
+        may_stop = 2 * self.n_done >= n_segments and patience > 0 and bool(self.dev_losses)
+        return may_stop and self.n_done - 1 - self.best >= patience
 
-    def after(self, leg: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
-        looked = () if dev is None else (dev,)
+    def add(self, segment: TrainingSegment, dev: DevEvaluation | None) -> TrainingState:
+        """Return the state after another segment."""
+        evaluations = () if dev is None else (dev,)
         return TrainingState(
             self.key,
-            (*self.losses, leg.loss),
-            (*self.dev_losses, *(look.loss for look in looked)),
-            (*self.dev_aurocs, *(look.auroc for look in looked)),
-            self.skipped + leg.skipped,
-            self.seconds + leg.seconds,
+            (*self.losses, segment.loss),
+            (*self.dev_losses, *(evaluation.loss for evaluation in evaluations)),
+            (*self.dev_aurocs, *(evaluation.auroc for evaluation in evaluations)),
+            self.skipped + segment.skipped,
+            self.seconds + segment.seconds,
         )
 
 
-class TrainingSegment(NamedTuple):
-    """What a part of the training came to."""
-
-    loss: float
-    rate: float  # examples a second
-    skipped: int
-    seconds: float
-
-
-class DevEvaluation(NamedTuple):
-    """A look at the dev split. auroc: of the first label; None where the lessons are all of one kind."""
-
-    loss: float
-    auroc: float | None
-
-
 def checkpoint_folder(out: Path) -> Path:
-    """Where an unfinished training of this artefact is kept."""
+    """Return the folder for checkpoints of an artifact that is being trained."""
     return out.with_name(f"{out.name}.training")
 
 
 def delete_checkpoint(out: Path) -> None:
-    """The artefact is written: what would have let its training go on is not needed any more."""
+    """Delete the checkpoints of an artifact after it was written."""
     shutil.rmtree(checkpoint_folder(out), ignore_errors=True)
 
 
 def load_training_state(work: Path, key: str) -> TrainingState:
-    """How far the training in this folder is; another training's folder is refused."""
+    """Load the progress of the training in a folder; a new state if there is none.
+
+    Raises:
+        BadSetting: The folder contains a training with other data or settings.
+        ArtifactError: The file is damaged.
+    """
     if not (work / STATE_FILE).is_file():
         return TrainingState(key)
     try:
-        found = read_record(TrainingState, read_json(work / STATE_FILE), STATE_FILE)
+        state = read_record(TrainingState, read_json(work / STATE_FILE), STATE_FILE)
     except BadInput as error:
-        raise _damaged(work, str(error)) from None
-    if found.key != key:
+        raise _make_damage_error(work, str(error)) from None
+    if state.key != key:
         raise BadSetting(
-            f"'{work}' holds an unfinished training with other data or settings. Run that one to its end, delete the "
-            "folder, or use another --out."
+            f"'{work}' contains an unfinished training with other data or settings. Finish that one, delete the "
+            "folder, or use another `out`."
         )
-    return found
+    return state
 
 
-def save_checkpoint(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: Any) -> None:
-    """Write the state after a leg; the note that counts it comes last, so a killed run repeats the leg."""
+def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
+    """Save weights and moments after a segment. The state is written last: a killed run repeats the segment."""
     from safetensors.torch import save_file
 
-    with atomic_folder(_leg(work, done.legs)) as folder:
-        save_file({str(i): value.detach().contiguous() for i, value in enumerate(parameters)}, folder / WEIGHTS_FILE)
-        moments = optimiser.state_dict()["state"]
+    with atomic_folder(_segment_folder(work, state.n_done)) as folder:
+        weights = {str(i): value.detach().contiguous() for i, value in enumerate(parameters)}
+        save_file(weights, folder / WEIGHTS_FILE)
+        moments = optimizer.state_dict()["state"]
         flat = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
         save_file(flat, folder / MOMENTS_FILE)
         digests = compute_digests(folder)
-    write_json(work / STATE_FILE, {**asdict(done), "files": digests})
-    shutil.rmtree(_leg(work, done.legs - 1), ignore_errors=True)
+    write_json(work / STATE_FILE, {**asdict(state), "files": digests})
+    shutil.rmtree(_segment_folder(work, state.n_done - 1), ignore_errors=True)
 
 
-def save_final_state(work: Path, done: TrainingState) -> None:
-    """The training is over: nobody will go on, so weights and moments are let go."""
-    write_json(work / STATE_FILE, asdict(done))
-    shutil.rmtree(_leg(work, done.legs - 1), ignore_errors=True)
+def save_final_state(work: Path, state: TrainingState) -> None:
+    """Record that the training is finished and delete its last checkpoint."""
+    write_json(work / STATE_FILE, asdict(state))
+    shutil.rmtree(_segment_folder(work, state.n_done - 1), ignore_errors=True)
 
 
-def restore_checkpoint(work: Path, done: TrainingState, parameters: Sequence[Any], optimiser: Any) -> None:
-    """Put weights and moments back to where the last whole leg left them."""
+def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
+    """Load weights and moments of the last finished segment into parameters and optimizer."""
     import torch
     from safetensors.torch import load_file
 
-    folder = _leg(work, done.legs)
-    check_digests(folder, done.files, lambda problem: _damaged(work, problem))
-    state: dict[int, dict[str, Any]] = {}
+    folder = _segment_folder(work, state.n_done)
+    check_digests(folder, state.files, lambda problem: _make_damage_error(work, problem))
+    moments: dict[int, dict[str, Any]] = {}
     try:
         weights = load_file(folder / WEIGHTS_FILE)
         with torch.no_grad():
             for i, parameter in enumerate(parameters):
                 parameter.copy_(weights[str(i)])
         for name, value in load_file(folder / MOMENTS_FILE).items():
-            place, _, moment = name.partition(".")
-            state.setdefault(int(place), {})[moment] = value
+            index, _, moment = name.partition(".")
+            moments.setdefault(int(index), {})[moment] = value
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
-        raise _damaged(work, (str(error).splitlines() or [""])[0]) from None
-    optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+        raise _make_damage_error(work, (str(error).splitlines() or [""])[0]) from None
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
 
 
-def _damaged(work: Path, problem: str) -> ArtifactError:
+def _make_damage_error(work: Path, problem: str) -> ArtifactError:
     return ArtifactError(
-        f"the unfinished training in '{work}' cannot go on: {problem.rstrip('.')}. Delete that folder to begin anew."
+        f"the unfinished training in '{work}' cannot continue: {problem.rstrip('.')}. Delete that folder to start over."
     )
 
 
-def _leg(work: Path, number: int) -> Path:
+def _segment_folder(work: Path, number: int) -> Path:
     return work / f"leg-{number}"

@@ -1,5 +1,7 @@
-"""What fitting IK, KBM and judges of answers share: base model, lessons within the limit, trainings, the judge as gates
-will load it.
+"""Train one judge or an ensemble of them, and load the result as gates do.
+
+Members differ in their seeds, or in the fold of the rows they leave out. With folds, every row trains some members and
+is scored by one that did not see it.
 """
 
 from __future__ import annotations
@@ -21,81 +23,83 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.fit_function import ignore_progress
 from knowgate.training.judges.trainable_models import JudgeKind, JudgeType, TrainingExample, drop_long_examples
 from knowgate.training.judges.trainer import JudgeProgressCallback, TrainedJudge, train_judge
-from knowgate.training.judges.training_options import JudgeTrainingOptions
+from knowgate.training.judges.training_options import MAX_MEMBERS, JudgeTrainingOptions
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-
-SEEDS_HELP = "Judges to train and average."
-FOLDS_HELP = "Or so many, each leaving a part out."
-MAX_MEMBERS = 20
+ExampleFactory = Callable[[JudgeType, Sequence[int]], list[TrainingExample]]
 
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One training: its settings, and the rows it learns from and stops by."""
+    """One training: hyperparameters, and the indices of its training and dev rows."""
 
     training: JudgeTrainingOptions
     train: tuple[int, ...]
     dev: tuple[int, ...]
 
     @property
-    def learnt(self) -> frozenset[int]:
+    def seen(self) -> frozenset[int]:
+        """Rows that the training depends on."""
         return frozenset((*self.train, *self.dev))
 
 
 def plan_ensemble(
     split: Split, training: JudgeTrainingOptions, seeds: int = 1, folds: int = 0, texts: Sequence[str] = ()
 ) -> list[EnsembleMember]:
-    """So many seeds on the train split; or a judge for each fold of all rows, with no look at a dev split.
+    """Plan one training per seed on the train split, or one per fold of all rows without a dev split.
 
-    texts: the questions, by which folds are made.
+    Args:
+        split: Train and dev rows.
+        training: Hyperparameters; each member gets its own seed.
+        seeds: Number of members if there are no folds.
+        folds: Number of folds; 0 for none.
+        texts: All questions, by which folds are made.
     """
-    _check(seeds, folds)
+    if folds and not 2 <= folds <= MAX_MEMBERS:
+        raise BadSetting(f"folds={folds} is not allowed: use 2 to {MAX_MEMBERS}, or 0 for none.")
+    if folds and seeds > 1:
+        raise BadSetting("`seeds` and `folds` are mutually exclusive: with folds every judge has its own seed already.")
     if not folds:
         rows = tuple(split.train.tolist()), tuple(split.dev.tolist())
         return [EnsembleMember(replace(training, seed=training.seed + number), *rows) for number in range(seeds)]
-    part = assign_folds(texts, folds, training.seed)
-    lasting = replace(training, checks=1, patience=0)
+    fold_of_row = assign_folds(texts, folds, training.seed)
+    without_dev = replace(training, checks=1, patience=0)
     return [
-        EnsembleMember(replace(lasting, seed=training.seed + fold), tuple(np.flatnonzero(part != fold).tolist()), ())
+        EnsembleMember(
+            replace(without_dev, seed=training.seed + fold), tuple(np.flatnonzero(fold_of_row != fold).tolist()), ()
+        )
         for fold in range(folds)
     ]
 
 
 def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.int64]:
-    """The fold of each question, by its hash: equal questions go together."""
-    return np.array(
-        [int(folds * hash_to_unit("fold", str(seed), fingerprint_text(text))) for text in texts], dtype=np.int64
-    )
+    """Assign each question to a fold by its hash; equal questions share a fold."""
+    return np.array([int(folds * hash_to_unit("fold", str(seed), fingerprint_text(text))) for text in texts], np.int64)
 
 
 def average_unseen_votes(
-    votes: Sequence[FloatArray], members: Sequence[EnsembleMember], places: Sequence[int]
+    votes: Sequence[FloatArray], members: Sequence[EnsembleMember], indices: Sequence[int]
 ) -> FloatArray:
-    """For each row the mean vote of those who did not learn from it; of all where everybody did."""
-    strange: BoolArray = np.array([[place not in member.learnt for place in places] for member in members], dtype=bool)
-    strange |= ~strange.any(axis=0)
-    mean: FloatArray = np.average(np.array(votes), axis=0, weights=strange)
+    """Average the votes of members that did not see a row; of all members if every one saw it."""
+    unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
+    unseen |= ~unseen.any(axis=0)
+    mean: FloatArray = np.average(np.array(votes), axis=0, weights=unseen)
     return mean
-
-
-def _check(seeds: int, folds: int) -> None:
-    if not 1 <= seeds <= MAX_MEMBERS:
-        raise BadSetting(f"training: seeds is {seeds}; it must be 1 to {MAX_MEMBERS}.")
-    if folds and not 2 <= folds <= MAX_MEMBERS:
-        raise BadSetting(f"training: folds is {folds}; it must be 2 to {MAX_MEMBERS}, or 0 for none.")
-    if folds and seeds > 1:
-        raise BadSetting("training: give seeds or folds, not both: with folds every judge has its own seed already.")
-
-
-ExampleFactory = Callable[[JudgeType, Sequence[int]], list[TrainingExample]]
 
 
 @dataclass(frozen=True)
 class FittedJudge(Generic[JudgeType]):
-    """A judge opened from its saved files, so that it scores as the gate will; and what the manifest says of it."""
+    """A trained judge, loaded from its files as the gate will load it.
+
+    Attributes:
+        judge: The judge.
+        members: The trainings behind it.
+        options: What the gate's manifest stores.
+        notes: Lines for the model card.
+        files: The judge's files by path.
+    """
 
     judge: JudgeType
     members: Sequence[EnsembleMember]
@@ -104,105 +108,108 @@ class FittedJudge(Generic[JudgeType]):
     files: dict[str, bytes] = field(repr=False)
 
     @property
-    def learnt(self) -> frozenset[int]:
-        """Rows that taught some judge."""
-        return frozenset().union(*(member.learnt for member in self.members))
+    def seen(self) -> frozenset[int]:
+        """Rows that some member was trained on."""
+        return frozenset().union(*(member.seen for member in self.members))
 
-    def known(self, cuts: Sequence[LabelPromptTokens], places: Sequence[int]) -> FloatArray:
-        """P(known) of rows, by those who did not learn from them."""
-        return average_unseen_votes(self.judge.predict_members(cuts), self.members, places)
+    def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
+        """Return P(known) of rows, by members that did not see them."""
+        return average_unseen_votes(self.judge.predict_members(prompts), self.members, indices)
 
 
 def fit_judge(
     members: Sequence[EnsembleMember],
     labels: tuple[str, str],
     prompts: str,
-    lessons: ExampleFactory[JudgeType],
+    make_examples: ExampleFactory[JudgeType],
     *,
-    school: JudgeKind[JudgeType],
+    kind: JudgeKind[JudgeType],
     base: str,
     work: Path,
     watch: JudgeProgressCallback | None,
 ) -> FittedJudge[JudgeType]:
-    """Train every member on its rows, keeping what is best on its dev rows."""
-    training = members[0].training
-    taught = [
-        train_member(school, base, member, labels, lessons, _room(work, number, len(members)), watch or ignore_progress)
-        for number, member in enumerate(members)
-    ]
-    folders = list_adapter_folders(work / ADAPTER_FOLDER, len(taught))
-    for folder, one in zip(folders, taught, strict=True):
-        _put(one.trained, folder)
+    """Train every member and load the result.
+
+    Args:
+        members: The trainings.
+        labels: The two words that the judge chooses from.
+        prompts: Name of the packaged prompts.
+        make_examples: Makes the training examples of the rows with the given indices.
+        kind: Causal model or encoder.
+        base: Spec of the model to fine-tune.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+    """
+    trained = []
+    for number, member in enumerate(members):
+        folder = work if len(members) == 1 else work / f"member-{number}"
+        trained.append(_train_member(kind, base, labels, make_examples, member, folder, watch or ignore_progress))
+    folders = list_adapter_folders(work / ADAPTER_FOLDER, len(trained))
+    for folder, member_result in zip(folders, trained, strict=True):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(member_result.judge.folder, folder)
     digests = [compute_adapter_digest(folder) for folder in folders]
+    training = members[0].training
     options = {
         "base": base,
-        "base_fingerprint": taught[0].base_fingerprint,
+        "base_fingerprint": trained[0].base_fingerprint,
         "wording": load_packaged_templates(prompts).fingerprint,
         "labels": list(labels),
         "full": training.full,
         "max_tokens": training.max_tokens,
         "adapter_sha256": digests[0],
-        **school.options,
+        **kind.options,
         **({"more_sha256": digests[1:]} if len(digests) > 1 else {}),
     }
     files = {
         f"{folder.name}/{name}": data
-        for folder, one in zip(folders, taught, strict=True)
-        for name, data in one.trained.files.items()
+        for folder, member_result in zip(folders, trained, strict=True)
+        for name, data in member_result.judge.files.items()
     }
-    judge = school.open(folders[0], options, prompts)
-    return FittedJudge(judge, members, options, _notes(taught), files)
+    judge = kind.load(folders[0], options, prompts)
+    return FittedJudge(judge, members, options, _describe_trainings(trained), files)
 
 
 @dataclass(frozen=True)
 class TrainedMember:
-    trained: TrainedJudge
+    """The result of one training; `n_dropped` examples were too long."""
+
+    judge: TrainedJudge
     base_fingerprint: str
-    dropped: int
+    n_dropped: int
     notes: tuple[str, ...] = ()
 
 
-def train_member(
-    school: JudgeKind[JudgeType],
+def _train_member(
+    kind: JudgeKind[JudgeType],
     base: str,
-    member: EnsembleMember,
     labels: tuple[str, str],
-    lessons: ExampleFactory[JudgeType],
+    make_examples: ExampleFactory[JudgeType],
+    member: EnsembleMember,
     work: Path,
     watch: JudgeProgressCallback,
 ) -> TrainedMember:
-    """One training. The model is let go of at the end: the judge is opened from the files."""
-    begun, limit = school.begin(base, labels, member.training.seed), member.training.max_tokens
-    train = drop_long_examples(lessons(begun.judge, member.train), limit)
-    dev = drop_long_examples(lessons(begun.judge, member.dev), limit)
-    _check_room(train.kept, train.dropped, limit)
-    trained = train_judge(begun.pupil, train.kept, dev.kept, member.training, work, watch)
-    return TrainedMember(trained, begun.pupil.fingerprint, train.dropped + dev.dropped, begun.notes)
-
-
-def _check_room(kept: Sequence[TrainingExample], dropped: int, limit: int) -> None:
-    if dropped and not kept:
+    """Run one training. The model is freed afterwards: the judge is loaded from its files."""
+    setup, max_tokens = kind.start(base, labels, member.training.seed), member.training.max_tokens
+    every_train, every_dev = (make_examples(setup.judge, rows) for rows in (member.train, member.dev))
+    train, dev = (drop_long_examples(examples, max_tokens) for examples in (every_train, every_dev))
+    n_dropped = len(every_train) - len(train) + len(every_dev) - len(dev)
+    if every_train and not train:
         raise BadInput(
-            f"there is no example to train on: all {dropped} are longer than {limit} tokens, the most that are trained "
-            "with. Shorten what the judge reads."
+            f"there is no example to train on: all {len(every_train)} are longer than {max_tokens} tokens, the limit "
+            "of training. Shorten what the judge reads."
         )
+    trained = train_judge(setup.model, train, dev, member.training, work, watch)
+    return TrainedMember(trained, setup.model.fingerprint, n_dropped, setup.notes)
 
 
-def _room(work: Path, number: int, count: int) -> Path:
-    """One training is kept in the folder itself, as it always was; several in one each."""
-    return work if count == 1 else work / f"member-{number}"
-
-
-def _put(trained: TrainedJudge, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(trained.folder, folder)
-
-
-def _notes(taught: Sequence[TrainedMember]) -> list[str]:
-    lines = list(taught[0].notes)
-    for number, one in enumerate(taught):
-        head = [f"judge {number + 1} of {len(taught)}, {one.trained.examples} examples:"] if len(taught) > 1 else []
-        lines += [*head, *one.trained.notes()]
-    dropped = sum(one.dropped for one in taught)
-    limit = taught[0].trained.training.max_tokens
-    return [*lines, *([f"{dropped} examples longer than {limit} tokens were left out of training"] if dropped else [])]
+def _describe_trainings(trained: Sequence[TrainedMember]) -> list[str]:
+    lines = list(trained[0].notes)
+    for number, member in enumerate(trained, start=1):
+        if len(trained) > 1:
+            lines.append(f"judge {number} of {len(trained)}, {member.judge.n_examples} examples:")
+        lines += member.judge.describe()
+    if n_dropped := sum(member.n_dropped for member in trained):
+        max_tokens = trained[0].judge.training.max_tokens
+        lines.append(f"{n_dropped} examples longer than {max_tokens} tokens were left out of training")
+    return lines

@@ -1,11 +1,15 @@
-"""Fitting the gate of expected gain: one judge learns where the LLM's answer is right and where documents' would be."""
+"""Fit the gain gate: one judge learns whether the LLM's answer is right and whether an open-book answer would be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from knowgate.core.options import Count, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadSetting
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, compute_gain_needs, encode_answers
@@ -13,85 +17,106 @@ from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
-from knowgate.training.judges.answer_judge import (
-    ANY_BASE_HELP,
-    check_judge_answers,
-    check_trainable_bits,
-    describe_cost,
-    limit_answer_tokens,
-    make_default_training,
-)
-from knowgate.training.judges.ensemble import FOLDS_HELP, SEEDS_HELP, fit_judge, plan_ensemble
+from knowgate.training.judges import answer_judge
+from knowgate.training.judges.ensemble import fit_judge
 from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
-from knowgate.training.judges.training_options import FULL_HELP
+from knowgate.training.judges.training_options import AnswerJudgeFitOptions
 from knowgate.types import Signal, SignalRequest
 
 if TYPE_CHECKING:
     from knowgate.models.tokenization import LabelPromptTokens
 
-GAIN_LEARNING_RATE = (
-    7e-5  # two tasks in one adapter: between the judge's rate and the arbiter's, which diverged at the judge's
-)
+# Two tasks in one adapter: the rate lies between the judge's and the arbiter's, which diverged at the judge's.
+GAIN_LEARNING_RATE = 7e-5
+GAIN_PROMPTS = ("judge", "search")
 
 
+class GainOptions(AnswerJudgeFitOptions):
+    """Options of `fit("gain", ...)`."""
+
+    tokens: Count = Field(default=64, description="Answer tokens it reads, at least 1.")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Default: 7e-5; 1e-5 with `full`; 3e-5 for mpnet."
+    )
+
+
+@with_options(GainOptions)
 def fit_gain(
     examples: Annotated[Examples, ExampleRequirements(target="benefit", reads_states=False)],
     *,
-    base: Annotated[str | None, ANY_BASE_HELP] = None,
-    tokens: Annotated[int, "Answer tokens it reads, at least 1."] = 64,
-    seeds: Annotated[int, SEEDS_HELP] = 1,
-    folds: Annotated[int, FOLDS_HELP] = 0,
-    epochs: Annotated[int | None, "Walks over the examples. Default: 2; of encoders 4."] = None,
-    learning_rate: Annotated[float | None, "Default: 7e-5; 1e-5 with full; 3e-5 for mpnet."] = None,
-    batch: Annotated[int, "Examples per update."] = 32,
-    full: Annotated[bool, FULL_HELP] = False,
-    bits: Annotated[int, "4 or 8: of the base's weights (CUDA, LoRA)."] = 0,
+    options: GainOptions,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """A small model learns whether the LLM's answer is right, and whether documents would give a right one."""
-    _check(examples, tokens)
-    small, read = is_encoder_spec(base or ""), limit_answer_tokens(examples, tokens)
-    check_trainable_bits(bits, full=full or small)
-    check_judge_answers(examples, read)
-    rate = GAIN_LEARNING_RATE if learning_rate is None and not (full or small) else learning_rate
-    training = make_default_training(base, epochs, batch, rate, full=full, seed=seed)
-    members = plan_ensemble(examples.split, training, seeds, folds, [question.text for question in examples.questions])
-    spec, texts = base or str(examples.settings["model"]), draft_texts(examples.readings)
+    """Fine-tune a small model to say whether the LLM's answer is right, and whether documents would give a right one."""
+    _check_target(examples)
+    tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
+    answer_judge.check_trainable_bits(options)
+    answer_judge.check_judge_answers(examples, tokens)
+    if options.learning_rate is None and not (options.full or is_encoder_spec(options.base or "")):
+        options = options.replace(learning_rate=GAIN_LEARNING_RATE)
+    training, base = answer_judge.make_default_training(options, seed), options.base or str(examples.settings["model"])
+    encoder = GainEncoder(examples, draft_texts(examples.readings), tokens)
+    fitted = fit_judge(
+        answer_judge.plan_answer_ensemble(examples, options, training),
+        ANSWER_LABELS,
+        ANSWER_PROMPTS["judge"].templates,
+        encoder.make_examples,
+        kind=select_judge_kind(base, options.bits),
+        base=base,
+        work=work,
+        watch=watch,
+    )
 
-    def asked(what: str, judge: AnswerJudge, places: Sequence[int]) -> list[LabelPromptTokens]:
-        return encode_answers(what, judge, [examples.questions[i] for i in places], [texts[i] for i in places], read)
+    def raw(indices: Sequence[int]) -> FloatArray:
+        closed_book, open_book = (
+            fitted.predict_known(encoder.encode(prompt, fitted.judge, indices), indices) for prompt in GAIN_PROMPTS
+        )
+        return compute_gain_needs(closed_book, open_book)
 
-    def lessons(judge: AnswerJudge, places: Sequence[int]) -> list[TrainingExample]:
-        closed, opened = examples.trial.closed_right, examples.trial.always_right
-        sought = [place for place in places if examples.rows[place].open is not None]
-        own = zip(asked("judge", judge, places), closed[list(places)], strict=True)
-        found = zip(asked("search", judge, sought), opened[sought], strict=True)
-        return [TrainingExample(cut, (float(right),)) for cut, right in (*own, *found)]
-
-    def both(judge: AnswerJudge, places: Sequence[int]) -> list[LabelPromptTokens]:
-        return asked("judge", judge, places) + asked("search", judge, places)
-
-    school = select_judge_kind(spec, bits)
-    prompts = ANSWER_PROMPTS["judge"].templates
-    fit = fit_judge(members, ANSWER_LABELS, prompts, lessons, school=school, base=spec, work=work, watch=watch)
-
-    def raw(places: Sequence[int]) -> FloatArray:
-        known, found = (fit.known(asked(what, fit.judge, places), places) for what in ("judge", "search"))
-        return compute_gain_needs(known, found)
-
-    notes = [*fit.notes, describe_cost(fit, both, len(texts))]
-    whole = fit.learnt == frozenset(range(len(texts)))
-    needs, want = frozenset({Signal.DRAFT}), SignalRequest(draft_tokens=read)
-    return FitResult("gain", {"tokens": read, **fit.options}, needs, want, {}, raw, notes, fit.files, whole)
+    return FitResult(
+        "gain",
+        {"tokens": tokens, **fitted.options},
+        frozenset({Signal.DRAFT}),
+        SignalRequest(draft_tokens=tokens),
+        {},
+        raw,
+        [*fitted.notes, answer_judge.describe_cost(fitted, encoder.encode_both, len(examples.rows))],
+        fitted.files,
+        uses_test_split=fitted.seen == frozenset(range(len(examples.rows))),
+    )
 
 
-def _check(examples: Examples, tokens: int) -> None:
-    if tokens < 1:
-        raise BadSetting(f"gain: tokens is {tokens}; it must be at least 1: what a search adds depends on the answer.")
+def _check_target(examples: Examples) -> None:
     if examples.target != "benefit":
         raise BadSetting(
-            f"gain is fitted on 'benefit': its need says what a search adds. Leave --target {examples.target} away, or "
-            "fit a judge: knowgate fit judge"
+            f"gain is fitted on 'benefit', got target='{examples.target}': its need is what a search adds. Leave "
+            "`target` out, or fit a judge."
         )
+
+
+@dataclass(frozen=True)
+class GainEncoder:
+    """Encodes the two prompts of the gain judge: is the answer right, and would an open-book answer be?"""
+
+    examples: Examples
+    drafts: list[str]
+    tokens: int
+
+    def encode(self, prompt: str, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode one of the two prompts for the rows with the given indices."""
+        questions = [self.examples.questions[i] for i in indices]
+        return encode_answers(prompt, judge, questions, [self.drafts[i] for i in indices], self.tokens)
+
+    def encode_both(self, judge: AnswerJudge, indices: Sequence[int]) -> list[LabelPromptTokens]:
+        """Encode both prompts."""
+        return [tokens for prompt in GAIN_PROMPTS for tokens in self.encode(prompt, judge, indices)]
+
+    def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
+        """Make an example of each closed-book answer, and of each row with an open-book answer."""
+        table = self.examples.table
+        opened = [index for index in indices if self.examples.rows[index].open is not None]
+        closed_book = zip(self.encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)
+        open_book = zip(self.encode("search", judge, opened), table.always_right[opened], strict=True)
+        return [TrainingExample(prompt, (float(right),)) for prompt, right in (*closed_book, *open_book)]

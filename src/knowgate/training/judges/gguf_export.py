@@ -1,7 +1,6 @@
-"""A fitted judge of answers written for llama.cpp: adapters merged into the base, one GGUF file for each training.
+"""Export a fitted judge of answers for llama.cpp: adapters merged into the base, one GGUF file for each training.
 
-The gate stays what it was, with other files in it: threshold and calibration are kept, a guarantee is not, since it was
-proven for other numbers.
+Threshold and calibration of the gate are kept. A guarantee is not: it was proven for other weights.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from knowgate.errors import BadSetting, MissingExtra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, GATE_KIND, GATE_MANIFEST, revise_artifact
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.judges import encode_answers
+from knowgate.gates.judges import causal_judge, encode_answers
 from knowgate.gates.judges.causal_judge import (
     ADAPTER_FOLDER,
     GGUF_FILE,
@@ -27,12 +26,6 @@ from knowgate.gates.judges.causal_judge import (
     CausalJudge,
     GgufOptions,
     ReferencePrompt,
-    check_adapters,
-    compute_adapter_digest,
-    is_adapter_folder,
-    list_adapter_folders,
-    load_full_judge,
-    load_judge_base,
 )
 from knowgate.models.gguf import check_exportable, find_gguf_file, write_gguf
 from knowgate.models.tokenization import extract_turn_template
@@ -43,8 +36,8 @@ if TYPE_CHECKING:
     from knowgate.models.gguf import GgufFormat
     from knowgate.models.hf.model import HFModel
 
-# What the judge is asked before and after it is written: short and long, sure and unsure, with figures, not English
-JUDGE_PROMPTS = {"judge": "judge", "gain": "judge", "ik": "ik"}  # gates with a judge of answers: what it is asked
+JUDGE_PROMPTS = {"judge": "judge", "gain": "judge", "ik": "ik"}  # gates with a judge of answers, and their prompts
+# Scored before and after the export: short and long, certain and uncertain, with numbers, not in English.
 CHECK_QUESTIONS = (
     ("What is the capital of France?", "Paris"),
     ("Who wrote the novel Middlemarch, and in which year did it appear?", "George Eliot, in 1871"),
@@ -58,36 +51,70 @@ ExportProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class ExportedJudge:
-    """Where it lies, and how far it is at most from what it said before; None where llama.cpp is not here to ask."""
+    """An exported gate.
+
+    Attributes:
+        folder: Folder of the new gate.
+        megabytes: Size of its GGUF files.
+        max_deviation: Largest change of a probability on the check questions; None if llama.cpp is not installed.
+    """
 
     folder: Path
     megabytes: float
-    off_by: float | None
+    max_deviation: float | None
 
 
 def export_judge(
-    gate: str | Path, out: Path, *, kind: GgufFormat = "q8_0", watch: ExportProgressCallback = lambda done, total: None
+    gate: str | Path,
+    out: Path,
+    *,
+    kind: GgufFormat = "q8_0",
+    watch: ExportProgressCallback = lambda done, total: None,
 ) -> ExportedJudge:
-    """Write the gate in a folder anew, with a judge that llama.cpp runs."""
+    """Write a copy of a gate whose judge is a GGUF file that llama.cpp runs.
+
+    Args:
+        gate: Folder of a fitted judge, gain or ik (lora) gate.
+        out: Folder of the new gate.
+        kind: Format of the weights.
+        watch: Called with the number of written tensors and the total.
+    """
     fitted = load_fitted_gate(str(gate))
-    _check(fitted, out)
-    options = fitted.artifact.options
-    folders, _ = check_adapters(fitted.artifact.path / ADAPTER_FOLDER, options)
+    _check_gate(fitted, out)
+    artifact = fitted.artifact
+    sources, _ = causal_judge.check_adapters(artifact.path / ADAPTER_FOLDER, artifact.options)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-        made = list_adapter_folders(Path(scratch) / ADAPTER_FOLDER, len(folders))
-        told = [_write(fitted, source, target, kind, watch) for source, target in zip(folders, made, strict=True)]
-        about = _options(told, kind)
-        digests = [compute_adapter_digest(folder) for folder in made]
-        megabytes = sum((folder / GGUF_FILE).stat().st_size for folder in made) / 1e6
-        manifest = _manifest(fitted.artifact.manifest, about, digests)
-        revise_artifact(fitted.artifact, manifest, _texts(fitted, kind), out, {each.name: each for each in made})
-    return ExportedJudge(out, megabytes, _off_by(out))
+        targets = causal_judge.list_adapter_folders(Path(scratch) / ADAPTER_FOLDER, len(sources))
+        members = [
+            _write_member(fitted, source, target, kind, watch) for source, target in zip(sources, targets, strict=True)
+        ]
+        digests = [causal_judge.compute_adapter_digest(folder) for folder in targets]
+        megabytes = sum((folder / GGUF_FILE).stat().st_size for folder in targets) / 1e6
+        manifest = _update_manifest(artifact.manifest, _make_gguf_options(members, kind), digests)
+        card = {CARD_FILE: _update_card(fitted, kind)}
+        revise_artifact(artifact, manifest, card, out, {folder.name: folder for folder in targets})
+    return ExportedJudge(out, megabytes, _measure_deviation(out))
+
+
+def _check_gate(gate: FittedGate, out: Path) -> None:
+    options, folder = gate.artifact.options, gate.artifact.path
+    if gate.name not in JUDGE_PROMPTS or "base" not in options:
+        raise BadSetting(
+            f"'{folder}' is a fitted {gate.name} gate without a judge of answers: use judge, gain or ik (lora)."
+        )
+    if options.get("pairs"):
+        raise BadSetting(f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run: use it as it is.")
+    if options.get("gguf"):
+        raise BadSetting(f"the judge in '{folder}' is a GGUF file already: export the gate it was made from.")
+    if out.exists() and out.resolve() == folder.resolve():
+        raise BadSetting(f"out='{out}' is the folder of the gate itself: give another folder.")
+    check_replaceable(out, GATE_MANIFEST, GATE_KIND)
 
 
 @dataclass(frozen=True)
-class _Written:
-    """One training: how it is spoken to, and what it said to what it was asked."""
+class ExportedMember:
+    """One exported training: label tokens, chat template, and its probabilities on the check questions."""
 
     pair: tuple[int, int]
     turn: Any
@@ -95,30 +122,16 @@ class _Written:
     known: FloatArray
 
 
-def _check(gate: FittedGate, out: Path) -> None:
-    options, folder = gate.artifact.options, gate.artifact.path
-    if gate.name not in JUDGE_PROMPTS or "base" not in options:
-        raise BadSetting(
-            f"'{folder}' is a fitted {gate.name} and has no judge of answers; judge, gain and ik (lora) have."
-        )
-    if options.get("pairs"):
-        raise BadSetting(
-            f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run: it is fast as it is."
-        )
-    if options.get("gguf"):
-        raise BadSetting(f"the judge in '{folder}' is a GGUF file already. Export the gate it was made from.")
-    if out.exists() and out.resolve() == folder.resolve():
-        raise BadSetting(f"the gate '{folder}' would take its own place. Give another folder: --out DIR")
-    check_replaceable(out, GATE_MANIFEST, GATE_KIND)
-
-
-def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback) -> _Written:
+def _write_member(
+    gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch: ExportProgressCallback
+) -> ExportedMember:
     options = gate.artifact.options
     model = merge_adapter(source, options)
     check_exportable(model.loaded.model.config)
     judge = CausalJudge(model, (options["labels"][0], options["labels"][1]))
-    questions, answers = [Question(asked) for asked, _ in CHECK_QUESTIONS], [answer for _, answer in CHECK_QUESTIONS]
-    cuts = encode_answers(JUDGE_PROMPTS[gate.name], judge, questions, answers, int(options["tokens"]))
+    questions = [Question(question) for question, _ in CHECK_QUESTIONS]
+    answers = [answer for _, answer in CHECK_QUESTIONS]
+    prompts = encode_answers(JUDGE_PROMPTS[gate.name], judge, questions, answers, int(options["tokens"]))
     tokenizer = model.loaded.tokenizer
     turn = extract_turn_template(model.render, tokenizer.all_special_tokens, chat=bool(tokenizer.chat_template))
     target.mkdir(parents=True)
@@ -132,14 +145,14 @@ def _write(gate: FittedGate, source: Path, target: Path, kind: GgufFormat, watch
         on_progress=watch,
     )
     first, second = judge.label_tokens
-    return _Written((first, second), turn, [cut.ids for cut in cuts], judge.predict_known(cuts))
+    return ExportedMember((first, second), turn, [prompt.ids for prompt in prompts], judge.predict_known(prompts))
 
 
 def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
-    """The base with one training's adapter added to its weights; a judge that was trained in full is its own."""
-    if not is_adapter_folder(folder):
-        return load_full_judge(folder)
-    model = load_judge_base(str(options["base"]), str(options["base_fingerprint"]), folder)
+    """Return the base with one training's adapter merged into its weights, or a judge that was trained in full."""
+    if not causal_judge.is_adapter_folder(folder):
+        return causal_judge.load_full_judge(folder)
+    model = causal_judge.load_judge_base(str(options["base"]), str(options["base_fingerprint"]), folder)
     try:
         from peft import PeftModel
     except ModuleNotFoundError:
@@ -148,35 +161,36 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
     return model
 
 
-def _options(told: Sequence[_Written], kind: GgufFormat) -> GgufOptions:
-    known = np.mean([one.known for one in told], axis=0)
-    checks = [ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(told[0].ids, known, strict=True)]
-    return GgufOptions(kind=kind, turn=told[0].turn, pair=told[0].pair, checks=tuple(checks))
+def _make_gguf_options(members: Sequence[ExportedMember], kind: GgufFormat) -> GgufOptions:
+    known = np.mean([member.known for member in members], axis=0)
+    first = members[0]
+    checks = [ReferencePrompt(tuple(ids), float(share)) for ids, share in zip(first.ids, known, strict=True)]
+    return GgufOptions(kind=kind, turn=first.turn, pair=first.pair, checks=tuple(checks))
 
 
-def _manifest(manifest: Mapping[str, Any], about: GgufOptions, digests: Sequence[str]) -> dict[str, Any]:
-    options = {**manifest["options"], "adapter_sha256": digests[0], "gguf": asdict(about)}
+def _update_manifest(manifest: Mapping[str, Any], gguf: GgufOptions, digests: Sequence[str]) -> dict[str, Any]:
+    options = {**manifest["options"], "adapter_sha256": digests[0], "gguf": asdict(gguf)}
     if len(digests) > 1:
         options["more_sha256"] = list(digests[1:])
-    kept = {key: value for key, value in manifest.items() if key != "guarantee"}
-    return {**kept, "options": options, "notes": [*manifest["notes"], _note(about.kind)]}
+    without_guarantee = {key: value for key, value in manifest.items() if key != "guarantee"}
+    return {**without_guarantee, "options": options, "notes": [*manifest["notes"], _make_note(gguf.kind)]}
 
 
-def _note(kind: str) -> str:
-    return f"the judge was written as GGUF ({kind}) and is run by llama.cpp; what was measured was measured before"
+def _make_note(kind: str) -> str:
+    return f"the judge was exported as GGUF ({kind}) and is run by llama.cpp; the metrics are from before the export"
 
 
-def _texts(gate: FittedGate, kind: GgufFormat) -> dict[str, str]:
+def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
     file = gate.artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace").rstrip() if file.is_file() else ""
     lost = ""
     if gate.artifact.manifest.get("guarantee"):
-        lost = " The guarantee above was proven for the judge as it was and is not kept: `knowgate calibrate` it again."
-    return {CARD_FILE: f"{card}\n\n## Written for llama.cpp\n\nT{_note(kind)[1:]}.{lost}\n"}
+        lost = " The guarantee above was proven before the export and is not kept: run `knowgate calibrate` again."
+    return f"{card}\n\n## Exported for llama.cpp\n\nT{_make_note(kind)[1:]}.{lost}\n"
 
 
-def _off_by(folder: Path) -> float | None:
-    """Opened as `ask` will open it, where it can be."""
+def _measure_deviation(folder: Path) -> float | None:
+    """Load the exported gate as `ask` will, and return its largest deviation; None without llama.cpp."""
     from knowgate.gates.judges import load_answer_judge
     from knowgate.gates.judges.causal_judge import LlamaJudge
 

@@ -1,4 +1,4 @@
-"""Fitting IK: a fine-tuned judge of question and draft, or a linear head over their sentence embeddings."""
+"""Fit IK: a fine-tuned judge of question and draft, or a linear classifier of their sentence embeddings."""
 
 from __future__ import annotations
 
@@ -8,52 +8,54 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from knowgate.core.options import Count, WholeNumber, with_options
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.classifiers import fit_best_linear
+from knowgate.training.classifiers import select_train_and_dev, tune_linear
 from knowgate.training.examples import MIN_GRADED_ROWS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
-from knowgate.training.judges.answer_judge import make_answer_training, train_answer_judge
+from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
 from knowgate.training.judges.trainer import JudgeProgressCallback
-from knowgate.training.judges.training_options import (
-    ACCUMULATE_HELP,
-    BASE_HELP,
-    EPOCHS_HELP,
-    FULL_HELP,
-    LEARNING_RATE_HELP,
-    JudgeTrainingOptions,
-)
+from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Embedder, Signal, SignalRequest
 
 IKMode = Literal["lora", "text"]
 
 
+class IKOptions(JudgeFitOptions):
+    """Options of `fit("ik", ...)`."""
+
+    mode: IKMode = Field(default="lora", description="lora (fine-tuned judge) or text (head over embeddings).")
+    tokens: WholeNumber = Field(default=32, description="Draft tokens it reads, the paper's T (0, 32, 64, 128 there).")
+    rows: Count | None = Field(
+        default=None, description="Train on so many questions only (the paper: 5,000 or 20,000)."
+    )
+    accumulate: Count = Field(default=1, description="Portions a batch is run in, to save memory.")
+
+
+@with_options(IKOptions)
 def fit_ik(
     examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
-    mode: Annotated[IKMode, "lora (fine-tuned judge) or text (head over embeddings)."] = "lora",
-    tokens: Annotated[int, "Draft tokens it reads, the paper's T (0, 32, 64, 128 there)."] = 32,
-    rows: Annotated[int | None, "Train on so many questions only (the paper: 5,000 or 20,000)."] = None,
-    base: Annotated[str | None, BASE_HELP] = None,
-    epochs: Annotated[int, EPOCHS_HELP] = 2,
-    learning_rate: Annotated[float | None, LEARNING_RATE_HELP] = None,
-    full: Annotated[bool, FULL_HELP] = False,
-    accumulate: Annotated[int, ACCUMULATE_HELP] = JudgeTrainingOptions.accumulate,
+    options: IKOptions,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """A judge that was fine-tuned to say Yes where no retrieval is needed; or a head over embeddings, without LLM."""
-    examples = limit_training_rows(examples, rows, seed)
-    if mode == "text":
-        return fit_ik_text(examples, tokens=tokens)
-    training = make_answer_training(epochs, 32, learning_rate, accumulate=accumulate, full=full, seed=seed)
-    return fit_ik_judge(examples, tokens=tokens, base=base, training=training, work=work, watch=watch)
+    """Fine-tune a judge to say Yes where no retrieval is needed, or train a head over embeddings without an LLM."""
+    examples = limit_training_rows(examples, options.rows, seed)
+    if options.mode == "text":
+        return fit_ik_text(examples, tokens=options.tokens)
+    training = make_answer_training(
+        options.epochs, 32, options.learning_rate, accumulate=options.accumulate, full=options.full, seed=seed
+    )
+    return fit_ik_judge(examples, tokens=options.tokens, base=options.base, training=training, work=work, watch=watch)
 
 
 def fit_ik_judge(
@@ -65,28 +67,27 @@ def fit_ik_judge(
     work: Path,
     watch: JudgeProgressCallback | None = None,
 ) -> FitResult:
-    """The judge of answers with IK's question: can you answer, given the question and `tokens` of the draft?
+    """Fine-tune a judge of answers with IK's question: can you answer, given the question and part of the draft?
 
     The paper's target is closed-book correctness: examples with target 'known'.
     """
-    _check_drafts(examples, tokens)
+    _check_draft_length(examples, tokens)
     members = plan_ensemble(examples.split, training or make_answer_training(2, 32, None))
-    fitted = train_answer_judge("ik", examples, tokens, members, base=base, work=work, watch=watch)
-    notes = [*_notes(examples, tokens), *fitted.notes]
-    return replace(fitted, options={"mode": "lora", **fitted.options}, notes=notes)
+    result = train_answer_judge(AnswerTask("ik", tokens, base), examples, members, work=work, watch=watch)
+    notes = [*_make_notes(examples, tokens), *result.notes]
+    return replace(result, options={"mode": "lora", **result.options}, notes=notes)
 
 
 def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedder = DEFAULT_EMBEDDER) -> FitResult:
-    """A linear head over embeddings; recorded answers are enough, the LLM and its weights are not needed."""
+    """Train a linear classifier over embeddings of recorded answers; the LLM and its weights are not needed."""
     encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-    _check_drafts(examples, tokens)
+    _check_draft_length(examples, tokens)
     texts = draft_texts(examples.readings) if tokens else [""] * len(examples.questions)
-    rows = text_features(encoder, examples.questions, texts, tokens)
-    split, needed = examples.split, examples.needed
-    tensors = fit_best_linear(rows[split.train], needed[split.train], rows[split.dev], needed[split.dev])
+    features = text_features(encoder, examples.questions, texts, tokens)
+    tensors = tune_linear(*select_train_and_dev(features, examples)).tensors
 
-    def raw(places: Sequence[int]) -> FloatArray:
-        return apply_network(tensors, rows[list(places)])
+    def raw(indices: Sequence[int]) -> FloatArray:
+        return apply_network(tensors, features[list(indices)])
 
     options: dict[str, Any] = {
         "mode": "text",
@@ -94,46 +95,40 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
         "embedder": embedder if isinstance(embedder, str) else "own",
         "embedder_fingerprint": encoder.fingerprint,
     }
-    return FitResult(
-        "ik", options, _needs(tokens), SignalRequest(draft_tokens=tokens), tensors, raw, _notes(examples, tokens)
-    )
-
-
-def _check_drafts(examples: Examples, tokens: int) -> None:
-    """The recorded drafts must be as long as what the gate will read."""
-    if tokens < 0:
-        raise BadSetting(f"ik: tokens is {tokens}; it must be 0 (the question alone) or more.")
-    drafted = int(examples.settings.get("max_tokens", tokens))
-    if drafted < tokens:
-        raise BadSetting(
-            f"ik: the label runs drafted {drafted} tokens, {tokens} are asked for. Label again with --prompts free "
-            f"--max-tokens {tokens}, or read at most {drafted}: --tokens {drafted}"
-        )
-
-
-def _needs(tokens: int) -> frozenset[Signal]:
-    return frozenset({Signal.DRAFT}) if tokens else frozenset()
+    needs = frozenset({Signal.DRAFT}) if tokens else frozenset[Signal]()
+    request = SignalRequest(draft_tokens=tokens)
+    return FitResult("ik", options, needs, request, tensors, raw, _make_notes(examples, tokens))
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:
-    """The examples with so many questions in the train split, drawn by the seed; the other splits as they are."""
+    """Draw a number of training questions; the other splits stay as they are."""
     train = examples.split.train
     if rows is None or rows >= len(train):
         return examples
     if rows < MIN_GRADED_ROWS:
-        raise BadSetting(f"ik: rows is {rows}; it must be at least {MIN_GRADED_ROWS}.")
+        raise BadSetting(f"ik: rows={rows} is not allowed: it must be at least {MIN_GRADED_ROWS}.")
     drawn = np.sort(np.random.default_rng(seed).choice(train, rows, replace=False))
     return replace(examples, split=replace(examples.split, train=drawn))
 
 
-def _notes(examples: Examples, tokens: int) -> list[str]:
-    """What a reader should know: the target, and that short answers end before T tokens, so that T says nothing."""
+def _check_draft_length(examples: Examples, tokens: int) -> None:
+    """Raise if the recorded drafts are shorter than what the gate will read."""
+    recorded = int(examples.settings.get("max_tokens", tokens))
+    if recorded < tokens:
+        raise BadSetting(
+            f"ik: the label runs have drafts of {recorded} tokens, got tokens={tokens}. Label again with prompts='free' "
+            f"and max_tokens={tokens}, or use tokens={recorded}."
+        )
+
+
+def _make_notes(examples: Examples, tokens: int) -> list[str]:
+    """Note another target than the paper's, and drafts that are so short that `tokens` has no effect."""
     notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
-    middle = int(np.median(lengths)) if lengths else tokens
-    if middle < tokens:
+    median = int(np.median(lengths)) if lengths else tokens
+    if median < tokens:
         notes.append(
-            f"half of the drafts have at most {middle} tokens, so {tokens} are rarely read; longer ones come from "
-            "knowgate label --prompts free --max-tokens 128"
+            f"half of the drafts have at most {median} tokens, so {tokens} are rarely read; label with prompts='free' "
+            "and max_tokens=128 for longer ones"
         )
     return notes

@@ -1,25 +1,22 @@
-"""Fitting KBM: a judge that learns mastery and certainty, of bare questions and of questions with passages."""
+"""Fit KBM: a judge that learns mastery and certainty, of bare questions and of questions with passages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
+from knowgate.core.options import Count, with_options
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
+from knowgate.gates import kbm as kbm_gate
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
 from knowgate.gates.judges.causal_judge import CausalJudge
-from knowgate.gates.kbm import (
-    KBM_HEADS,
-    KBM_LABELS,
-    PASSAGE_EXAMPLES,
-    compute_kbm_confidence,
-    encode_kbm_answer,
-    render_kbm_prompt,
-)
+from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, PASSAGE_EXAMPLES
 from knowgate.models.prompts.judges import build_kbm_prompt
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
@@ -27,42 +24,45 @@ from knowgate.training.fit_function import ExampleRequirements, FitProgressCallb
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
 from knowgate.training.judges.trainer import JudgeProgressCallback
-from knowgate.training.judges.training_options import (
-    ACCUMULATE_HELP,
-    BASE_HELP,
-    EPOCHS_HELP,
-    FULL_HELP,
-    LEARNING_RATE_HELP,
-    JudgeTrainingOptions,
-)
+from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import SignalRequest
 
 KBMHead = Literal["mastery", "certainty"]
 DEFAULT_TAU = 0.8  # the paper's turning point (section 3): its known region is [0.8, 1]
-TAU_GRID = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0, 0.4, 0.3, 0.2, 0.1)  # nearest to the paper's first: it wins ties
+TAU_GRID = (0.8, 0.7, 0.9, 0.6, 0.5, 1.0, 0.4, 0.3, 0.2, 0.1)  # nearest to the paper's first, which wins ties
 NO_PASSAGES_NOTE = (
-    "it never saw a passage, for want of sampled open-book answers, so it cannot be a --second-look: label with "
-    "--open-samples 30 for that"
+    "it was trained without passages, because no open-book answers were sampled, so it cannot be used as a second "
+    "look: label with open_samples=30 for that"
 )
 
 
+class KBMOptions(JudgeFitOptions):
+    """Options of `fit("kbm", ...)`."""
+
+    head: KBMHead = Field(default="mastery", description="What it decides by: mastery or certainty.")
+    tau: float | None = Field(
+        default=None, gt=0, le=1, description="Known from here on. Default: of .1 to 1, the best on the dev split."
+    )
+    epochs: Count = Field(default=3, description="Passes over the examples.")
+    accumulate: Count = Field(default=1, description="Portions a batch of 4 is run in, to save memory.")
+
+
+@with_options(KBMOptions)
 def fit_kbm(
     examples: Annotated[Examples, ExampleRequirements(target="known", reads_states=False)],
     *,
-    head: Annotated[KBMHead, "What it decides by: mastery or certainty."] = "mastery",
-    tau: Annotated[float | None, "Known from here on. Default: of .1 to 1, what is best on the dev split."] = None,
-    base: Annotated[str | None, BASE_HELP] = None,
-    epochs: Annotated[int, EPOCHS_HELP] = JudgeTrainingOptions.epochs,
-    learning_rate: Annotated[float | None, LEARNING_RATE_HELP] = None,
-    full: Annotated[bool, FULL_HELP] = False,
-    accumulate: Annotated[int, ACCUMULATE_HELP] = JudgeTrainingOptions.accumulate,
+    options: KBMOptions,
     seed: int = 0,
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """A judge of mastery and certainty, fine-tuned on bare questions and on questions with passages."""
-    training = JudgeTrainingOptions(epochs, accumulate=accumulate, rate=learning_rate, full=full, seed=seed)
-    return fit_kbm_judge(examples, head=head, tau=tau, base=base, training=training, work=work, watch=watch)
+    """Fine-tune a judge of mastery and certainty, on bare questions and on questions with passages."""
+    training = JudgeTrainingOptions(
+        options.epochs, accumulate=options.accumulate, rate=options.learning_rate, full=options.full, seed=seed
+    )
+    return fit_kbm_judge(
+        examples, head=options.head, tau=options.tau, base=options.base, training=training, work=work, watch=watch
+    )
 
 
 def fit_kbm_judge(
@@ -75,119 +75,119 @@ def fit_kbm_judge(
     work: Path,
     watch: JudgeProgressCallback | None = None,
 ) -> FitResult:
-    """Fine-tune a judge to give the mastery / certainty JSON; the gate reads one of the two heads.
+    """Fine-tune a judge to write the JSON of mastery and certainty; the gate reads one of the two.
 
-    tau: an indicator of at least this is True; None chooses it on the dev split, for each indicator.
-    base: the causal model to fine-tune, the answering LLM by default. work: where training is kept until it is done.
+    Args:
+        examples: The training data; its rows need sampled answers.
+        head: Which of the two the gate decides by.
+        tau: An indicator of at least this counts as True. Default: chosen on the dev split, for each indicator.
+        base: The causal model to fine-tune. Default: the answering LLM.
+        training: Hyperparameters.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
     """
-    _check(examples, head, tau)
+    _check_samples(examples)
     taus = {name: choose_tau(examples, name) if tau is None else tau for name in KBM_HEADS}
-    chosen, spec = training or JudgeTrainingOptions(), base or str(examples.settings["model"])
-
-    def lessons(judge: CausalJudge, places: Sequence[int]) -> list[TrainingExample]:
-        return [lesson for place in places for lesson in _lessons(judge, examples, place, taus, chosen.max_tokens)]
-
-    fit = fit_judge(
-        plan_ensemble(examples.split, chosen),
+    training = training or JudgeTrainingOptions()
+    fitted = fit_judge(
+        plan_ensemble(examples.split, training),
         KBM_LABELS,
         "kbm",
-        lessons,
-        school=CAUSAL_JUDGE,
-        base=spec,
+        functools.partial(_make_examples, examples, taus, training.max_tokens),
+        kind=CAUSAL_JUDGE,
+        base=base or str(examples.settings["model"]),
         work=work,
         watch=watch,
     )
 
-    def raw(places: Sequence[int]) -> FloatArray:
-        return 1 - compute_kbm_confidence(
-            fit.judge, head, [build_kbm_prompt(examples.questions[place]) for place in places]
-        )
+    def raw(indices: Sequence[int]) -> FloatArray:
+        prompts = [build_kbm_prompt(examples.questions[index]) for index in indices]
+        return 1 - kbm_gate.compute_kbm_confidence(fitted.judge, head, prompts)
 
-    shown = sum(_has_passage_lesson(examples.rows[place]) for place in examples.split.train)
+    n_with_passages = sum(_has_passage_labels(examples.rows[index]) for index in examples.split.train)
     options = {
         "head": head,
         "tau_mastery": taus["mastery"],
         "tau_certainty": taus["certainty"],
-        PASSAGE_EXAMPLES: shown,
-        **fit.options,
+        PASSAGE_EXAMPLES: n_with_passages,
+        **fitted.options,
     }
-    lessons_said = f"{shown} of its lessons had passages" if shown else NO_PASSAGES_NOTE
-    notes = [*fit.notes, lessons_said, *_own_verdict(examples, head, taus, raw)]
-    return FitResult(f"kbm:{head}", options, frozenset(), SignalRequest(), {}, raw, notes=notes, files=fit.files)
+    passages_note = f"{n_with_passages} of its examples had passages" if n_with_passages else NO_PASSAGES_NOTE
+    notes = [*fitted.notes, passages_note, *_measure_verdict(examples, head, taus, raw)]
+    return FitResult(f"kbm:{head}", options, frozenset(), SignalRequest(), {}, raw, notes=notes, files=fitted.files)
 
 
-def _own_verdict(
-    examples: Examples, head: str, taus: dict[str, float], raw: Callable[[Sequence[int]], FloatArray]
+def _measure_verdict(
+    examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """How the judge's own True or False does on the test split, against its own label."""
+    """Measure the judge's own True or False on the test split against its label."""
     test = examples.split.test.tolist()
     if not test:
         return []
-    place = KBM_HEADS.index(head)
-    known = np.array(
-        [make_kbm_labels(side, taus)[place] for i in test if (side := examples.rows[i].closed)], dtype=bool
-    )
-    said = raw(test) < RAW_THRESHOLD
-    right, majority = float((said == known).mean()), max(float(known.mean()), 1 - float(known.mean()))
+    column = KBM_HEADS.index(head)
+    answers = [answer for index in test if (answer := examples.rows[index].closed)]
+    known = np.array([make_kbm_labels(answer, taus)[column] for answer in answers], dtype=bool)
+    predicted = raw(test) < RAW_THRESHOLD
+    accuracy, majority = float((predicted == known).mean()), max(float(known.mean()), 1 - float(known.mean()))
     return [
-        f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {taus[head]:g}' told right for "
-        f"{right:.1%} (majority {majority:.1%}); it says True for {float(said.mean()):.1%}. "
-        "Decide by it: --gate DIR,verdict=own"
+        f"its own verdict (P(True) > P(False)) on the test split: '{head} >= {taus[head]:g}' is predicted right for "
+        f"{accuracy:.1%} (majority {majority:.1%}); it says True for {float(predicted.mean()):.1%}. Decide by it: "
+        "gate='DIR,verdict=own'"
     ]
 
 
-def _lessons(
-    judge: CausalJudge, examples: Examples, place: int, taus: dict[str, float], limit: int
+def _make_examples(
+    examples: Examples, taus: Mapping[str, float], max_tokens: int, judge: CausalJudge, indices: Sequence[int]
 ) -> list[TrainingExample]:
-    """The bare question with the closed-book labels; with passages, where there are any, the open-book ones."""
-    row, question = examples.rows[place], examples.questions[place]
-    pairs = [(row.closed, build_kbm_prompt(question))]
-    if _has_passage_lesson(row):
-        pairs.append((row.open, render_kbm_prompt(judge, question, row.passages, limit)))
-    return [_lesson(judge, text, *make_kbm_labels(side, taus)) for side, text in pairs if side is not None]
+    """Make an example of each bare question and, if it has passages, one of the question with them."""
+    made = []
+    for index in indices:
+        row, question = examples.rows[index], examples.questions[index]
+        pairs = [(row.closed, build_kbm_prompt(question))]
+        if _has_passage_labels(row):
+            pairs.append((row.open, kbm_gate.render_kbm_prompt(judge, question, row.passages, max_tokens)))
+        made += [_make_example(judge, text, answer, taus) for answer, text in pairs if answer is not None]
+    return made
 
 
-def _lesson(judge: CausalJudge, text: str, masters: bool, is_certain: bool) -> TrainingExample:
-    word = KBM_LABELS[0] if masters else KBM_LABELS[1]
-    return TrainingExample(encode_kbm_answer(judge, text, word), (float(masters), float(is_certain)))
+def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Mapping[str, float]) -> TrainingExample:
+    has_mastery, is_certain = make_kbm_labels(answer, taus)
+    prompt = kbm_gate.encode_kbm_answer(judge, text, KBM_LABELS[0] if has_mastery else KBM_LABELS[1])
+    return TrainingExample(prompt, (float(has_mastery), float(is_certain)))
 
 
-def make_kbm_labels(side: GradedAnswer, taus: dict[str, float]) -> tuple[bool, bool]:
-    """(mastery, certainty) as True or False; the known region [tau, 1] includes its edge."""
-    return (side.mastery or 0.0) >= taus["mastery"], (side.certainty or 0.0) >= taus["certainty"]
+def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bool, bool]:
+    """Return mastery and certainty as True or False; the known region [tau, 1] includes tau."""
+    return (answer.mastery or 0.0) >= taus["mastery"], (answer.certainty or 0.0) >= taus["certainty"]
 
 
 def choose_tau(examples: Examples, head: str) -> float:
-    """The threshold that answers most dev questions right when those at or above it skip retrieval."""
-    rows = [examples.rows[place] for place in examples.split.dev]
+    """Choose the tau that answers most dev questions right if questions at or above it skip retrieval."""
+    rows = [examples.rows[index] for index in examples.split.dev]
     usable = [row for row in rows if row.open is not None and row.open.correct is not None]
     if not usable:
         return DEFAULT_TAU
-    return max(TAU_GRID, key=lambda tau: sum(_right(row, head, tau) for row in usable))
+    return max(TAU_GRID, key=lambda tau: sum(_is_right(row, head, tau) for row in usable))
 
 
-def _right(row: LabelRow, head: str, tau: float) -> bool:
+def _is_right(row: LabelRow, head: str, tau: float) -> bool:
     skips = row.closed is not None and getattr(row.closed, head) >= tau
-    side = row.closed if skips else row.open
-    return bool(side and side.correct)
+    answer = row.closed if skips else row.open
+    return bool(answer and answer.correct)
 
 
-def _has_passage_lesson(row: LabelRow) -> bool:
-    return bool(row.passages) and _sampled(row.open)
+def _has_passage_labels(row: LabelRow) -> bool:
+    return bool(row.passages) and _is_sampled(row.open)
 
 
-def _sampled(side: GradedAnswer | None) -> bool:
-    return side is not None and side.mastery is not None and side.certainty is not None
+def _is_sampled(answer: GradedAnswer | None) -> bool:
+    return answer is not None and answer.mastery is not None and answer.certainty is not None
 
 
-def _check(examples: Examples, head: str, tau: float | None) -> None:
-    if head not in KBM_HEADS:
-        raise BadSetting(f"kbm: head is '{head}'; allowed: {', '.join(KBM_HEADS)}.")
-    if tau is not None and not 0 < tau <= 1:
-        raise BadSetting(f"kbm: tau is {tau}; it must be above 0 and at most 1.")
-    missing = sum(not _sampled(row.closed) for row in examples.rows)
+def _check_samples(examples: Examples) -> None:
+    missing = sum(not _is_sampled(row.closed) for row in examples.rows)
     if missing:
         raise BadInput(
-            f"kbm learns mastery and certainty, which {missing} of {len(examples.rows)} rows do not have. "
-            "Label with samples: knowgate label --samples 30."
+            f"kbm learns mastery and certainty, which {missing} of {len(examples.rows)} rows do not have. Label with "
+            "samples=30."
         )

@@ -1,7 +1,4 @@
-"""Models that learn to judge: a causal one that says one of two words, with LoRA layers or all its weights.
-
-Knows token ids, marked places and losses; not the order of examples, nor where anything is kept.
-"""
+"""Models that can be trained as judges: causal models that say one of two labels, and encoders of text pairs."""
 
 from __future__ import annotations
 
@@ -37,52 +34,55 @@ if TYPE_CHECKING:
     from knowgate.models.hf.model import HFModel
     from knowgate.models.tokenization import LabelPromptTokens
 
+LORA_DROPOUT = 0.05
+NO_CHAT_TEMPLATE_NOTE = "the base has no chat template: it is prompted in plain text, as fits models not tuned for chat"
+
 
 @dataclass(frozen=True)
 class TrainingExample:
-    """shares: of the first label against the second, at each mark: 1 or 0, or between where a teacher is unsure."""
+    """A tokenized prompt and the target probabilities of the first label.
 
-    cut: LabelPromptTokens
-    shares: tuple[float, ...]
+    Attributes:
+        prompt: Token ids and the positions at which a label is predicted.
+        targets: Probability of the first label at each position: 1, 0, or between for soft labels.
+    """
 
-
-@dataclass(frozen=True)
-class LimitedExamples:
-    kept: list[TrainingExample]
-    dropped: int
-
-
-def drop_long_examples(lessons: Sequence[TrainingExample], limit: int) -> LimitedExamples:
-    """Examples of at most so many tokens: longer ones would decide how much memory training takes."""
-    kept = [lesson for lesson in lessons if len(lesson.cut.ids) <= limit]
-    return LimitedExamples(kept, len(lessons) - len(kept))
+    prompt: LabelPromptTokens
+    targets: tuple[float, ...]
 
 
-LORA_DROPOUT = 0.05
+def drop_long_examples(examples: Sequence[TrainingExample], max_tokens: int) -> list[TrainingExample]:
+    """Drop examples that are longer than a limit: the longest one determines the memory of a batch."""
+    return [example for example in examples if len(example.prompt.ids) <= max_tokens]
 
 
 class TrainableModel(Protocol):
-    """A model that can be taught. `begin` comes first; `margins` are logits of the first label against the second."""
+    """A model that can be trained as a judge. `prepare` comes first."""
 
     @property
     def fingerprint(self) -> str: ...
 
-    def begin(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Ready to learn; gives the parameters that will change."""
+    def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
+        """Make the model trainable and return the parameters to optimize."""
         ...
 
-    def set_training(self, on: bool) -> None: ...
+    def set_training(self, on: bool) -> None:
+        """Switch between training mode and evaluation mode."""
 
-    def loss(self, lessons: Sequence[TrainingExample]) -> Any: ...
+    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
+        """Return the mean loss of a batch, with gradients."""
 
-    def margins(self, lessons: Sequence[TrainingExample]) -> list[float]: ...
+    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
+        """Return the logit of the first label against the second at the last position of each example."""
+        ...
 
-    def save(self, folder: Path) -> None: ...
+    def save(self, folder: Path) -> None:
+        """Save the trained weights."""
 
 
 @dataclass
 class TrainableCausalModel:
-    """A causal model; `columns` are the tokens its two labels begin with."""
+    """A causal model that predicts one of two labels; `columns` are the first tokens of the labels."""
 
     base: HFModel
     columns: Sequence[int]
@@ -91,49 +91,54 @@ class TrainableCausalModel:
 
     @property
     def fingerprint(self) -> str:
+        """Fingerprint of the base model."""
         return self.base.fingerprint
 
-    def begin(self, training: JudgeTrainingOptions) -> list[Any]:
+    def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
+        """Add LoRA layers, or make all weights trainable; return the parameters to optimize."""
         self.whole_vocabulary = training.whole_vocabulary
         self.trained = prepare_for_training(self.base, training)
         return [value for value in self.trained.parameters() if value.requires_grad]
 
     def set_training(self, on: bool) -> None:
+        """Switch between training mode and evaluation mode."""
         self.base.loaded.model.train(on)
 
-    def loss(self, lessons: Sequence[TrainingExample]) -> Any:
-        """Mean over the marked places of the cross-entropy of the labels."""
+    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
+        """Return the mean cross-entropy of the labels over all positions."""
         import torch
 
-        shares = torch.tensor([share for lesson in lessons for share in lesson.shares], device=self.base.loaded.device)
+        targets = [target for example in examples for target in example.targets]
         if not self.whole_vocabulary:
-            return pair_loss(self._logits(lessons, self.columns), shares)
-        words = torch.tensor([self.columns[0] if share >= 0.5 else self.columns[1] for share in shares.tolist()])
-        return torch.nn.functional.cross_entropy(self._logits(lessons, None), words.to(shares.device))
+            logits = self._compute_logits(examples, self.columns)
+            return pair_loss(logits, torch.tensor(targets, device=logits.device))
+        logits = self._compute_logits(examples, None)
+        labels = [self.columns[0] if target >= 0.5 else self.columns[1] for target in targets]
+        return torch.nn.functional.cross_entropy(logits, torch.tensor(labels, device=logits.device))
 
-    def margins(self, lessons: Sequence[TrainingExample]) -> list[float]:
-        """At the last mark of each lesson."""
-        logits = self._logits(lessons, self.columns)
-        ends = [sum(len(lesson.shares) for lesson in lessons[: place + 1]) - 1 for place in range(len(lessons))]
-        return [float(margin) for margin in (logits[ends, 0] - logits[ends, 1]).tolist()]
+    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
+        """Return the logit of the first label against the second at the last position of each example."""
+        logits = self._compute_logits(examples, self.columns)
+        last = [sum(len(example.targets) for example in examples[: i + 1]) - 1 for i in range(len(examples))]
+        return [float(margin) for margin in (logits[last, 0] - logits[last, 1]).tolist()]
 
-    def _logits(self, lessons: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
-        """The head is applied at the marked places alone, and to the labels alone where the others do not count."""
+    def _compute_logits(self, examples: Sequence[TrainingExample], columns: Sequence[int] | None) -> Any:
+        """Apply the head at the label positions only, and to the label tokens only if `columns` is given."""
         import torch
 
         from knowgate.models.hf.local_model import apply_lm_head
 
         device, model = self.base.loaded.device, self.base.loaded.model
-        ids, mask = pad_rows([lesson.cut.ids for lesson in lessons], self.base.pad_id, device)
-        rows = [row for row, lesson in enumerate(lessons) for _ in lesson.cut.positions]
-        marks = [mark for lesson in lessons for mark in lesson.cut.positions]
+        ids, mask = pad_rows([example.prompt.ids for example in examples], self.base.pad_id, device)
+        rows = [row for row, example in enumerate(examples) for _ in example.prompt.positions]
+        positions = [position for example in examples for position in example.prompt.positions]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
             output = model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)
-            logits = apply_lm_head(model, output.last_hidden_state[rows, marks], columns)
+            logits = apply_lm_head(model, output.last_hidden_state[rows, positions], columns)
         return logits.float()
 
     def save(self, folder: Path) -> None:
-        """The adapter, or the whole model in the number format it is used in, with its tokenizer."""
+        """Save the adapter, or the whole model in the precision it is used in, with its tokenizer."""
         if hasattr(self.trained, "peft_config"):
             self.trained.save_pretrained(str(folder), save_embedding_layers=False)
         else:
@@ -147,7 +152,7 @@ class TrainableCausalModel:
 
 
 def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
-    """The model ready to learn: with LoRA layers in it (of fp32, whatever the base is), or all weights in fp32."""
+    """Return the model with fp32 LoRA layers, or with all weights trainable in fp32."""
     if training.full:
         return base.loaded.model.float().requires_grad_(True)
     try:
@@ -164,42 +169,51 @@ def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
     return get_peft_model(base.loaded.model, config)
 
 
-def pair_loss(logits: Any, shares: Any) -> Any:
-    """Mean binary cross-entropy of first label against second."""
+def pair_loss(logits: Any, targets: Any) -> Any:
+    """Return the mean binary cross-entropy of the first label against the second."""
     import torch
 
-    return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0] - logits[:, 1], shares)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0] - logits[:, 1], targets)
 
 
 @dataclass(frozen=True)
 class TrainableEncoder:
-    """An encoder with one output, trained in full."""
+    """An encoder of question and answer with one output, far smaller than a causal model; all weights are trained."""
 
     encoder: PairEncoder
 
     @property
     def fingerprint(self) -> str:
+        """Fingerprint of the encoder."""
         return self.encoder.fingerprint
 
-    def begin(self, training: JudgeTrainingOptions) -> list[Any]:
+    def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
+        """Return the parameters to optimize."""
         if not training.full:
-            raise BadSetting("an encoder is small and trained in full: add --full.")
+            raise BadSetting("an encoder is small, so all its weights are trained: use full=True.")
         return list(self.encoder.model.parameters())
 
     def set_training(self, on: bool) -> None:
+        """Switch between training mode and evaluation mode."""
         self.encoder.model.train(on)
 
-    def loss(self, lessons: Sequence[TrainingExample]) -> Any:
+    def compute_loss(self, examples: Sequence[TrainingExample]) -> Any:
+        """Return the mean binary cross-entropy of a batch."""
         import torch
 
-        outputs = self.encoder.compute_logits([lesson.cut.ids for lesson in lessons])
-        shares = torch.tensor([lesson.shares[0] for lesson in lessons], device=outputs.device)
-        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, shares)
+        outputs = self._compute_outputs(examples)
+        targets = torch.tensor([example.targets[0] for example in examples], device=outputs.device)
+        return torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets)
 
-    def margins(self, lessons: Sequence[TrainingExample]) -> list[float]:
-        return [float(one) for one in self.encoder.compute_logits([lesson.cut.ids for lesson in lessons]).tolist()]
+    def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
+        """Return the logit of each example."""
+        return [float(margin) for margin in self._compute_outputs(examples).tolist()]
+
+    def _compute_outputs(self, examples: Sequence[TrainingExample]) -> Any:
+        return self.encoder.compute_logits([example.prompt.ids for example in examples])
 
     def save(self, folder: Path) -> None:
+        """Save model and tokenizer."""
         from knowgate.models.hf.loader import silence_transformers
 
         with silence_transformers():
@@ -207,15 +221,13 @@ class TrainableEncoder:
             self.encoder.tokenizer.save_pretrained(str(folder))
 
 
-NO_CHAT_TEMPLATE_NOTE = (
-    "the base has no chat template: it is asked in plain text, which suits models that were never taught to chat"
-)
+# --- kinds of judges ------------------------------------------------------------------------------
 
 
 class VotingJudge(Protocol):
-    """A judge as far as fitting must know it."""
+    """A judge that returns the probabilities of each of its members."""
 
-    def predict_members(self, cuts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
+    def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]: ...
 
 
 JudgeType = TypeVar("JudgeType", bound=VotingJudge)
@@ -223,58 +235,62 @@ JudgeType = TypeVar("JudgeType", bound=VotingJudge)
 
 @dataclass(frozen=True)
 class TrainingSetup(Generic[JudgeType]):
-    """A base ready to be taught; `judge` makes its lessons, `pupil` learns them. notes: what the card says of it."""
+    """A base that is ready for training: `judge` tokenizes the prompts, `model` is trained, `notes` go on the card."""
 
     judge: JudgeType
-    pupil: TrainableModel
+    model: TrainableModel
     notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class JudgeKind(Generic[JudgeType]):
-    """begin: of a base, the two labels and a seed. open: of a folder, a gate's options and the name of its prompts."""
+    """How judges of one kind are opened.
 
-    begin: Callable[[str, tuple[str, str], int], TrainingSetup[JudgeType]]
-    open: Callable[[Path, Mapping[str, Any], str], JudgeType]
-    options: Mapping[str, Any] = field(default_factory=dict)  # what the gate says of such a judge
+    Attributes:
+        start: Opens a base for training; takes its spec, the two labels and a seed.
+        load: Opens a trained judge; takes its folder, the gate's options and the name of its prompts.
+        options: Options that the gate stores for such a judge.
+    """
+
+    start: Callable[[str, tuple[str, str], int], TrainingSetup[JudgeType]]
+    load: Callable[[Path, Mapping[str, Any], str], JudgeType]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 0) -> TrainingSetup[CausalJudge]:
+def _start_causal(base: str, labels: tuple[str, str], seed: int, *, bits: int = 0) -> TrainingSetup[CausalJudge]:
     model = load_judge_base(base, bits=bits)
     judge = CausalJudge(model, labels)
-    spoken_to = bool(model.loaded.tokenizer.chat_template)
-    return TrainingSetup(
-        judge, TrainableCausalModel(model, judge.label_tokens), () if spoken_to else (NO_CHAT_TEMPLATE_NOTE,)
-    )
+    notes = () if model.loaded.tokenizer.chat_template else (NO_CHAT_TEMPLATE_NOTE,)
+    return TrainingSetup(judge, TrainableCausalModel(model, judge.label_tokens), notes)
 
 
-def _pairs(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[EncoderJudge]:
+def _start_encoder(base: str, labels: tuple[str, str], seed: int) -> TrainingSetup[EncoderJudge]:
     encoder = PairEncoder(resolve_encoder(base), seed)
     encoder.load_weights()
     return TrainingSetup(EncoderJudge((encoder,)), TrainableEncoder(encoder))
 
 
-def _open_pairs(folder: Path, options: Mapping[str, Any], prompts: str) -> EncoderJudge:
+def _load_encoder(folder: Path, options: Mapping[str, Any], prompts: str) -> EncoderJudge:
     return load_encoder_judge(*check_adapters(folder, options))
 
 
-CAUSAL_JUDGE = JudgeKind(_causal, load_judge)
-PAIR_ENCODER_JUDGE = JudgeKind(_pairs, _open_pairs, {"pairs": True})
+CAUSAL_JUDGE = JudgeKind(_start_causal, load_judge)
+PAIR_ENCODER_JUDGE = JudgeKind(_start_encoder, _load_encoder, {"pairs": True})
 
 
 def select_judge_kind(base: str, bits: int = 0) -> JudgeKind[Any]:
-    """Where a judge of answers learns: either kind serves. bits: of a causal base's weights; 0: the usual format."""
+    """Select the kind of judge for a base model.
+
+    Args:
+        base: Spec of an encoder or of a causal model.
+        bits: Precision of a causal base's weights; 0 for the default.
+    """
     if is_encoder_spec(base):
         return PAIR_ENCODER_JUDGE
-    _check_known(base)
-    return JudgeKind(functools.partial(_causal, bits=bits), load_judge, {"bits": bits}) if bits else CAUSAL_JUDGE
-
-
-def _check_known(base: str) -> None:
-    """Of a name that is no model's, say what a judge of answers can be made of, encoders as well."""
-    if base.startswith(RECORDED_PREFIX):
-        return
-    try:
-        load_model(base)  # weights are read on first use
-    except UnknownName:
-        raise UnknownName("base", base, [*ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]) from None
+    if not base.startswith(RECORDED_PREFIX):
+        try:
+            load_model(base)  # reads no weights yet
+        except UnknownName:
+            names = [*ENCODER_NAMES, "encoder:DIR", "smollm", "hf:NAME", "gguf:FILE"]
+            raise UnknownName("base", base, names) from None
+    return JudgeKind(functools.partial(_start_causal, bits=bits), load_judge, {"bits": bits}) if bits else CAUSAL_JUDGE

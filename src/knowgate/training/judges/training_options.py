@@ -1,4 +1,4 @@
-"""How a judge is trained: epochs, batches, rates, when to look at the dev split. Knows no model and no example."""
+"""How a judge is trained: options of the fit functions, and hyperparameters with their learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -6,28 +6,76 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
+from knowgate.core.options import Count, Options, WholeNumber
 from knowgate.errors import BadSetting
+from knowgate.models.embedded_weights import get_weights
 
 WARM_UP_SHARE = 0.02  # KBM A.1, as are epochs, batch, tokens and the rate of a full fine-tune
-RISE_SHARE, START_SHARE, END_SHARE = 0.3, 1 / 25, 1 / 250_000  # of a one-cycle rate, as torch has them
+RISE_SHARE, START_SHARE, END_SHARE = 0.3, 1 / 25, 1 / 250_000  # of the one-cycle schedule, as in torch
 DEFAULT_LEARNING_RATES = {"full": 1e-5, "lora": 1e-4}
+MAX_MEMBERS = 20
 Schedule = Literal["cosine", "one-cycle"]
-# what the options of a judge's fit say
-BASE_HELP = "Model to fine-tune. Default: the LLM that was labelled."
-EPOCHS_HELP = "Walks over the examples."
-LEARNING_RATE_HELP = "Default: 1e-4, and 1e-5 with full."
-FULL_HELP = "Fine-tune all weights instead of LoRA."
-ACCUMULATE_HELP = "Portions a batch of 4 is run in, to save memory."
+
+_MPNET = f"mpnet ({get_weights('mpnet').megabytes} MB to fetch)"
+ANY_BASE_HELP = f"small, {_MPNET} (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
+
+
+class JudgeFitOptions(Options):
+    """Options of every fine-tuned judge."""
+
+    base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM that was labeled.")
+    epochs: Count = Field(default=2, description="Passes over the examples.")
+    learning_rate: float | None = Field(default=None, gt=0, description="Default: 1e-4, and 1e-5 with `full`.")
+    full: bool = Field(default=False, description="Fine-tune all weights instead of LoRA.")
+
+
+class EnsembleFitOptions(JudgeFitOptions):
+    """Options of judges that can be trained several times."""
+
+    seeds: int = Field(default=1, ge=1, le=MAX_MEMBERS, description="Judges to train and average.")
+    folds: WholeNumber = Field(
+        default=0, description="Instead of `seeds`: judges to train, each on all rows but its fold."
+    )
+
+
+class AnswerJudgeFitOptions(EnsembleFitOptions):
+    """Options of judges that read question and answer, causal models or small encoders."""
+
+    base: str | None = Field(default=None, description=ANY_BASE_HELP)
+    tokens: WholeNumber = Field(default=64, description="Answer tokens it reads; 0: question alone.")
+    epochs: Count | None = Field(  # type: ignore[assignment]
+        default=None, description="Passes over the examples. Default: 2; of encoders 4."
+    )
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Default: 1e-4; 1e-5 with `full`; 3e-5 for mpnet."
+    )
+    batch: Count = Field(default=32, description="Examples per update.")
+    bits: Literal[0, 4, 8] = Field(default=0, description="4 or 8: of the base's weights (CUDA, LoRA).")
 
 
 @dataclass(frozen=True)
 class JudgeTrainingOptions:
-    """How a judge is trained. batch: examples per update, run in `accumulate` portions. rate: None is the usual one.
+    """Hyperparameters of one training.
 
-    whole_vocabulary: the label competes with every token, as in language modelling; else with the other label alone.
-    checks: looks at the dev split per epoch; the weights of the best are kept. patience: looks without a better dev
-    loss after which training ends; 0 for never. window: batches whose examples are put together by length, so that few
-    places are padding. saves: what it takes to go on is written after every leg.
+    Attributes:
+        epochs: Passes over the examples.
+        batch: Examples per update.
+        accumulate: Portions that a batch is run in, to save memory.
+        rate: Peak learning rate; None for the default.
+        max_tokens: Longer examples are left out.
+        full: Train all weights instead of LoRA layers.
+        rank: Rank of the LoRA layers.
+        seed: Seed of order, dropout and initialization.
+        whole_vocabulary: The label competes with every token, as in language modeling; otherwise only with the other
+            label.
+        schedule: Learning-rate schedule.
+        weight_decay: AdamW's weight decay.
+        checks: Evaluations on the dev split per epoch; the weights of the best one are kept.
+        patience: Evaluations without a better dev loss after which training stops; 0 for never.
+        window: Batches whose examples are sorted by length together, so that little is padding.
+        saves: Write a checkpoint after every segment.
     """
 
     epochs: int = 3
@@ -49,30 +97,32 @@ class JudgeTrainingOptions:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate", "max_tokens", "rank", "checks", "window"):
             if getattr(self, name) < 1:
-                raise BadSetting(f"training: {name} is {getattr(self, name)}; it must be at least 1.")
+                raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
         if self.accumulate > self.batch:
-            raise BadSetting(f"training: {self.accumulate} portions cannot be made of a batch of {self.batch}.")
+            raise BadSetting(f"training: accumulate={self.accumulate} is more than the batch of {self.batch} examples.")
         if self.rate is not None and not self.rate > 0:
-            raise BadSetting(f"training: rate is {self.rate}; it must be above 0.")
+            raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
         if self.patience < 0:
-            raise BadSetting(f"training: patience is {self.patience}; it must be 0 (never stop early) or more.")
+            raise BadSetting(f"training: patience={self.patience} is not allowed: use 0 (never stop early) or more.")
 
     @property
-    def peak(self) -> float:
+    def peak_rate(self) -> float:
+        """The highest learning rate of the schedule."""
         return self.rate or DEFAULT_LEARNING_RATES["full" if self.full else "lora"]
 
     @property
-    def legs(self) -> int:
-        """Parts of the training, each with a look at the dev split behind it."""
+    def n_segments(self) -> int:
+        """Number of segments of the training; an evaluation on the dev split follows each."""
         return self.epochs * self.checks
 
-    def share(self, update: int, updates: int) -> float:
-        """Share of the peak rate at one of so many updates."""
-        return one_cycle(update, updates) if self.schedule == "one-cycle" else warm_cosine(update, updates)
+    def compute_rate(self, update: int, updates: int) -> float:
+        """Return the learning rate of an update."""
+        schedule = one_cycle if self.schedule == "one-cycle" else warm_cosine
+        return self.peak_rate * schedule(update, updates)
 
 
 def warm_cosine(update: int, updates: int) -> float:
-    """Up over the first 2 % of the updates, then down along a cosine."""
+    """Return the share of the peak rate: linear over the first 2 % of the updates, then down along a cosine."""
     warm = max(1, round(WARM_UP_SHARE * updates))
     if update < warm:
         return (update + 1) / warm
@@ -80,12 +130,13 @@ def warm_cosine(update: int, updates: int) -> float:
 
 
 def one_cycle(update: int, updates: int) -> float:
-    """From 1/25 up along a cosine over 30 % of the updates, then down to nearly nothing (Smith and Topin 2017)."""
+    """Return the share of the peak rate: up over 30 % of the updates, then down (Smith and Topin 2017)."""
     top = max(1.0, RISE_SHARE * updates - 1)
     if update <= top:
-        return _between(START_SHARE, 1.0, update / top)
-    return _between(1.0, END_SHARE, (update - top) / max(1.0, updates - 1 - top))
+        return _interpolate(START_SHARE, 1.0, update / top)
+    return _interpolate(1.0, END_SHARE, (update - top) / max(1.0, updates - 1 - top))
 
 
-def _between(start: float, end: float, way: float) -> float:
-    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * way))
+def _interpolate(start: float, end: float, progress: float) -> float:
+    """Interpolate along a cosine."""
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -1,44 +1,43 @@
-// Talks to the server: with the key of this tab, where one is wanted.
+// Client of the server's API. Sends the API key of this tab, if there is one.
 
-const KEY = "knowgate-key";
-export class NoKey extends Error {}
+const STORAGE_KEY = "knowgate-key";
 
-export const giveKey = (key) => sessionStorage.setItem(KEY, key);
-export const hasKey = () => sessionStorage.getItem(KEY) !== null;
-export const dropKey = () => sessionStorage.removeItem(KEY);
+export class UnauthorizedError extends Error {}
 
-function headers() {
-  const key = sessionStorage.getItem(KEY);
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
+export const saveKey = (key) => sessionStorage.setItem(STORAGE_KEY, key);
+export const hasKey = () => sessionStorage.getItem(STORAGE_KEY) !== null;
+export const deleteKey = () => sessionStorage.removeItem(STORAGE_KEY);
 
-async function checked(reply) {
-  if (reply.status === 401) throw new NoKey("this key is not known here.");
-  if (!reply.ok) {
-    const said = await reply.json().catch(() => ({}));
-    throw new Error(said.error?.message ?? `the server answered ${reply.status}.`);
+async function request(path, options = {}) {
+  const key = sessionStorage.getItem(STORAGE_KEY);
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, { headers, ...options });
+  if (response.status === 401) throw new UnauthorizedError("this key is not valid.");
+  if (!response.ok) {
+    const body = await response.json().catch(() => ({}));
+    throw new Error(body.error?.message ?? `the server answered with status ${response.status}.`);
   }
-  return reply;
+  return response;
 }
 
 export async function get(path) {
-  return (await checked(await fetch(path, { headers: headers() }))).json();
+  return (await request(path)).json();
 }
 
 export async function post(path, body) {
-  return (await checked(await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body) }))).json();
+  return (await request(path, { method: "POST", body: JSON.stringify(body) })).json();
 }
 
-// Calls `hear` with each chunk of a streamed answer as it comes.
-export async function stream(path, body, hear) {
-  const reply = await checked(await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify({ ...body, stream: true }) }));
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+// Calls onChunk with each chunk of a streamed answer.
+export async function postStreaming(path, body, onChunk) {
+  const response = await request(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }) });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let incompleteLine = "";
   for (;;) {
     const { done, value } = await reader.read();
     if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) if (line.startsWith("data: {")) hear(JSON.parse(line.slice(6)));
+    const lines = (incompleteLine + value).split("\n");
+    incompleteLine = lines.pop();
+    for (const line of lines) if (line.startsWith("data: {")) onChunk(JSON.parse(line.slice(6)));
   }
 }

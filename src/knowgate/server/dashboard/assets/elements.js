@@ -1,8 +1,10 @@
-// Pieces of a page and ways to write numbers. All text goes in as text: nothing is ever read as markup.
+// Helpers that create elements and format numbers. All content is inserted as text, never parsed as HTML.
 
-export const find = (id) => document.getElementById(id);
+export const getElement = (id) => document.getElementById(id);
 
-export function make(name, attributes = {}, ...children) {
+export const setContent = (id, ...children) => getElement(id).replaceChildren(...children);
+
+export function createElement(name, attributes = {}, ...children) {
   const element = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
@@ -13,16 +15,25 @@ export function make(name, attributes = {}, ...children) {
   return element;
 }
 
-export function draw(name, attributes = {}, ...children) {
+export function createSvg(name, attributes = {}, ...children) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
 }
 
-export const percent = (share, digits = 1) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`);
+export function createTable(caption, columns, rows) {
+  const head = createElement("tr", {}, columns.map((column) => createElement("th", { scope: "col" }, column)));
+  const body = rows.map(([first, ...cells]) =>
+    createElement("tr", {}, createElement("th", { scope: "row" }, first), cells.map((cell) => createElement("td", {}, cell))));
+  return createElement("table", {}, createElement("caption", {}, caption), createElement("thead", {}, head), createElement("tbody", {}, body));
+}
 
-export function amount(value) {
+export const formatPercent = (share, digits = 1) => (share === null || share === undefined ? "–" : `${(100 * share).toFixed(digits)} %`);
+
+export const formatThreshold = (threshold) => String(Number(threshold.toPrecision(4)));
+
+export function formatAmount(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
   if (size >= 1e6) return `${(value / 1e6).toFixed(1)} M`;
@@ -31,12 +42,12 @@ export function amount(value) {
   return value.toPrecision(2);
 }
 
-export function milliseconds(value) {
+export function formatMilliseconds(value) {
   if (value >= 1000) return `${(value / 1000).toFixed(value >= 10000 ? 0 : 1)} s`;
   return `${value >= 10 ? Math.round(value) : value.toFixed(1)} ms`;
 }
 
-export function duration(seconds) {
+export function formatDuration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   const size = Math.abs(seconds);
   if (size >= 7200) return `${(seconds / 3600).toFixed(1)} h`;
@@ -44,10 +55,4 @@ export function duration(seconds) {
   return `${seconds.toFixed(size >= 10 ? 0 : 1)} s`;
 }
 
-export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-
-export function table(caption, columns, rows) {
-  const head = make("tr", {}, columns.map((column) => make("th", { scope: "col" }, column)));
-  const body = rows.map(([first, ...rest]) => make("tr", {}, make("th", { scope: "row" }, first), rest.map((cell) => make("td", {}, cell))));
-  return make("table", {}, make("caption", {}, caption), make("thead", {}, head), make("tbody", {}, body));
-}
+export const formatTime = (seconds) => new Date(1000 * seconds).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });

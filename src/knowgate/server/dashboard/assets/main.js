@@ -1,143 +1,145 @@
-// The page: asks the server every few seconds what it did, and shows it.
-import { lossChart, lossWords, minutesChart, needsChart } from "./charts.js";
-import { amount, clock, duration, find, make, milliseconds, percent, table } from "./elements.js";
-import { startPlayground } from "./playground.js";
-import { showRecent } from "./recent.js";
-import { NoKey, dropKey, get, giveKey, hasKey, post } from "./api.js";
+// The dashboard: fetches the data every few seconds and renders it.
+import { UnauthorizedError, deleteKey, get, hasKey, post, saveKey } from "./api.js";
+import { createLossChart, createMinutesChart, createNeedsChart, describeLoss } from "./charts.js";
+import { createElement, createTable, formatAmount, formatDuration, formatMilliseconds, formatPercent, formatThreshold, formatTime, getElement, setContent } from "./elements.js";
+import { initPlayground } from "./playground.js";
+import { renderRecent } from "./recent.js";
 
-const EVERY = 4000;
-const own = { takesFeedback: false };
-let state = null;
+const REFRESH_MILLISECONDS = 4000;
+const settings = { acceptsFeedback: false };
+let data = null;
 
-function tell(id, ...words) {
-  find(id).replaceChildren(...words);
-}
+const createNote = (text) => createElement("p", { class: "note" }, text);
 
-function showTiles(figures) {
-  const all = figures.arms.all, failed = (figures.requests["5xx"] ?? 0), asked = Object.values(figures.requests).reduce((a, b) => a + b, 0);
+function renderTiles(statistics) {
+  const { decided, retrieved, saved } = statistics.arms.all, failed = statistics.requests["5xx"] ?? 0;
+  const requests = Object.values(statistics.requests).reduce((a, b) => a + b, 0);
   const tiles = [
-    [amount(asked), failed ? `requests, ${failed} failed` : "requests"],
-    [all.decided ? percent(all.retrieved / all.decided, 0) : "–", "questions looked up"],
-    [amount(all.saved.retrievals), "searches saved"],
-    [amount(all.saved.tokens), "tokens saved, net of drafts"],
-    [duration(all.saved.seconds), "time saved, net of drafts"],
-    ...(all.saved.money === null ? [] : [[all.saved.money.toFixed(all.saved.money < 1 ? 4 : 2), "money saved"]]),
+    [formatAmount(requests), failed ? `requests, ${failed} failed` : "requests"],
+    [decided ? formatPercent(retrieved / decided, 0) : "–", "of questions retrieved"],
+    [formatAmount(saved.retrievals), "searches saved"],
+    [formatAmount(saved.tokens), "tokens saved, net of drafts"],
+    [formatDuration(saved.seconds), "time saved, net of drafts"],
+    ...(saved.money === null ? [] : [[saved.money.toFixed(saved.money < 1 ? 4 : 2), "money saved"]]),
   ];
-  tell("tiles", ...tiles.map(([value, words]) => make("div", {}, make("dd", {}, value), make("dt", {}, words))));
+  setContent("tiles", ...tiles.map(([value, label]) => createElement("div", {}, createElement("dd", {}, value), createElement("dt", {}, label))));
 }
 
-function showAlarm() {
-  const said = [];
-  for (const [arm, one] of Object.entries(state.learning?.arms ?? {})) {
-    if (!one.loss.alarm) continue;
-    said.push(make("p", {}, `Alarm, gate ${one.gate}: ${one.loss.alarm}. Everything is looked up.`));
-    said.push(make("button", { type: "button", onclick: () => clear(arm) }, "I have looked into it: count again"));
+function renderAlarm() {
+  const messages = [];
+  for (const [name, arm] of Object.entries(data.learning?.arms ?? {})) {
+    if (!arm.loss.alarm) continue;
+    messages.push(createElement("p", {}, `Alarm for gate ${arm.gate}: ${arm.loss.alarm}. Every request retrieves.`));
+    messages.push(createElement("button", { type: "button", onclick: () => clearAlarm(name) }, "Clear the alarm and start measuring again"));
   }
-  if (state.stale) said.push(make("p", {}, `Everything is looked up: ${state.stale}.`));
-  const broken = Object.entries(state.breakers).filter(([, how]) => how !== "closed");
-  if (broken.length) said.push(make("p", {}, `Left alone after failures: ${broken.map(([name]) => name).join(", ")}.`));
-  const words = said.map((one) => one.textContent).join("\n"), box = find("alarm");
-  if (box.dataset.words === words) return;
-  box.dataset.words = words;
-  box.hidden = !said.length;
-  box.replaceChildren(...said);
+  if (data.stale) messages.push(createElement("p", {}, `Every request retrieves: ${data.stale}.`));
+  const failing = Object.entries(data.breakers).filter(([, state]) => state !== "closed").map(([name]) => name);
+  if (failing.length) messages.push(createElement("p", {}, `Not used after repeated failures: ${failing.join(", ")}.`));
+  const text = messages.map((message) => message.textContent).join("\n"), box = getElement("alarm");
+  if (box.dataset.text === text) return; // keep the focus on the button
+  box.dataset.text = text;
+  box.hidden = !messages.length;
+  box.replaceChildren(...messages);
 }
 
-async function clear(arm) {
+async function clearAlarm(arm) {
   await post("/v1/learning/clear", { arm });
-  await look();
+  await refresh();
 }
 
-function showLosses() {
-  const learning = state.learning;
+function renderLosses() {
+  const learning = data.learning;
   if (!learning || !learning.audit) {
-    tell("loss-words", "Nobody looks at that: start the server with ", make("code", {}, "--audit 0.05 --decisions FILE"), ".",
-      state.promise ? ` What was shown before: ${state.promise}` : "");
+    setContent("loss-intro", "Not measured. Start the server with ", createElement("code", {}, "--audit 0.05 --decisions FILE"), ".",
+      data.promise ? ` Guarantee of the gate: ${data.promise}` : "");
   } else {
-    const held = learning.canary === 0 ? "; in shadow mode everything is looked up" : learning.canary < 1 ? `; gates are obeyed for ${percent(learning.canary, 0)} of them` : "";
-    tell("loss-words", `${percent(learning.audit, 0)} of the requests are drawn, and skipped ones also answered with passages${held}. Budget left this hour: ${learning.budget_left}.`);
+    const share = formatPercent(learning.canary, 0);
+    const rollout = learning.canary === 0 ? " Shadow mode: every request retrieves." : learning.canary < 1 ? ` The gate is followed for ${share} of them.` : "";
+    setContent("loss-intro", `${formatPercent(learning.audit, 0)} of the requests are audited: skipped ones are also answered with passages.${rollout} Budget left this hour: ${learning.budget_left}.`);
   }
   const arms = Object.entries(learning?.arms ?? {});
-  tell("losses", ...arms.map(([name, arm]) => armBox(name, arm, arms.length > 1)));
+  setContent("losses", ...arms.map(([name, arm]) => createArm(name, arm, arms.length > 1)));
 }
 
-function armBox(name, arm, several) {
-  const counts = state.figures.arms[name];
-  const head = several ? [make("h3", {}, `Gate ${name}: ${arm.gate}, threshold ${Number(arm.threshold.toPrecision(4))}`)] : [];
-  const rate = several && counts ? [make("p", {}, `${counts.decided} questions, ${percent(counts.retrieved / counts.decided, 0)} looked up, ${counts.saved.retrievals} searches saved.`)] : [];
-  const loss = state.learning.audit ? [make("p", {}, lossWords(arm.loss)), lossChart(arm.loss), ...evidence(arm.loss)] : [];
-  const failed = arm.audits.failed ? [make("p", { class: "note" }, `${arm.audits.failed} audits failed and count for nothing.`)] : [];
-  return make("div", { class: "arm" }, head, rate, loss, failed, make("p", { class: "note" }, driftWords(arm.drift)));
+function createArm(name, arm, isExperiment) {
+  const counts = data.figures.arms[name];
+  return createElement("div", { class: "arm" },
+    isExperiment && createElement("h3", {}, `Gate ${name}: ${arm.gate}, threshold ${formatThreshold(arm.threshold)}`),
+    isExperiment && counts && createElement("p", {}, `${counts.decided} questions, ${formatPercent(counts.retrieved / counts.decided, 0)} retrieved, ${counts.saved.retrievals} searches saved.`),
+    data.learning.audit && [createElement("p", {}, describeLoss(arm.loss)), createLossChart(arm.loss), createEvidence(arm.loss)],
+    arm.audits.failed && createNote(`${arm.audits.failed} audits failed and are not counted.`),
+    createNote(describeDrift(arm.drift)));
 }
 
-function evidence(loss) {
-  if (loss.evidence === null) return [make("p", { class: "note" }, "Nothing is promised, so there is no alarm: --max-loss.")];
-  const fill = make("i");
-  fill.style.width = `${Math.round(100 * loss.evidence)}%`;
-  const words = loss.alarm ? "The promise is broken." : `Evidence against the promise: ${percent(loss.evidence, 0)} of what raises the alarm.`;
-  return [make("p", { class: "note" }, words), make("div", { class: `meter${loss.alarm ? " full" : ""}`, role: "img", "aria-label": words }, fill)];
+function createEvidence(loss) {
+  if (loss.evidence === null) return createNote("There is no guarantee, and so no alarm. Set one with --max-loss.");
+  const bar = createElement("i");
+  bar.style.width = `${Math.round(100 * loss.evidence)}%`;
+  const text = loss.alarm ? "The guarantee is violated." : `Evidence against the guarantee: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
+  return [createNote(text), createElement("div", { class: `meter${loss.alarm ? " full" : ""}`, role: "img", "aria-label": text }, bar)];
 }
 
-function driftWords(drift) {
-  if (!drift.questions) return "This gate cannot say how far questions are from those it was fitted on.";
-  const far = `${percent(drift.mean)} of ${drift.questions} questions are unlike those the gate was fitted on (1 % was to be expected)`;
-  return drift.drifted ? `Drift: ${far}. Fit again on what is asked now: knowgate refit.` : `${far}: that shows no drift.`;
+function describeDrift(drift) {
+  if (!drift.questions) return "This gate cannot measure drift.";
+  const share = `${formatPercent(drift.mean)} of ${drift.questions} questions are unlike the training data (expected: 1 %)`;
+  return drift.drifted ? `Drift: ${share}. Fit the gate again on recent questions: knowgate refit.` : `No drift: ${share}.`;
 }
 
-function showParts() {
-  const stages = Object.entries(state.figures.stages).map(([stage, one]) => [stage, String(one.n), milliseconds(one.p50), milliseconds(one.p95), milliseconds(one.p99)]);
-  tell("stages", stages.length ? table("Times by stage", ["stage", "n", "p50", "p95", "p99"], stages) : make("p", { class: "note" }, "No times yet."));
-  const lamps = Object.entries(state.breakers).map(([name, how]) => make("li", {}, make("span", { class: `lamp ${how}` }), `${name}: ${how === "closed" ? "works" : how === "open" ? "left alone" : "being tried"}`));
-  tell("breakers", make("h3", {}, "Parts"), make("ul", { class: "breakers" }, lamps));
+function renderComponents() {
+  const columns = ["n", "p50", "p95", "p99"], states = { closed: "works", open: "not used", "half-open": "being probed" };
+  const stages = Object.entries(data.figures.stages).map(([stage, times]) =>
+    [stage, String(times.n), ...columns.slice(1).map((column) => formatMilliseconds(times[column]))]);
+  setContent("stages", stages.length ? createTable("Time by stage", ["stage", ...columns], stages) : createNote("No timings yet."));
+  const items = Object.entries(data.breakers).map(([name, state]) =>
+    createElement("li", {}, createElement("span", { class: `indicator ${state}` }), `${name}: ${states[state]}`));
+  setContent("breakers", createElement("h3", {}, "Components"), createElement("ul", { class: "breakers" }, items));
 }
 
-function show() {
-  const { figures } = state;
-  own.takesFeedback = state.takes_feedback;
-  find("door").hidden = true;
-  find("inside").hidden = false;
-  const documents = state.retriever ? `, documents ${state.retriever}` : "";
-  tell("about", `${state.model}, gate ${state.gate}, threshold ${Number(state.threshold.toPrecision(4))}${documents}; since ${new Date(1000 * figures.since).toLocaleString()}`);
-  tell("foot", `knowgate ${state.version}, looked at ${clock(Date.now() / 1000)}. This page fetches nothing from elsewhere.`);
-  showTiles(figures);
-  tell("minutes", ...minutesChart(figures.minutes));
-  tell("needs", ...needsChart(figures.needs, state.threshold));
-  showAlarm();
-  showLosses();
-  showRecent(state);
-  showParts();
+function render() {
+  const statistics = data.figures;
+  settings.acceptsFeedback = data.takes_feedback;
+  getElement("login").hidden = true;
+  getElement("content").hidden = false;
+  const documents = data.retriever ? `, documents ${data.retriever}` : "";
+  setContent("about", `${data.model}, gate ${data.gate}, threshold ${formatThreshold(data.threshold)}${documents}; since ${new Date(1000 * statistics.since).toLocaleString()}`);
+  setContent("foot", `knowgate ${data.version}, updated at ${formatTime(Date.now() / 1000)}. This page loads nothing from other servers.`);
+  renderTiles(statistics);
+  setContent("minutes", ...createMinutesChart(statistics.minutes));
+  setContent("needs", ...createNeedsChart(statistics.needs, data.threshold));
+  renderAlarm();
+  renderLosses();
+  renderRecent(data);
+  renderComponents();
 }
 
-async function look() {
-  if (document.body.dataset.keys === "yes" && !hasKey()) return askForKey();
+async function refresh() {
+  if (document.body.dataset.keys === "yes" && !hasKey()) return showLogin();
   try {
-    state = await get("/v1/dashboard");
-    show();
+    data = await get("/v1/dashboard");
+    render();
   } catch (error) {
-    if (error instanceof NoKey) {
-      dropKey();
-      askForKey();
-    }
-    else tell("foot", `The server does not answer: ${error.message}`);
+    if (error instanceof UnauthorizedError) {
+      deleteKey();
+      showLogin();
+    } else setContent("foot", `The server cannot be reached: ${error.message}`);
   }
 }
 
-function askForKey() {
-  if (find("door").hidden) {
-    find("inside").hidden = true;
-    find("door").hidden = false;
-    find("key").focus();
-  }
+function showLogin() {
+  if (!getElement("login").hidden) return;
+  getElement("content").hidden = true;
+  getElement("login").hidden = false;
+  getElement("key").focus();
 }
 
-find("key-form").addEventListener("submit", async (event) => {
+getElement("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  giveKey(find("key").value.trim());
-  find("key").value = "";
-  await look();
-  tell("key-said", find("door").hidden ? "" : "This key is not known here.");
+  saveKey(getElement("key").value.trim());
+  getElement("key").value = "";
+  await refresh();
+  setContent("key-status", getElement("login").hidden ? "" : "This key is not valid.");
 });
-find("show").addEventListener("change", () => state && showRecent(state, { force: true }));
-startPlayground(own);
-await look();
-setInterval(() => document.hidden || !find("door").hidden || look(), EVERY);
+getElement("filter").addEventListener("change", () => data && renderRecent(data, { force: true }));
+initPlayground(settings);
+await refresh();
+setInterval(() => document.hidden || !getElement("login").hidden || refresh(), REFRESH_MILLISECONDS);

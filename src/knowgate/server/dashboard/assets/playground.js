@@ -1,66 +1,66 @@
-// A question answered both ways, streamed side by side, with what the gate decides on it.
-import { find, make } from "./elements.js";
-import { post, stream } from "./api.js";
-import { thumbs } from "./recent.js";
+// The playground: answers a question with and without passages, side by side, and shows what the gate decides.
+import { post, postStreaming } from "./api.js";
+import { createElement, getElement } from "./elements.js";
+import { createFeedbackForm } from "./recent.js";
 
-const SIDES = { never: "From memory", always: "With passages" };
-let asked = 0;
+const TITLES = { never: "Without passages", always: "With passages" };
+let latestRun = 0;
 
-export function startPlayground(state) {
-  const form = find("ask"), question = find("question");
+export function initPlayground(settings) {
+  const form = getElement("ask"), question = getElement("question");
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (question.value.trim()) ask(question.value.trim(), state);
+    if (question.value.trim()) run(question.value.trim(), settings);
   });
   question.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit();
   });
 }
 
-async function ask(question, state) {
-  const mine = ++asked, button = find("ask").querySelector("button");
-  const sides = Object.entries(SIDES).map(([retrieve, title]) => side(retrieve, title));
-  find("answers").replaceChildren(...sides.map((one) => one.box));
-  find("decided").textContent = "The gate decides …";
+async function run(question, settings) {
+  const runNumber = ++latestRun, button = getElement("ask").querySelector("button");
+  const panels = Object.entries(TITLES).map(([retrieve, title]) => createPanel(retrieve, title));
+  getElement("answers").replaceChildren(...panels.map((panel) => panel.box));
+  getElement("decision").textContent = "The gate decides …";
   button.disabled = true;
-  await Promise.all([decide(question, sides, mine), ...sides.map((one) => speak(question, one, state))]);
-  if (mine === asked) button.disabled = false;
+  await Promise.all([showDecision(question, panels, runNumber), ...panels.map((panel) => showAnswer(question, panel, settings))]);
+  if (runNumber === latestRun) button.disabled = false;
 }
 
-function side(retrieve, title) {
-  const said = make("p", { class: "said" }, "…"), note = make("p", { class: "note" });
-  const under = make("div"), box = make("article", { class: "answer" }, make("h3", {}, title), said, note, under);
-  return { retrieve, said, note, under, box };
+function createPanel(retrieve, title) {
+  const answer = createElement("p", { class: "text" }, "…"), note = createElement("p", { class: "note" }), feedback = createElement("div");
+  const box = createElement("article", { class: "answer" }, createElement("h3", {}, title), answer, note, feedback);
+  return { retrieve, answer, note, feedback, box };
 }
 
-async function decide(question, sides, mine) {
-  let words;
+async function showDecision(question, panels, runNumber) {
+  let message;
   try {
     const decision = await post("/v1/decide", { question });
-    words = `The gate would ${decision.retrieve ? "look this up" : "answer from memory"}: ${decision.reason}.`;
-    if (mine === asked) sides[decision.retrieve ? 1 : 0].box.classList.add("chosen");
+    message = `The gate would ${decision.retrieve ? "retrieve" : "answer without passages"}: ${decision.reason}.`;
+    if (runNumber === latestRun) panels[decision.retrieve ? 1 : 0].box.classList.add("chosen");
   } catch (error) {
-    words = `The gate decided nothing: ${error.message}`;
+    message = `The decision failed: ${error.message}`;
   }
-  if (mine === asked) find("decided").textContent = words;
+  if (runNumber === latestRun) getElement("decision").textContent = message;
 }
 
-async function speak(question, one, state) {
-  const body = { model: "knowgate", messages: [{ role: "user", content: question }], knowgate: { retrieve: one.retrieve } };
-  let text = "", record = null;
+async function showAnswer(question, panel, settings) {
+  const body = { model: "knowgate", messages: [{ role: "user", content: question }], knowgate: { retrieve: panel.retrieve } };
+  let text = "", report = null;
   try {
-    await stream("/v1/chat/completions", body, (chunk) => {
+    await postStreaming("/v1/chat/completions", body, (chunk) => {
       if (chunk.error) throw new Error(chunk.error.message);
-      record = chunk.knowgate ?? record;
+      report = chunk.knowgate ?? report;
       text += chunk.choices?.[0]?.delta?.content ?? "";
-      one.said.textContent = text || "…";
+      panel.answer.textContent = text || "…";
     });
   } catch (error) {
-    one.note.textContent = `It broke off: ${error.message}`;
+    panel.note.textContent = `The answer failed: ${error.message}`;
   }
-  one.said.textContent = text || "(nothing)";
-  if (!record) return;
-  const passages = record.passages.map((passage) => passage.title || passage.id).join(", ");
-  one.note.textContent ||= `${Math.round(record.milliseconds.total)} ms${passages ? `; ${passages}` : ""}`;
-  if (state.takesFeedback) one.under.append(thumbs(record.id, null));
+  panel.answer.textContent = text || "(empty)";
+  if (!report) return;
+  const passages = report.passages.map((passage) => passage.title || passage.id).join(", ");
+  panel.note.textContent ||= `${Math.round(report.milliseconds.total)} ms${passages ? `; ${passages}` : ""}`;
+  if (settings.acceptsFeedback) panel.feedback.append(createFeedbackForm(report.id, null));
 }

@@ -1,49 +1,51 @@
-// Recent decisions: why, what it took, both answers where they are known, and what people think of them.
-import { clock, find, make, milliseconds } from "./elements.js";
+// The list of recent decisions: reasons, timings, both answers if they are known, and feedback.
 import { post } from "./api.js";
+import { createElement, formatMilliseconds, formatThreshold, formatTime, getElement } from "./elements.js";
 
-const KINDS = {
+const FILTERS = {
   all: () => true,
   skipped: (row) => !row.retrieve,
   retrieved: (row) => row.retrieve,
   audited: (row) => row.closed !== undefined && row.opened !== undefined,
   lost: (row) => row.lost === 1,
 };
-const opened = new Set(), rated = new Map();
-let seen = "";
+const expandedIds = new Set(), ratings = new Map();
+let renderedState = "";
 
-export function showRecent(state, { force = false } = {}) {
-  const rows = state.recent.filter(KINDS[find("show").value]);
-  const now = JSON.stringify([rows, find("show").value]);
-  if (now === seen && !force) return;
-  seen = now;
-  find("recent-words").textContent = state.keeps_texts
-    ? `The last ${state.recent.length}, newest first.`
-    : `The last ${state.recent.length}, newest first. Texts are not kept: start the server with --keep-questions to see them.`;
-  const focused = document.activeElement?.closest("details.question")?.dataset.id;
-  const within = document.activeElement?.dataset.name;
-  find("recent").replaceChildren(...(rows.length ? rows.map((row) => line(row, state)) : [make("p", { class: "note" }, "There is none.")]));
-  if (focused) refocus(focused, within);
+export function renderRecent(data, { force = false } = {}) {
+  const filter = getElement("filter").value, rows = data.recent.filter(FILTERS[filter]);
+  const state = JSON.stringify([rows, filter]);
+  if (state === renderedState && !force) return;
+  renderedState = state;
+  getElement("recent-intro").textContent = data.keeps_texts
+    ? `The last ${data.recent.length}, newest first.`
+    : `The last ${data.recent.length}, newest first. Texts are not stored: start the server with --keep-questions to see them.`;
+  const focusedId = document.activeElement?.closest("details.question")?.dataset.id;
+  const focusedControl = document.activeElement?.dataset.name;
+  const none = createElement("p", { class: "note" }, "No decisions.");
+  getElement("recent").replaceChildren(...(rows.length ? rows.map((row) => createRow(row, data)) : [none]));
+  if (focusedId) restoreFocus(focusedId, focusedControl);
 }
 
-// Whoever is in the list with the keyboard stays where they were.
-function refocus(id, name) {
-  const box = [...find("recent").children].find((one) => one.dataset.id === id);
-  (box?.querySelector(name ? `[data-name="${name}"]` : "summary") ?? box?.querySelector("summary"))?.focus();
+// Keeps the keyboard focus at the same control when the list is rendered again.
+function restoreFocus(id, control) {
+  const row = [...getElement("recent").children].find((child) => child.dataset.id === id);
+  (row?.querySelector(control ? `[data-name="${control}"]` : "summary") ?? row?.querySelector("summary"))?.focus();
 }
 
-function line(row, state) {
-  const mark = make("span", { class: `mark ${row.retrieve ? "look" : "skip-mark"}` }, row.retrieve ? "looked up" : "skipped");
-  const need = make("span", { class: "need" }, row.rule ? "rule" : row.need.toFixed(2)); // a rule does not look at it
-  const words = make("span", { class: "asked" }, row.question ?? row.id);
-  const summary = make("summary", {}, make("time", {}, clock(row.at)), mark, need, words, flags(row));
-  const box = make("details", { class: "question", "data-id": row.id, open: opened.has(row.id) }, summary, inside(row, state));
-  box.addEventListener("toggle", () => (box.open ? opened.add(row.id) : opened.delete(row.id)));
-  return box;
+function createRow(row, data) {
+  const decision = createElement("span", { class: `decision ${row.retrieve ? "retrieved" : "skipped"}` }, row.retrieve ? "retrieved" : "skipped");
+  const need = createElement("span", { class: "need" }, row.rule ? "rule" : row.need.toFixed(2)); // rules ignore the need
+  const question = createElement("span", { class: "question-text" }, row.question ?? row.id);
+  const summary = createElement("summary", {}, createElement("time", {}, formatTime(row.at)), decision, need, question, createFlags(row));
+  const attributes = { class: "question", "data-id": row.id, open: expandedIds.has(row.id) };
+  const details = createElement("details", attributes, summary, createDetails(row, data));
+  details.addEventListener("toggle", () => (details.open ? expandedIds.add(row.id) : expandedIds.delete(row.id)));
+  return details;
 }
 
-function flags(row) {
-  const flag = (words, kind) => make("span", { class: `flag ${kind}` }, words);
+function createFlags(row) {
+  const flag = (text, kind) => createElement("span", { class: `flag ${kind}` }, text);
   return [
     row.lost === 1 && flag("answers differ", "bad"),
     row.lost === 0 && flag("same answer", "good"),
@@ -53,53 +55,55 @@ function flags(row) {
   ];
 }
 
-function inside(row, state) {
-  const times = Object.entries(row.milliseconds).map(([stage, value]) => `${stage} ${milliseconds(value)}`).join(", ");
-  const passages = row.passages.map((passage) => passage.title || passage.id).join(", ");
+function createDetails(row, data) {
+  const timings = Object.entries(row.milliseconds).map(([stage, value]) => `${stage} ${formatMilliseconds(value)}`).join(", ");
   const facts = [
-    ["Why", row.reason],
-    ["From memory", row.closed],
+    ["Reason", row.reason],
+    ["Without passages", row.closed],
     ["With passages", row.opened],
-    ["Passages", passages],
-    ["Like it", (row.neighbours ?? []).map((near) => `${near.question} (${near.label})`).join("; ")],
-    ["Gate", `${row.gate}, threshold ${Number(row.threshold.toPrecision(4))}`],
-    ["Times", times],
-  ].filter(([, words]) => words);
-  const list = make("dl", { class: "answers" }, facts.flatMap(([name, words]) => [make("dt", {}, name), make("dd", {}, words)]));
-  return make("div", {}, list, make("p", { class: "id" }, row.id), state.takes_feedback && thumbs(row.id, row.rating));
+    ["Passages", row.passages.map((passage) => passage.title || passage.id).join(", ")],
+    ["Similar questions", (row.neighbours ?? []).map((neighbor) => `${neighbor.question} (${neighbor.label})`).join("; ")],
+    ["Gate", `${row.gate}, threshold ${formatThreshold(row.threshold)}`],
+    ["Timings", timings],
+  ].filter(([, text]) => text);
+  const list = createElement("dl", { class: "answers" }, facts.flatMap(([name, text]) => [createElement("dt", {}, name), createElement("dd", {}, text)]));
+  return createElement("div", {}, list, createElement("p", { class: "id" }, row.id), data.takes_feedback && createFeedbackForm(row.id, row.rating));
 }
 
-export function thumbs(id, before) {
-  const said = make("span", { class: "note", role: "status" });
-  const given = rated.get(id) ?? before;
-  const button = (rating, sign, words) => make("button", {
-    type: "button", "data-name": rating, "aria-label": words, title: words, "aria-pressed": String(given === rating),
-    onclick: () => send({ id, rating }),
-  }, sign);
-  const up = button("up", "Good", "A good answer"), down = button("down", "Bad", "A bad answer");
-  const right = make("button", { type: "button", "data-name": "correct", onclick: correct }, "Correct it");
+export function createFeedbackForm(id, storedRating) {
+  const status = createElement("span", { class: "note", role: "status" });
+  const currentRating = ratings.get(id) ?? storedRating;
+  const createButton = (rating, label, description) => createElement("button", {
+    type: "button", "data-name": rating, "aria-label": description, title: description, "aria-pressed": String(currentRating === rating),
+    onclick: () => sendFeedback({ id, rating }),
+  }, label);
+  const upButton = createButton("up", "Good", "A good answer"), downButton = createButton("down", "Bad", "A bad answer");
+  const correctButton = createElement("button", { type: "button", "data-name": "correct", onclick: showCorrectionForm }, "Correct it");
 
-  function correct() {
-    const field = make("input", { "aria-label": "The right answer", placeholder: "The right answer", maxlength: "2000", required: true });
-    const form = make("form", { class: "line" }, field, make("button", { type: "submit" }, "Send"));
-    form.addEventListener("submit", (event) => {
+  function showCorrectionForm() {
+    const field = createElement("input", { "aria-label": "The right answer", placeholder: "The right answer", maxlength: "2000", required: true });
+    const form = createElement("form", { class: "line" }, field, createElement("button", { type: "submit" }, "Send"));
+    form.addEventListener("submit", async (event) => {
       event.preventDefault();
-      if (field.value.trim()) send({ id, rating: "down", correction: field.value.trim() }).then(() => form.replaceWith(right));
+      const correction = field.value.trim();
+      if (!correction) return;
+      await sendFeedback({ id, rating: "down", correction });
+      form.replaceWith(correctButton);
     });
-    right.replaceWith(form);
+    correctButton.replaceWith(form);
     field.focus();
   }
 
-  async function send(feedback) {
+  async function sendFeedback(feedback) {
     try {
-      const reply = await post("/v1/feedback", feedback);
-      rated.set(id, reply.rating);
-      up.setAttribute("aria-pressed", String(reply.rating === "up"));
-      down.setAttribute("aria-pressed", String(reply.rating === "down"));
-      said.textContent = reply.learnt ? "Thank you. The history has learnt from it." : "Thank you.";
+      const response = await post("/v1/feedback", feedback);
+      ratings.set(id, response.rating);
+      upButton.setAttribute("aria-pressed", String(response.rating === "up"));
+      downButton.setAttribute("aria-pressed", String(response.rating === "down"));
+      status.textContent = response.learnt ? "Thank you. It was added to the history." : "Thank you.";
     } catch (error) {
-      said.textContent = `It was not taken: ${error.message}`;
+      status.textContent = `The feedback was not stored: ${error.message}`;
     }
   }
-  return make("div", { class: "thumbs" }, up, down, right, said);
+  return createElement("div", { class: "feedback" }, upButton, downButton, correctButton, status);
 }
