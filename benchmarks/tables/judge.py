@@ -25,8 +25,8 @@ from benchmarks.tables.common import RUNS, Rows, table
 from benchmarks.tables.judge_speed import speed_table
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, Curve, fit_axis, render_line_chart
 from knowgate.core.chart import ChartPoint as Place
-from knowgate.evaluation.frontier import compute_frontier
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, summarize_resamples
+from knowgate.stats.metrics import compute_frontier
 
 TEXT_GATES = ("skr", "ik, text", "adaptive", "fusion", "fusion on benefit")
 RUN = RUNS / "llama3.1-8b" / "gate_llama3_8b-test"

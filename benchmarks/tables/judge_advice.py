@@ -9,8 +9,8 @@ from pathlib import Path
 from benchmarks.judge_answers import HOME, JUDGES, Judge, read_judge
 from benchmarks.tables.common import table
 from benchmarks.tables.judge_speed import SPEED
-from knowgate.evaluation.frontier import compute_frontier
 from knowgate.stats.bootstrap import estimate_auroc
+from knowgate.stats.metrics import compute_frontier
 
 RATES = (0.75, 0.6, 0.5)
 SIZES = {  # predictions -> what it is, and its name in the record of speed

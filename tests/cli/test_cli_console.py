@@ -17,8 +17,8 @@ from tests.support.hostile_server import HostileServer, http
 
 LOUD = """
 import logging, sys, warnings
-from knowgate.cli.quiet import quieten_libraries
-quieten_libraries()
+from knowgate.cli.main import silence_libraries
+silence_libraries()
 warnings.warn("deprecated")
 logging.getLogger("httpx").warning("HTTP Request")
 import transformers

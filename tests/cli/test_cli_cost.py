@@ -17,7 +17,7 @@ def log(call, docs, tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def test_a_log_is_billed_at_the_threshold_it_ran_with(call, log):
+def test_costs_of_a_log_use_its_threshold(call, log):
     outcome = call("cost", log, "--price-search", "0.01")
     retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
     lines = outcome.out.splitlines()
@@ -33,11 +33,11 @@ def test_prices_of_a_file_can_be_overridden(call, log, tmp_path):
     assert (found["prices"]["retrieval"], found["prices"]["output_token"]) == (0.02, 1e-6)
 
 
-def test_without_prices_those_assumed_are_called_assumed(call, log):
+def test_assumed_prices_are_announced(call, log):
     assert "Prices are assumed" in call("cost", log).err
 
 
-def test_a_label_run_says_how_many_answers_are_lost(call, tmp_path):
+def test_a_label_run_shows_how_many_answers_are_lost(call, tmp_path):
     write_gate(tmp_path / "gate", threshold=0.35)
     write_rows(tmp_path / "run", varied_rows(100))
     found = json.loads(call("cost", "run", "--gate", "gate", "--json").out)
@@ -46,18 +46,18 @@ def test_a_label_run_says_how_many_answers_are_lost(call, tmp_path):
     assert found["per_question"]["never"]["lost"]["hits"] > 0
 
 
-def test_a_threshold_can_be_given_and_must_be_one(call, log):
+def test_a_threshold_can_be_given_and_is_validated(call, log):
     assert json.loads(call("cost", log, "--threshold", "0", "--json").out)["threshold"] == 0
     refused = call("cost", log, "--threshold", "2")
     assert (refused.code, "between 0 and 1" in refused.err) == (1, True)
 
 
-def test_a_price_below_nothing_is_refused(call, log):
+def test_a_negative_price_is_rejected(call, log):
     refused = call("cost", log, "--price-gpu-hour", "-1")
     assert (refused.code, "--price-gpu-hour" in refused.err) == (2, True)
 
 
-def test_what_is_missing_is_named_with_the_option_that_leaves_it_out(call, tmp_path):
+def test_missing_amounts_are_named_with_the_flag_that_leaves_them_out(call, tmp_path):
     printed = call("decide", "a", "b", "--model", "fake", "--json")
     (tmp_path / "log.jsonl").write_text(printed.out)
     said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").err

@@ -12,11 +12,11 @@ from knowgate.cli.demo.comparison import (
     PAIR_FILE,
     DelayedRetriever,
     DemoOutcome,
-    OutcomeTotals,
     demo_folder,
-    demo_messages,
     extract_closed_book_answer,
     extract_open_book_answer,
+    load_demo_messages,
+    sum_mode_outcomes,
 )
 from knowgate.cli.demo.tour import (
     MAX_BAR_WIDTH,
@@ -78,7 +78,7 @@ def test_demo_is_short_and_no_line_is_wider_than_80_columns(call: Call):
 
 def test_every_message_has_a_row_with_three_marks(call: Call):
     lines = call(*QUICK).out.splitlines()
-    for message in demo_messages():
+    for message in load_demo_messages():
         (row,) = [line for line in lines if line.startswith(f"  {message.text}") and "s" in line[MESSAGE_WIDTH:]]
         marks = row[MESSAGE_WIDTH + 2 :].split()[:3]
         assert set(marks) <= ({"right", "wrong"} if message.answers else {"-"})
@@ -93,7 +93,7 @@ def test_demo_says_how_long_a_search_waits(call: Call):
 def test_demo_refuses_a_wait_out_of_bounds(call: Call, seconds: str):
     outcome = call("demo", "--model", "fake", "--search-seconds", seconds)
     assert (outcome.code, outcome.out) == (1, "")
-    assert "--search-seconds is" in outcome.err
+    assert "is not allowed: it must be between 0 and 10" in outcome.err
 
 
 def test_demo_says_what_it_is_about_before_anything_heavy_loads():
@@ -114,18 +114,18 @@ def test_what_to_type_next_can_be_typed(line: str):
 
 
 def test_the_stream_is_mixed_as_traffic_is():
-    kinds = [message.meta["kind"] for message in demo_messages()]
+    kinds = [message.meta["kind"] for message in load_demo_messages()]
     assert set(kinds) == {"small talk", "general", "handbook", "arithmetic", "follow-up"}
     assert kinds[kinds.index("follow-up") - 1] == "handbook"
 
 
 def test_every_message_fits_its_column():
-    assert [message.text for message in demo_messages() if len(message.text) >= MESSAGE_WIDTH] == []
+    assert [message.text for message in load_demo_messages() if len(message.text) >= MESSAGE_WIDTH] == []
 
 
 @pytest.mark.parametrize("name", ["messages.jsonl", PAIR_FILE])
 def test_what_the_handbook_is_asked_stands_in_it(name: str):
-    for message in demo_messages(name=name):
+    for message in load_demo_messages(name=name):
         if doc := message.meta.get("doc"):
             text = (demo_folder() / "handbook" / doc).read_text(encoding="utf-8")
             assert any(gold in text for gold in message.answers), message.text
@@ -184,21 +184,21 @@ def test_after_a_search_counts_what_the_passages_gave_though_an_arbiter_gave_the
 
 
 def test_small_talk_is_neither_right_nor_wrong():
-    total = OutcomeTotals([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
+    total = sum_mode_outcomes([outcome(), outcome(right=True), outcome(right=False, retrieve=True)])
     assert (total.right, total.graded, total.searches) == (1, 2, 1)
 
 
 def test_the_verdict_tells_searches_answers_and_seconds():
-    always = OutcomeTotals(
+    always = sum_mode_outcomes(
         [outcome(retrieve=True, right=False, seconds=9), outcome(retrieve=True, right=True, seconds=9)]
     )
-    gated = OutcomeTotals([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
+    gated = sum_mode_outcomes([outcome(right=True, seconds=2), outcome(retrieve=True, right=True, seconds=10)])
     sums = dict(zip(MODES, (gated, always, gated), strict=True))
     assert summarize_totals(sums) == "The gate saved 1 of 2 searches, with 1 more right answers, in 12 s instead of 18."
 
 
 def test_the_verdict_says_why_gated_is_slower_where_it_is():
-    always, gated = OutcomeTotals([outcome(retrieve=True, seconds=1)]), OutcomeTotals([outcome(seconds=2)])
+    always, gated = sum_mode_outcomes([outcome(retrieve=True, seconds=1)]), sum_mode_outcomes([outcome(seconds=2)])
     assert SLOWER_NOTE in summarize_totals(dict(zip(MODES, (gated, always, gated), strict=True)))
 
 
@@ -224,14 +224,14 @@ def test_the_conclusion_names_the_fewest_searches_and_the_fewest_that_are_surely
 
 
 def test_waiting_speaks_at_once_and_again_while_it_lasts(capsys: pytest.CaptureFixture[str]):
-    with show_waiting("Loading", every=0.02):
+    with show_waiting("Loading", interval=0.02):
         assert capsys.readouterr().err == "Loading ...\n"
         time.sleep(0.2)
     assert capsys.readouterr().err.startswith("  0 s\n")
 
 
 def test_waiting_stops_when_what_it_waits_for_fails(capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", every=0.02):
+    with pytest.raises(ValueError, match="broken"), show_waiting("Loading", interval=0.02):
         raise ValueError("broken")
     capsys.readouterr()
     time.sleep(0.1)

@@ -9,7 +9,7 @@ import pytest
 
 import knowgate.cli.start as command
 from tests.cli.conftest import Call, Outcome
-from tests.training.first_run.conftest import asked, hue, said, table
+from tests.evaluation.first_run.conftest import asked, hue, said, table
 
 N = 40
 
@@ -42,7 +42,7 @@ def test_what_was_written_answers_a_question(call: Call, lamps: Path):
     assert call("ask", asked(4)).out.splitlines()[0] == hue(4)
 
 
-def test_where_nothing_is_proven_a_greeting_is_not_looked_up_and_a_question_is(call: Call, lamps: Path):
+def test_where_nothing_is_proven_a_greeting_is_not_retrieved_for_and_a_question_is(call: Call, lamps: Path):
     started(call, "--count", 3)
     asked_both = call("ask", "Hi", asked(4), "--json").out.splitlines()
     assert [json.loads(line)["retrieve"] for line in asked_both] == [False, True]
@@ -54,7 +54,7 @@ def test_the_report_and_the_settings_are_named(call: Call, lamps: Path):
     assert str(lamps / "knowgate.toml") in said
 
 
-def test_the_same_command_without_a_word_goes_on(call: Call, lamps: Path):
+def test_the_same_command_without_a_word_continues(call: Call, lamps: Path):
     started(call)
     outcome = call("start")
     assert outcome.code == 0
@@ -139,7 +139,7 @@ def test_interrupted_while_the_llm_is_loaded_what_was_said_is_not_asked_again(
     assert "Continuing in knowgate-start." in outcome.err
 
 
-def test_wishes_that_turn_out_wrong_do_not_replace_those_that_worked(call: Call, lamps: Path):
+def test_options_that_turn_out_wrong_do_not_replace_those_that_worked(call: Call, lamps: Path):
     started(call)
     assert call("start", "--model", "gpt-4o").code == 1
     assert "Changed" not in call("start").err
@@ -154,7 +154,7 @@ def test_the_page_is_opened_only_where_asked(call: Call, lamps: Path, monkeypatc
     assert opened == [(lamps / "knowgate-start" / "report" / "report.html").as_uri()]
 
 
-def test_a_document_that_cannot_be_read_is_named_and_the_rest_goes_on(call: Call, lamps: Path):
+def test_a_document_that_cannot_be_read_is_named_and_the_rest_continues(call: Call, lamps: Path):
     (lamps / "lamps" / "broken.pdf").write_bytes(b"%PDF-1.4 nothing else")
     outcome = started(call)
     assert outcome.code == 0

@@ -39,20 +39,20 @@ def place(tmp_path, monkeypatch):
 LABEL = ["label", "--data", "jsonl:data.jsonl", "--model", "fake:table.json", "--samples", "2", "--out", "R"]
 
 
-def test_labelling_reports_how_many_questions_it_did(place, capsys):
+def test_label_prints_the_number_of_questions(place, capsys):
     assert run(LABEL) == 0
     assert "8 of 8 questions in R" in capsys.readouterr().err
     assert len((place / "R" / "labels.jsonl").read_text().splitlines()) == 8
 
 
-def test_other_settings_are_refused_in_a_sentence(place, capsys):
+def test_other_settings_are_rejected_in_a_sentence(place, capsys):
     run(LABEL)
     capsys.readouterr()
     assert run([*LABEL, "--seed", "5"]) == 1
     assert "seed was 0, now 5" in capsys.readouterr().err
 
 
-def test_closed_book_only_leaves_the_open_side_out(place):
+def test_closed_book_makes_no_open_book_answers(place):
     assert run([*LABEL, "--closed-book"]) == 0
     assert all("open" not in json.loads(line) for line in (place / "R" / "labels.jsonl").read_text().splitlines())
 
@@ -66,17 +66,17 @@ def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
     assert (place / "sat.rare.jsonl").is_file()
 
 
-def test_an_unknown_layer_is_refused(place, capsys):
+def test_an_unknown_layer_is_rejected(place, capsys):
     assert run([*LABEL, "--layers", "top"]) == 1
     assert "--layers 'top' is not a layer: use a number, mid, late, last or none" in capsys.readouterr().err
 
 
-def test_a_judge_without_a_model_is_refused(place, capsys):
+def test_a_judge_without_a_model_is_rejected(place, capsys):
     assert run([*LABEL, "--grade", "judge"]) == 1
     assert "judge (needs --judge)" in capsys.readouterr().err
 
 
-def test_duplicate_ids_are_refused(place, capsys):
+def test_duplicate_ids_are_rejected(place, capsys):
     text = (place / "data.jsonl").read_text()
     (place / "data.jsonl").write_text(text + text.splitlines()[0] + "\n")
     assert run(LABEL) == 1
@@ -99,7 +99,7 @@ def test_a_run_is_imported_listed_and_counted(logged, capsys):
     assert "gold 8" in capsys.readouterr().out
 
 
-def test_a_log_that_is_exported_can_be_imported_elsewhere(logged, capsys):
+def test_an_exported_log_can_be_imported(logged, capsys):
     capsys.readouterr()
     run(["history", "export", "--history", "log.db"])
     dump = capsys.readouterr().out
@@ -111,7 +111,7 @@ def test_a_log_that_is_exported_can_be_imported_elsewhere(logged, capsys):
     assert sorted(strip, key=str) == sorted(before, key=str)
 
 
-def test_one_question_is_added_found_and_forgotten(logged, capsys):
+def test_a_question_is_added_found_and_deleted(logged, capsys):
     assert run(["history", "add", "Who is Zorro?", "--label", "known", "--history", "log.db"]) == 0
     capsys.readouterr()
     run(["history", "search", "Zorro", "--history", "log.db", "--k", "1", "--json"])
@@ -135,7 +135,7 @@ def test_time_sensitive_questions_of_a_data_set_are_logged_beside_a_run(logged, 
     assert "none of the 8 questions of jsonl:data.jsonl is marked as time-sensitive" in capsys.readouterr().err
 
 
-def test_the_papers_rule_is_a_choice_of_the_import(place, capsys):
+def test_the_rule_of_the_paper_can_be_chosen(place, capsys):
     table = json.loads((place / "table.json").read_text())
     table["What is the capital of land 1?"]["samples"] = ["Lima", "nowhere"]
     (place / "table.json").write_text(json.dumps(table))
@@ -145,7 +145,7 @@ def test_the_papers_rule_is_a_choice_of_the_import(place, capsys):
         assert labels_of(capsys, f"{rule}.db").count("known") == known
 
 
-def test_chinese_questions_in_a_new_log_are_told_of_the_chinese_embedding(place, capsys, caplog):
+def test_a_new_chinese_log_recommends_the_chinese_embedding(place, capsys, caplog):
     entry = {"question": "谁写了红楼梦?", "label": "known", "model": "m", "prompts": "p"}
     (place / "zh.jsonl").write_text(json.dumps(entry) + "\n")
     assert run(["history", "import", "zh.jsonl", "--history", "zh.db"]) == 0
@@ -162,7 +162,7 @@ def test_a_log_grows_with_what_is_asked(place, capsys):
     assert sorted(labels_of(capsys, "log.db")) == ["known", "unknown"]
 
 
-def test_a_log_that_is_no_log_is_refused_before_anything_is_asked(place, capsys):
+def test_an_invalid_log_is_rejected_before_anything_is_generated(place, capsys):
     (place / "docs").mkdir()
     (place / "docs" / "a.txt").write_text("The capital of land 0 is Paris.")
     (place / "notes.txt").write_text("no database, but somebody's notes" * 100)
@@ -185,7 +185,7 @@ def test_dhicls_tables_come_from_one_command(logged, capsys):
     ]
     assert "| never | 50.0 % (0.0 %) | 50.0 % | – |" in out
     assert run([*sweep, "--counts", "few"]) == 1
-    assert "--counts is 'few'; give numbers" in capsys.readouterr().err
+    assert "--counts is 'few': give whole numbers" in capsys.readouterr().err
 
 
 def test_gates_are_timed_side_by_side(logged, capsys):
@@ -194,7 +194,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
     assert run([*timed, "--gates", "dhicl:log.db,k=3,prompt"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["dhicl:log.db,k=3", "prompt"]
     assert run(timed) == 1
-    assert "name the gates to be timed" in capsys.readouterr().err
+    assert "needs gates to time" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_gates_are_timed_side_by_side(logged, capsys):
         (["prune", "--model-fingerprint", "x", "--history", "log.db"], "give both"),
     ],
 )
-def test_wrong_use_of_history_is_a_sentence(logged, capsys, arguments, sentence):
+def test_wrong_use_of_history_is_reported(logged, capsys, arguments, sentence):
     assert run(["history", *arguments]) == 1
     assert sentence in capsys.readouterr().err
     assert not (logged / "none.db").exists()
@@ -225,7 +225,7 @@ def test_ask_explains_a_decision_by_the_logged_questions(logged, capsys, gate):
     assert {"question", "label", "similarity"} <= set(near[0])
 
 
-def test_a_log_of_another_model_is_refused(logged, capsys):
+def test_a_log_of_another_model_is_rejected(logged, capsys):
     assert run(["decide", "--model", "fake", "--gate", "dhicl:log.db", "Why?"]) == 1
     assert "has no labels for this model and prompts" in capsys.readouterr().err
 

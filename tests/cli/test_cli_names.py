@@ -34,7 +34,7 @@ def test_a_mistyped_old_name_leads_to_the_new_one(call: Call, command: str, old:
 def test_index_takes_its_old_option_with_a_note(call: Call, docs: Path, given: list[str]):
     done = call("index", docs, "--out", "made", *given)
     assert done.code == 0
-    assert done.err.splitlines()[0] == "Note: --kind is called --retriever now."
+    assert done.err.splitlines()[0] == "Note: --kind is now called --retriever."
     assert Path("made").is_dir()
 
 
@@ -46,7 +46,7 @@ def test_imported_answers_take_the_old_name_of_the_model(call: Call, tmp_path: P
     row = {"id": "1", "question": "who?", "answers": ["me"], "meta": {"said": "me"}}
     (tmp_path / "data.jsonl").write_text(json.dumps(row), encoding="utf-8")
     done = call("import-answers", "--data", "jsonl:data.jsonl", "--llm", "gpt", "--closed", "said", "--out", "run")
-    assert (done.code, done.err.splitlines()[0]) == (0, "Note: --llm is called --model now.")
+    assert (done.code, done.err.splitlines()[0]) == (0, "Note: --llm is now called --model.")
     assert "gpt" in (tmp_path / "run" / "run.json").read_text(encoding="utf-8")
 
 
@@ -61,7 +61,7 @@ def test_imported_answers_may_stand_at_the_top_of_a_line(call: Call, tmp_path: P
 
 def test_the_learning_rate_takes_its_old_name(call: Call):
     done = call("fit", "reranker", "--rate", "0", "--pref", "nothing", "--out", "x")
-    assert done.err.splitlines()[0] == "Note: --rate is called --learning-rate now."
+    assert done.err.splitlines()[0] == "Note: --rate is now called --learning-rate."
     assert "nothing" in done.err.splitlines()[1]
 
 

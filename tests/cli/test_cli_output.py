@@ -88,13 +88,13 @@ def test_the_version_is_printed(call: Call):
 def test_gates_models_and_doctor_print_their_tables(call: Call):
     assert "logprob" in call("gates").out
     assert "smollm" in call("models").out
-    assert "not fetched yet" in call("doctor").out
+    assert "not downloaded yet" in call("doctor").out
 
 
 def test_doctor_is_short_and_ends_with_a_verdict(call: Call):
     lines = call("doctor").out.splitlines()
     assert len(lines) < 25
-    assert lines[-1].startswith("Ready but for ")
+    assert lines[-1].startswith("Ready, except for ")
     assert "torch" not in [line.split()[0] for line in lines]
 
 
@@ -104,13 +104,13 @@ def test_doctor_tells_everything_when_asked(call: Call):
 
 def test_the_verdict_of_the_doctor_counts_what_is_broken_first():
     broken, missing, good = (
-        Finding("a", "", "mend it", broken=True),
+        Finding("a", "", "repair it", is_broken=True),
         Finding("b", "", "pip install b"),
         Finding("c", ""),
     )
     assert summarize_findings([broken, missing, good]).plain.startswith("Not ready: 1 broken.")
-    assert summarize_findings([missing, good]).plain.startswith("Ready but for 1,")
-    assert summarize_findings([good]).plain == "All 1 checks are good. Next: knowgate demo"
+    assert summarize_findings([missing, good]).plain.startswith("Ready, except for 1 ")
+    assert summarize_findings([good]).plain == "All 1 checks passed. Next: knowgate demo"
 
 
 def test_index_says_what_it_did_on_stderr(call: Call, docs: Path):

@@ -129,8 +129,8 @@ def test_elsewhere_there_is_no_bar():
 
 
 def test_a_bar_without_a_pace_of_its_own_shows_the_rate():
-    assert format_pace(StageStart(10, 5.0).rate(16, 8.0), "examples") == "2 examples/s"
-    assert format_pace(StageStart(10, 5.0).rate(16, 5.0), "examples") == ""
+    assert format_pace(StageStart(10, 5.0).compute_rate(16, 8.0), "examples") == "2 examples/s"
+    assert format_pace(StageStart(10, 5.0).compute_rate(16, 5.0), "examples") == ""
 
 
 @dataclass(frozen=True)

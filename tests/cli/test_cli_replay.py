@@ -18,7 +18,7 @@ def log(call, docs, tmp_path):
     return tmp_path / "log.jsonl"
 
 
-def test_what_ask_prints_can_be_replayed(call, log):
+def test_the_output_of_ask_can_be_replayed(call, log):
     outcome = call("replay", log, "--thresholds", "0.2,0.8", "--price-retrieval", "0.01")
     assert outcome.code == 0
     lines = outcome.out.splitlines()
@@ -28,7 +28,7 @@ def test_what_ask_prints_can_be_replayed(call, log):
     assert "30 questions of the gate logprob on fake." in outcome.err
 
 
-def test_the_threshold_it_ran_with_retrieves_as_often_as_it_did(call, log):
+def test_the_logged_threshold_reproduces_the_logged_rate(call, log):
     found = json.loads(call("replay", log, "--json").out)
     retrieved = sum(json.loads(line)["retrieve"] for line in log.read_text().splitlines())
     ran = next(line for line in found["thresholds"] if line["mark"] == "as it ran")
@@ -48,7 +48,7 @@ def test_bad_lines_are_shown(call, log):
     assert "Lines left out: 1 not JSON, first in line 31." in outcome.err
 
 
-def test_what_decide_prints_gives_rates_alone(call, tmp_path):
+def test_the_output_of_decide_gives_only_rates(call, tmp_path):
     printed = call("decide", "a", "b", "--model", "fake", "--json")
     (tmp_path / "log.jsonl").write_text(printed.out)
     outcome = call("replay", "log.jsonl")
@@ -80,7 +80,7 @@ def test_the_threshold_of_a_fitted_gate_can_be_tried_on_its_log(call, log, tmp_p
         (["--gate", "prompt"], "A threshold means nothing for another gate"),
     ],
 )
-def test_options_that_make_no_sense_are_explained(call, log, options, message):
+def test_invalid_options_are_explained(call, log, options, message):
     outcome = call("replay", log, *options)
     assert (outcome.code, message in outcome.err, outcome.out) == (1, True, "")
 

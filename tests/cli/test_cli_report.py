@@ -31,7 +31,7 @@ def test_the_page_is_called_report_html_by_default(tmp_path, monkeypatch):
     assert (tmp_path / "report.html").is_file()
 
 
-def test_json_is_all_there_is_on_stdout(tmp_path):
+def test_stdout_holds_only_json(tmp_path):
     paths = [write_run(tmp_path / name, varied_rows(12)) for name in ("a", "b")]
     result = run(*paths, "--json", "--no-html")
     record = json.loads(result.stdout)
@@ -39,12 +39,12 @@ def test_json_is_all_there_is_on_stdout(tmp_path):
     assert result.stderr == ""
 
 
-def test_a_run_without_rows_is_refused_in_a_sentence(tmp_path):
+def test_a_run_without_rows_is_rejected(tmp_path):
     with pytest.raises(BadInput, match=r"has no rows yet\. Run its `knowgate label` command again"):
         report([write_run(tmp_path / "run", [])], html=False)
 
 
-def test_a_folder_of_runs_is_refused_with_the_runs_in_it_and_what_to_type(tmp_path):
+def test_a_folder_of_runs_is_rejected_with_the_runs_in_it(tmp_path):
     for name in ("fit-1", "test-1"):
         write_run(tmp_path / "first run" / "labels" / "ab12" / name, varied_rows(3))
     for name in ("fit-1", "test-1"):
@@ -60,7 +60,7 @@ def test_a_folder_of_runs_is_refused_with_the_runs_in_it_and_what_to_type(tmp_pa
     assert "knowgate label" not in str(refused.value)
 
 
-def test_the_last_words_say_what_the_llm_knows_and_what_to_type(tmp_path):
+def test_the_summary_and_the_next_command_are_printed_last(tmp_path):
     path = write_run(tmp_path / "a", varied_rows(12))
     result = run(path, "--no-html")
     assert result.stdout.splitlines()[-1].startswith("fake knows 50.0 % of these questions by itself.")

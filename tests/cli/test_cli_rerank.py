@@ -162,7 +162,7 @@ def test_wrong_preferences_are_explained(call, made, options, message, tmp_path)
     assert (outcome.code, message in outcome.err) == (1, True), outcome.err
 
 
-def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
+def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
     (tmp_path / "table2.json").write_text((tmp_path / "table.json").read_text().replace("wrong", "false"))
     model = ["--model", "fake:table2.json"]
     assert call("label", "--data", "jsonl:data.jsonl", *model, "--samples", "0", "--out", "run2").code == 0
@@ -177,7 +177,7 @@ def test_a_probe_of_another_model_is_refused(call, made, tmp_path):
     ("command", "message"),
     [
         (["fit", "reranker", "--out", "x"], "give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "give --labels RUN"),
+        (["fit", "probe", "--out", "x"], "give --labels, made by"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
@@ -199,16 +199,16 @@ def test_the_preset_takes_an_aligned_reranker_and_one_threshold(call, made, tmp_
     cbdr = ["ask", "riddle 1x?", "--preset", "cbdr", "--gate", "probe", "--docs", "docs", *TABLE]
     (tmp_path / "docs").mkdir()
     assert "--rerank is missing. Make one with `knowgate prefer`" in call(*cbdr).err
-    assert "--rerank is 'docs'" in call(*cbdr, "--rerank", "docs").err
+    assert "--rerank 'docs' is not one" in call(*cbdr, "--rerank", "docs").err
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "reranker.json").write_text("{}")
     twice = call(*cbdr, "--rerank", "r", "--beta", "0.9", "--threshold", "0.2")
-    assert "give --beta or --threshold" in twice.err
+    assert "--beta and --threshold (which is 1 - beta) are mutually exclusive" in twice.err
     (tmp_path / "docs" / "a.txt").write_text("text")
     assert "is damaged" in call(*cbdr, "--rerank", "r").err
 
 
-def test_rerankers_are_named_by_their_folders_or_as_one_likes():
+def test_rerankers_are_named_by_folder_or_explicitly():
     assert parse_named_specs(["runs/aligned", "mine=runs/aligned", "api:m@https://host/rerank"]) == {
         "aligned": "runs/aligned", "mine": "runs/aligned", "rerank": "api:m@https://host/rerank",
     }  # fmt: skip
@@ -216,7 +216,7 @@ def test_rerankers_are_named_by_their_folders_or_as_one_likes():
         parse_named_specs(["a/r", "b/r"])
 
 
-def test_the_base_comes_first_and_is_the_one_given_or_kept(tmp_path):
+def test_the_given_or_stored_base_comes_first(tmp_path):
     (tmp_path / "aligned" / "base").mkdir(parents=True)
     spec = str(tmp_path / "aligned")
     assert next(iter(add_base_reranker({"aligned": spec}, None).items())) == ("base", f"{spec}/base")
@@ -243,7 +243,7 @@ def test_label_and_eval_take_a_reranker(call, made, tmp_path):
     assert (table.code, "accuracy (retrieval rate) by beta, 80 questions" in table.out) == (0, True), table.err
 
 
-def test_relevance_alone_is_taught_by_command(call, made, tmp_path):
+def test_a_reranker_can_be_trained_on_relevance_alone(call, made, tmp_path):
     from tests.support.tiny_models import save_tiny_cross_encoder
 
     save_tiny_cross_encoder(tmp_path / "tiny", WORDS)

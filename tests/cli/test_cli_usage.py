@@ -6,7 +6,7 @@ def test_a_question_mark_ends_its_sentence(call: Call):
     assert "Did you mean 'thresholds'? Known: " in done.err
 
 
-def test_a_matrix_of_gates_wants_gates(call: Call):
+def test_a_matrix_of_gates_needs_gates(call: Call):
     done = call("sweep", "plug-in", "--labels", "run")
     assert done.code == 1
-    assert "name their folders, --gates GATE,GATE" in done.err
+    assert "Name their folders: --gates GATE,GATE" in done.err

@@ -19,7 +19,7 @@ def test_points_lie_where_their_shares_say():
     assert polylines(svg) == ["52.0,254.0 202.0,134.0 352.0,14.0"]
 
 
-def test_an_axis_that_begins_higher_spreads_its_values():
+def test_an_axis_scales_values_from_low_to_high():
     frame = ChartFrame(Axis("x"), Axis("y", 0.5, 1.0), width=300, height=240)
     assert polylines(render_line_chart([Curve("a", [ChartPoint(0, 0.5), ChartPoint(1, 1)])], frame)) == [
         "52.0,254.0 352.0,14.0"
@@ -31,7 +31,7 @@ def test_a_mark_is_a_dot():
     assert '<circle cx="127.0" cy="14.0"' in svg
 
 
-def test_the_picture_is_well_formed_whatever_the_names():
+def test_the_chart_is_well_formed_for_any_names():
     curves = [Curve('<script>alert(1)</script> & "co"', [ChartPoint(0, 0), ChartPoint(1, 1)], dashed=True)]
     root = ElementTree.fromstring(render_line_chart(curves, FRAME))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -48,12 +48,12 @@ def test_long_curves_are_thinned_and_keep_their_ends():
 @pytest.mark.parametrize(
     ("values", "low", "high"), [([0.52, 0.68], 0.5, 0.7), ([0.5, 0.5], 0.5, 0.55), ([0.0, 1.0], 0.0, 1.0)]
 )
-def test_an_axis_takes_in_its_values_in_whole_twentieths(values, low, high):
+def test_a_fitted_axis_ends_at_multiples_of_five_percent(values, low, high):
     axis = fit_axis("y", values)
     assert (axis.low, axis.high) == (pytest.approx(low), pytest.approx(high))
 
 
-def test_a_picture_from_a_file_is_an_image_and_so_runs_no_script():
+def test_an_embedded_svg_is_an_image_and_runs_no_script():
     shown = embed_svg("<svg><script>alert(1)</script></svg>", 'a "curve"')
     assert "<script>" not in shown
     assert 'alt="a &quot;curve&quot;"' in shown

@@ -15,16 +15,16 @@ from knowgate.stats.proportions import estimate_proportion
 SHEET = TextTable("Answers", ("gate", "right"), (("always", "5"), ("a", "12")))
 
 
-def test_text_has_its_cells_under_each_other():
+def test_text_output_has_aligned_columns():
     assert SHEET.text() == "gate    right\nalways  5\na       12"
 
 
-def test_a_remark_does_not_widen_a_column():
+def test_a_short_row_does_not_widen_a_column():
     sheet = TextTable("t", ("gate", "right"), (("a", "1"), ("nothing was found here",)))
     assert sheet.text() == "gate  right\na     1\nnothing was found here"
 
 
-def test_what_could_steer_a_terminal_is_replaced():
+def test_characters_that_control_a_terminal_are_escaped():
     assert TextTable("t", ("a",), (("\x1b[31mred",),)).text() == "a\n\\x1b[31mred"
 
 
@@ -52,25 +52,25 @@ def test_shares_and_differences_with_their_intervals():
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1234, "12.3 %"), (1.0, "100.0 %"), (None, MISSING_VALUE)])
-def test_a_share_is_shown_in_percent(value, shown):
+def test_a_share_is_formatted_in_percent(value, shown):
     assert format_percent(value) == shown
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.012, "+1.2"), (-0.5, "-50.0"), (-0.0001, "0.0"), (0.0, "0.0")])
-def test_a_difference_has_its_sign_unless_it_rounds_to_nothing(value, shown):
+def test_a_difference_has_a_sign_unless_it_rounds_to_zero(value, shown):
     assert format_points(value) == shown
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.456, "0.46"), (-0.001, "0.00"), (None, MISSING_VALUE)])
-def test_a_number_has_two_digits_and_no_negative_zero(value, shown):
+def test_a_number_has_two_decimals_and_no_negative_zero(value, shown):
     assert format_number(value) == shown
 
 
-def test_an_interval_stands_beside_its_share():
+def test_an_interval_follows_its_share():
     assert (
         format_proportion(estimate_proportion([True] * 26 + [False] * 34)) == "43.3 % [31.6, 55.9], n = 60"
     )  # Wilson, by hand
 
 
-def test_a_share_of_nothing_is_missing():
+def test_an_undefined_proportion_is_formatted_as_missing():
     assert format_proportion(estimate_proportion([]), "none") == "none"

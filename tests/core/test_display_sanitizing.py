@@ -33,13 +33,13 @@ def test_a_line_is_one_line():
     assert sanitize_line(" a\r\n b\x85c\x1b") == "a b c\\x1b"
 
 
-def test_json_means_the_same():
+def test_sanitized_json_parses_to_the_same_value():
     value = {"a": "\x9b\u202e\U000e0041\x7f"}
     line = sanitize_json(json.dumps(value, ensure_ascii=False))
     assert line.isascii()
     assert json.loads(line) == value
 
 
-def test_markdown_shows_the_text_and_does_nothing():
+def test_escaped_markdown_contains_no_active_markup():
     assert escape_markdown("a|b\n<script> ![x](http://y) 1 < 2") == "a/b &lt;script> ![x]\\(http://y) 1 < 2"
     assert escape_markdown_code("knowgate\n```\n# x") == "knowgate `` # x"

@@ -39,12 +39,12 @@ def names(folder):
 # --- one file -------------------------------------------------------------------------------------
 
 
-def test_a_file_is_written_with_the_folders_above_it(tmp_path):
+def test_parent_folders_are_created(tmp_path):
     write_text(tmp_path / "a" / "b.txt", "häßlich 北京")
     assert (tmp_path / "a" / "b.txt").read_text(encoding="utf-8") == "häßlich 北京"
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
     path = tmp_path / "a.txt"
     write_text(path, "old")
     with pytest.raises(UnicodeEncodeError):
@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes are POSIX's")
-def test_what_is_written_can_be_read_by_others(tmp_path):
+def test_written_files_are_readable_by_others(tmp_path):
     write_text(tmp_path / "a.txt", "x")
     with atomic_folder(tmp_path / "b"):
         pass
@@ -71,7 +71,7 @@ FAILURES = [
 
 
 @given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), failure=st.sampled_from(FAILURES))
-def test_whatever_fails_the_file_is_the_one_that_was_there(old, new, failure):
+def test_any_failure_keeps_the_old_file(old, new, failure):
     step, error = failure
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "a.bin"
@@ -89,7 +89,7 @@ def torn(data):
 
 
 @given(old=st.none() | st.binary(max_size=50), new=st.binary(max_size=50), after=st.integers(0, 50))
-def test_a_writer_that_gives_up_leaves_the_file_that_was_there(old, new, after):
+def test_a_failed_atomic_file_keeps_the_old_file(old, new, after):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "a.bin"
         if old is not None:
@@ -101,7 +101,7 @@ def test_a_writer_that_gives_up_leaves_the_file_that_was_there(old, new, after):
 
 
 @given(old=st.binary(max_size=50), new=st.binary(max_size=50))
-def test_what_was_written_is_there_whole_whatever_was_there_before(old, new):
+def test_a_write_replaces_the_whole_file(old, new):
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "a.bin"
         write_bytes(path, old)
@@ -115,7 +115,7 @@ def test_line_ends_are_written_as_they_are(tmp_path):
     assert (tmp_path / "a.txt").read_bytes() == b"one\ntwo\r\n"
 
 
-def test_json_comes_back_as_it_was_and_stays_readable(tmp_path):
+def test_json_round_trips_and_keeps_unicode(tmp_path):
     write_json(tmp_path / "a.json", {"城": [1, 2.5, None]})
     assert read_json(tmp_path / "a.json") == {"城": [1, 2.5, None]}
     assert "城" in (tmp_path / "a.json").read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def target(tmp_path):
     return folder
 
 
-def test_a_new_folder_appears_when_its_block_ends_well(tmp_path):
+def test_an_atomic_folder_appears_when_its_block_succeeds(tmp_path):
     with atomic_folder(tmp_path / "deep" / "target") as partial:
         (partial / "new.txt").write_text("new")
         assert not (tmp_path / "deep" / "target").exists()
@@ -147,7 +147,7 @@ def test_a_new_folder_appears_when_its_block_ends_well(tmp_path):
     assert names(tmp_path / "deep" / "target") == ["new.txt"]
 
 
-def test_a_new_folder_replaces_the_old_one_whole(target):
+def test_an_atomic_folder_replaces_the_old_one_completely(target):
     with atomic_folder(target) as partial:
         (partial / "new.txt").write_text("new")
         assert names(target) == ["old.txt"]
@@ -162,7 +162,7 @@ def fill_and_fail(target, error):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_block_that_fails_leaves_the_old_folder_and_nothing_else(target, error):
+def test_a_failed_block_keeps_the_old_folder_and_leaves_nothing_else(target, error):
     with pytest.raises(error):
         fill_and_fail(target, error)
     assert names(target) == ["old.txt"]
@@ -232,7 +232,7 @@ TAKER = """
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
-def test_a_lock_keeps_another_process_out_until_it_is_let_go(tmp_path):
+def test_a_lock_blocks_another_process_until_it_is_released(tmp_path):
     lock, entered = tmp_path / "x.lock", tmp_path / "entered"
     command = [sys.executable, "-c", textwrap.dedent(TAKER), str(lock), str(entered)]
     with ExitStack() as stack:
@@ -245,7 +245,7 @@ def test_a_lock_keeps_another_process_out_until_it_is_let_go(tmp_path):
         taker.communicate("go\n", timeout=PATIENCE)
 
 
-def test_a_lock_is_let_go_when_its_block_fails(tmp_path):
+def test_a_lock_is_released_when_its_block_fails(tmp_path):
     with pytest.raises(ValueError), file_lock(tmp_path / "x.lock"):
         raise ValueError
     with file_lock(tmp_path / "x.lock"):
@@ -253,7 +253,7 @@ def test_a_lock_is_let_go_when_its_block_fails(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="locks are POSIX's")
-def test_who_does_not_wait_is_told_that_the_lock_is_held(tmp_path):
+def test_a_lock_without_wait_raises_if_it_is_held(tmp_path):
     with file_lock(tmp_path / "x.lock"), pytest.raises(BlockingIOError), file_lock(tmp_path / "x.lock", wait=False):
         pass
     with file_lock(tmp_path / "x.lock", wait=False):
@@ -271,7 +271,7 @@ WITHOUT_FCNTL = """
 """
 
 
-def test_the_package_works_where_there_are_no_posix_locks(tmp_path):
+def test_the_package_works_without_posix_locks(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(WITHOUT_FCNTL), str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("written\n", 0), done.stderr
@@ -282,7 +282,7 @@ def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path):
     assert sha256_file(tmp_path / "a") == hashlib.sha256(b"abc").hexdigest()
 
 
-def test_the_borders_between_texts_count():
+def test_boundaries_between_texts_count_in_the_hash():
     assert len({sha256_text("ab", "c"), sha256_text("a", "bc"), sha256_text("abc"), sha256_text("abc", "")}) == 4
 
 
@@ -307,33 +307,33 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
     assert str(cache_dir()) == expected
 
 
-def test_a_file_cannot_take_a_folders_place(tmp_path):
+def test_a_file_cannot_replace_a_folder(tmp_path):
     (tmp_path / "there").mkdir()
     with pytest.raises(BadInput, match="there': there is a folder of that name"):
         write_text(tmp_path / "there", "text")
 
 
-def test_a_full_disk_is_told_with_the_file_that_was_wanted(tmp_path):
+def test_a_full_disk_error_names_the_target_file(tmp_path):
     with pytest.raises(OSError) as caught, atomic_file(tmp_path / "big"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "big")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refusal_of_another_file_keeps_its_name(tmp_path):
+def test_an_os_error_of_another_file_keeps_its_name(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, atomic_folder(tmp_path / "made"):
         (tmp_path / "absent").read_text(encoding="utf-8")
     assert caught.value.filename == str(tmp_path / "absent")
 
 
-def test_two_processes_do_not_make_one_folder_at_once(tmp_path):
+def test_two_processes_cannot_write_one_folder_at_once(tmp_path):
     refused = pytest.raises(BadSetting, match="another process is writing to")
     with atomic_folder(tmp_path / "made"), refused, atomic_folder(tmp_path / "made"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_what_a_killed_process_left_is_cleared_away_and_what_it_had_moved_comes_back(tmp_path):
+def test_leftovers_of_a_killed_process_are_removed_and_its_backup_restored(tmp_path):
     (tmp_path / ".made.x.part").mkdir()
     (tmp_path / ".made.old.part").mkdir()
     (tmp_path / ".made.old.part" / "kept").write_text("kept", encoding="utf-8")
@@ -342,7 +342,7 @@ def test_what_a_killed_process_left_is_cleared_away_and_what_it_had_moved_comes_
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "kept"]
 
 
-def test_a_folder_that_cannot_be_copied_is_an_error_of_the_system(tmp_path):
+def test_a_failed_copy_raises_os_error_with_the_target(tmp_path):
     with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "made"):
         raise shutil.Error([("a", "b", "[Errno 28] No space left on device")])
     assert (caught.value.filename, caught.value.strerror) == (
@@ -351,7 +351,7 @@ def test_a_folder_that_cannot_be_copied_is_an_error_of_the_system(tmp_path):
     )
 
 
-def test_a_lock_whose_file_was_taken_away_by_its_last_holder_is_taken_anew(tmp_path):
+def test_a_lock_is_acquired_again_if_its_file_was_removed(tmp_path):
     with file_lock(tmp_path / "lock"):
         (tmp_path / "lock").unlink()
         with file_lock(tmp_path / "lock", wait=False):

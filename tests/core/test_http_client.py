@@ -38,14 +38,14 @@ def read(server, seconds=20.0):
         return read_response(response, "the server")
 
 
-def test_a_good_reply_is_read_whole(server):
+def test_a_response_is_read_completely(server):
     server.reply = http(b"fine", 429, retry_after="7")
     reply = read(server)
     assert (reply.status, reply.content, reply.retry_after, reply.is_success) == (429, b"fine", 7.0, False)
 
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 500, http(b" " * 500)])
-def test_a_head_or_body_by_drops_ends_with_the_request_though_no_single_read_is_late(server, head):
+def test_a_slow_response_ends_at_the_deadline_though_each_read_is_fast(server, head):
     server.reply = dripping(head)
     start = time.monotonic()
     with pytest.raises(Exception, match=r"deadline|timed out|too slowly"):
@@ -54,7 +54,7 @@ def test_a_head_or_body_by_drops_ends_with_the_request_though_no_single_read_is_
 
 
 @pytest.mark.parametrize("kind", ["endless", "bomb"])
-def test_what_has_no_end_takes_bounded_memory(server, kind):
+def test_endless_input_takes_bounded_memory(server, kind):
     packed = http(bomb(), content_encoding="gzip")
     server.reply = endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536) if kind == "endless" else packed
     tracemalloc.start()
@@ -67,14 +67,14 @@ def test_what_has_no_end_takes_bounded_memory(server, kind):
 
 
 @pytest.mark.parametrize("encoding", ["gzip, gzip", "br", "zstd", "nonsense"])
-def test_an_encoding_that_was_not_asked_for_is_refused(server, encoding):
+def test_an_encoding_that_was_not_requested_is_rejected(server, encoding):
     server.reply = http(b"x", content_encoding=encoding)
     with pytest.raises(ServerError, match="not requested"):
         read(server)
 
 
 @pytest.mark.parametrize("proxy", ["socks9://x", "http://[::1", "http://user:hunter22@x:notaport", "nonsense://"])
-def test_a_proxy_that_cannot_be_used_is_a_sentence_without_its_password(monkeypatch, proxy):
+def test_an_unusable_proxy_is_reported_without_its_password(monkeypatch, proxy):
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -100,7 +100,7 @@ def test_seconds_to_wait_are_plain_digits(value, seconds):
     assert parse_retry_after(value) == seconds
 
 
-def test_a_date_to_wait_for_is_seconds_from_now_and_none_when_it_is_past():
+def test_a_retry_date_becomes_seconds_from_now():
     soon = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
     assert parse_retry_after(soon) == pytest.approx(3600, abs=60)
     assert parse_retry_after("Fri, 31 Dec 1999 23:59:59 GMT") == 0.0
@@ -111,12 +111,12 @@ def test_a_date_to_wait_for_is_seconds_from_now_and_none_when_it_is_past():
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff", b"NaN", b"[1e999]", b"9" * 5000, b"[" * 900 + b"]" * 900, b'"\\ud800"']
 )
-def test_what_is_no_json_is_a_server_error(content):
+def test_invalid_json_of_a_server_is_a_server_error(content):
     with pytest.raises(ServerError, match="the reply"):
         parse_json_response(content, "the reply")
 
 
-def test_words_of_a_server_are_one_short_line_without_secrets():
+def test_a_server_message_becomes_one_short_line_without_secrets():
     assert redact_message("a\r\n b\tsk-1 ", ["sk-1"]) == "a b ***"
     assert len(redact_message("x" * 10**6)) == MAX_MESSAGE_CHARS + 1
 

@@ -59,7 +59,7 @@ def test_rows_and_scores_do_not_depend_on_the_blocks(search: Search, other: int)
 
 
 @given(searches(whole=False))
-def test_equal_vectors_get_equal_scores_and_go_by_row(search: Search):
+def test_equal_vectors_get_equal_scores_and_are_sorted_by_row(search: Search):
     for hits in search.nearest():
         pairs = list(zip(hits.rows.tolist(), hits.scores.tolist(), strict=True))
         assert pairs == sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
@@ -77,7 +77,7 @@ def test_scores_are_the_inner_products(search: Search):
             assert float(score) == pytest.approx(exact, rel=1e-7, abs=1e-12)
 
 
-def test_vectors_that_are_not_of_unit_length_are_told_apart_too():
+def test_vectors_of_different_norms_are_ranked_correctly():
     vectors = np.array([[3e4, 1], [3e4, 20], [3e4, 20]], np.float32)
     (hits,) = find_nearest_rows(vectors, vectors[1:2], 2, max_norm=max_row_norm(vectors), block_rows=1)
     assert hits.rows.tolist() == [1, 2]
@@ -89,16 +89,16 @@ def test_a_rows_score_does_not_depend_on_the_rows_beside_it():
     assert score_rows(vectors, np.arange(300), vectors[0]).scores.tolist() == alone
 
 
-def test_fewer_rows_than_k_all_come():
+def test_all_rows_are_returned_if_there_are_fewer_than_k():
     vectors = np.eye(3, dtype=np.float32)
     (hits,) = find_nearest_rows(vectors, vectors[2:], 9, max_norm=1.0, block_rows=2)
     assert (hits.rows.tolist(), hits.scores.tolist()) == ([2, 0, 1], [1.0, 0.0, 0.0])
 
 
-def test_of_equal_scores_the_lower_index_comes_first():
+def test_ties_are_sorted_by_index():
     assert select_top_rows(np.array([1.0, 2.0, 0.0, 2.0, 1.0]), 3).tolist() == [1, 3, 0]
 
 
-def test_the_longest_of_no_rows_is_nought():
+def test_the_largest_norm_of_no_rows_is_zero():
     assert max_row_norm(np.empty((0, 4), np.float32)) == 0.0
     assert max_row_norm(np.array([[3, 4], [1, 0]], np.float32), block_rows=1) == 5.0

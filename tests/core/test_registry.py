@@ -33,7 +33,7 @@ class NoOptions:
 # --- names ----------------------------------------------------------------------------------------
 
 
-def test_a_name_gives_what_its_target_names():
+def test_a_name_resolves_to_its_target():
     from collections import Counter
 
     assert load_entry(TABLE, "thing", "second") is Counter
@@ -44,30 +44,30 @@ def test_an_unknown_name_lists_the_known_ones():
         load_entry(TABLE, "thing", "zzz")
 
 
-def test_a_misspelt_name_is_answered_with_the_nearest():
+def test_a_misspelled_name_suggests_the_closest():
     with pytest.raises(UnknownName, match=r"unknown thing 'secnd'\. Did you mean 'second'\?"):
         load_entry(TABLE, "thing", "secnd")
 
 
-def test_a_missing_package_is_answered_with_the_extra_to_install():
+def test_a_missing_package_names_the_extra_to_install():
     table = {"x": RegistryEntry("package_that_is_not_there:Thing", "x", extra="local")}
     with pytest.raises(MissingExtra, match=r"thing 'x' needs the 'local' extra.*pip install 'knowgate\[local\]'"):
         load_entry(table, "thing", "x")
 
 
-def test_a_module_that_imports_a_missing_package_is_answered_with_the_extra(tmp_path, monkeypatch):
+def test_a_module_that_imports_a_missing_package_names_the_extra(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(MissingExtra, match="'train' extra"):
         load_target("needs_more:Thing", "the thing", "train")
 
 
-def test_a_missing_package_without_an_extra_is_an_error_of_ours():
+def test_a_missing_package_without_an_extra_is_raised_unchanged():
     with pytest.raises(ModuleNotFoundError, match="package_that_is_not_there"):
         load_target("package_that_is_not_there:Thing", "the thing", "")
 
 
-def test_a_missing_module_of_knowgate_is_not_blamed_on_an_extra():
+def test_a_missing_module_of_knowgate_does_not_suggest_an_extra():
     with pytest.raises(ModuleNotFoundError, match=r"knowgate\.no_such_module"):
         load_target("knowgate.no_such_module:Thing", "the thing", "local")
 
@@ -86,12 +86,12 @@ def plugin(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_package_from_outside_adds_a_name():
+def test_a_plugin_adds_a_name():
     assert load_entry(TABLE, "thing", "third", "knowgate.things") == "from outside"
 
 
 @pytest.mark.usefixtures("plugin")
-def test_names_from_outside_are_listed_too():
+def test_names_of_plugins_are_listed():
     with pytest.raises(UnknownName, match="Known: first, second, third"):
         load_entry(TABLE, "thing", "zzz", "knowgate.things")
 
@@ -114,7 +114,7 @@ def test_names_of_another_group_are_not_seen():
         ("openai:m@http://h:1/v1", ("openai", "m@http://h:1/v1")),
     ],
 )
-def test_a_spec_is_cut_at_its_first_colon(spec, expected):
+def test_a_spec_is_split_at_its_first_colon(spec, expected):
     assert split_spec(spec) == expected
 
 
@@ -150,13 +150,13 @@ def test_options_become_the_values_of_their_fields(text, expected):
         ("count=1,slow", "'slow' is not key=value. Known options: kind, count"),
     ],
 )
-def test_a_wrong_option_is_refused_with_what_is_allowed(text, message):
+def test_a_wrong_option_lists_what_is_allowed(text, message):
     with pytest.raises(BadSetting, match=f"thing: {message}"):
         parse_options(Options, text, "thing")
 
 
 @pytest.mark.parametrize("text", ["x", "x=1"])
-def test_where_there_are_no_options_none_is_taken(text):
+def test_a_class_without_fields_accepts_no_options(text):
     with pytest.raises(BadSetting, match="Known options: none"):
         parse_options(NoOptions, text, "thing")
 

@@ -42,7 +42,7 @@ def test_without_gold_answers_there_is_certainty_but_no_mastery():
     assert found.accuracy.closed.n == 1
 
 
-def test_intervals_are_open_above_but_for_the_last():
+def test_intervals_exclude_their_upper_end_except_the_last():
     values = [0.0, 0.199, 0.2, 0.6, 0.8, 1.0]
     found = measure_boundary([row(str(value), side(True, value), side(True, value)) for value in values])
     assert [item.n for item in found.effects["mastery"]] == [2, 1, 0, 1, 2]
@@ -87,7 +87,7 @@ def test_there_is_no_copy_rate_without_masked_answers():
     assert measure_boundary([row("a", side(), side())]).copying is None
 
 
-def test_graders_are_compared_on_answers_graded_anew():
+def test_graders_are_compared_on_regraded_answers():
     rows = [
         row("a", side(text="Paris"), side(text="It is Paris")),
         row("b", side(text="Rome"), side(text="Paris")),
@@ -141,7 +141,7 @@ def test_extremes_are_ordered_by_mastery_change_then_benefit():
     assert [item.id for item in found.helped] == ["best", "better", "only the greedy answer"]
 
 
-def test_at_most_twenty_extremes_are_kept():
+def test_at_most_twenty_extreme_questions_are_returned():
     rows = [row(str(place), side(True, 1.0), side(True, place / 100)) for place in range(50)]
     assert [item.id for item in measure_boundary(rows).harmed] == [str(place) for place in range(MAX_EXTREME_QUESTIONS)]
 

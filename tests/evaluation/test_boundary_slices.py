@@ -28,7 +28,7 @@ def test_closed_and_open_book_of_a_slice_are_of_the_same_questions():
     assert zh["zh"].closed.value == 1.0
 
 
-def test_questions_whose_data_set_says_nothing_are_a_part_of_their_own():
+def test_questions_without_a_value_form_their_own_slice():
     found = parts([row("a", side(), meta={"fact_type": "fast"}), row("b", side())], "freshness")
     assert {name: part.n for name, part in found.items()} == {"fast": 1, "(not given)": 1}
 
@@ -42,7 +42,7 @@ def test_questions_whose_data_set_says_nothing_are_a_part_of_their_own():
         ({"dataset": "temporalqa", "type": ["Implicit"]}, None),
     ],
 )
-def test_hops_come_from_what_the_data_set_calls_them(meta, hops):
+def test_hops_are_read_from_the_metadata_of_the_data_set(meta, hops):
     assert list_slices(row("a", meta=meta)).get("hops") == hops
 
 
@@ -58,7 +58,7 @@ def test_equal_frequencies_stay_together_even_if_a_tercile_is_empty():
     assert {name: part.n for name, part in found.items()} == {"rare": 4, "middle": 0, "frequent": 2}
 
 
-def test_choice_and_open_questions_are_told_apart():
+def test_choice_and_open_questions_are_separate_slices():
     found = parts([row("a", side(), choices=("x", "y")), row("b", side())], "form")
     assert set(found) == {"multiple choice", "open question"}
 

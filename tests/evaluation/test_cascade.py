@@ -37,7 +37,7 @@ def test_always_with_the_arbiter_is_the_arbiter_alone(evaluated):
     assert evaluated.cascade.from_memory == pytest.approx(3 / 5)
 
 
-def test_a_gate_before_it_skips_and_leaves_the_rest_to_it(evaluated):
+def test_a_gate_skips_questions_and_the_arbiter_decides_the_others(evaluated):
     line = evaluated.cascade.lines[1]
     at = line.at_rate[0.6]  # retrieved for: c, d and e; a and b are skipped
     assert at == pytest.approx(4 / 5)
@@ -45,7 +45,7 @@ def test_a_gate_before_it_skips_and_leaves_the_rest_to_it(evaluated):
     assert line.change.value == pytest.approx(line.accuracy.value - line.alone)
 
 
-def test_the_table_and_the_json_have_it(evaluated):
+def test_the_cascade_is_in_the_table_and_the_json(evaluated):
     sheet = next(one for one in build_evaluation_tables(evaluated) if one.title.startswith("Cascade"))
     assert sheet.title == "Cascade: the arbiter prefers chooses after retrieval"
     assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
@@ -54,13 +54,13 @@ def test_the_table_and_the_json_have_it(evaluated):
     assert record["lines"][0]["at_rate"].keys() == {"0.90", "0.80", "0.70", "0.60", "0.50"}
 
 
-def test_without_an_arbiter_there_is_none(tmp_path):
+def test_without_an_arbiter_there_is_no_cascade(tmp_path):
     plain = evaluate("logprob:first", write_rows(tmp_path / "run", ROWS), resamples=10)
     assert plain.cascade is None
     assert "cascade" not in evaluation_to_dict(plain)
 
 
-def test_what_is_on_record_is_enough_for_rows_without_texts(tmp_path):
+def test_stored_beliefs_are_enough_for_rows_without_texts(tmp_path):
     run = pair_run(tmp_path / "run", 60)
     first = evaluate("logprob:first", run, arbiter=Prefers("memory"), resamples=10).cascade
     bare = [

@@ -33,18 +33,18 @@ def test_never_pays_the_closed_book_answer_and_no_gate():
     assert (never.searches, never.money(PRICES)) == (0.0, pytest.approx(0.01 + 0.01))
 
 
-def test_gated_pays_its_reading_and_then_one_of_the_two():
+def test_gated_retrieval_pays_for_reading_and_one_answer():
     gated = compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES).gated
     assert (gated.searches, gated.prompt, gated.completion) == (0.5, 60.0, 6.0)
     assert gated.money(PRICES) == pytest.approx(0.005 + 0.06 + 0.012)
 
 
-def test_an_hour_of_the_gpu_is_paid_by_its_seconds():
+def test_the_gpu_price_is_per_hour():
     costing = compare_traffic_costs(Traffic(EVENTS), 0.5, Prices(gpu_hour=3600.0))
     assert (costing.always.money(costing.prices), costing.gated.money(costing.prices)) == (4.0, 1.0 + (1.5 + 4.0) / 2)
 
 
-def test_at_the_break_even_price_gated_costs_what_always_does():
+def test_gated_and_always_cost_the_same_at_the_break_even_price():
     costly = [
         TrafficEvent(event.need, reading=EventCost(0, 400, 2, 1.0), closed=CLOSED, opened=OPENED) for event in EVENTS
     ]
@@ -58,7 +58,7 @@ def test_at_the_break_even_price_gated_costs_what_always_does():
 @pytest.mark.parametrize(
     ("always", "gated", "skipped", "price"), [(1.0, 2.0, 0.5, 2.0), (2.0, 1.0, 0.5, 0.0), (1.0, 2.0, 0.0, None)]
 )
-def test_a_gate_pays_from_some_price_on_or_at_any_or_at_none(always, gated, skipped, price):
+def test_the_break_even_price_can_be_positive_zero_or_undefined(always, gated, skipped, price):
     assert compute_break_even_price(always, gated, skipped) == price
 
 
@@ -67,7 +67,7 @@ def test_right_answers_that_a_skip_loses_are_counted_on_graded_rows():
     assert [bill.lost.hits for bill in (costing.always, costing.never, costing.gated)] == [0, 3, 1]
 
 
-def test_what_is_not_on_record_has_no_sum_unless_it_has_no_price():
+def test_a_cost_is_unknown_if_a_priced_amount_is_not_recorded():
     unknown = [TrafficEvent(0.2, retrieved=False), TrafficEvent(0.8, retrieved=True)]
     costing = compare_traffic_costs(Traffic(unknown), 0.5, PRICES)
     assert costing.gated.money(PRICES) is None
@@ -75,7 +75,7 @@ def test_what_is_not_on_record_has_no_sum_unless_it_has_no_price():
     assert costing.gated.money(Prices(search=0.01)) == pytest.approx(0.005)
 
 
-def test_a_table_of_prices_is_toml(tmp_path):
+def test_prices_are_read_from_toml(tmp_path):
     (tmp_path / "prices.toml").write_text("search = 0.01\ngpu_hour = 2\n")
     assert read_prices(tmp_path / "prices.toml") == Prices(search=0.01, gpu_hour=2.0)
 
@@ -83,7 +83,7 @@ def test_a_table_of_prices_is_toml(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"), [("serch = 1", "serch"), ("search = -1", "at least 0"), ("search = 'x'", "it must be a number")]
 )
-def test_a_table_of_other_things_is_refused(tmp_path, text, words):
+def test_invalid_price_files_are_rejected(tmp_path, text, words):
     (tmp_path / "prices.toml").write_text(text)
     with pytest.raises((BadInput, BadSetting), match=words):
         read_prices(tmp_path / "prices.toml")
@@ -97,7 +97,7 @@ def decisions(path, records):
     file.close()
 
 
-def test_decisions_that_a_server_kept_are_traffic(tmp_path):
+def test_decisions_of_the_server_log_are_traffic(tmp_path):
     one = {"need": 0.8, "retrieve": True, "threshold": 0.5, "gate": "skr", "gated": True}
     let_through = {"gated": False, "why_not": "no question"}
     decisions(tmp_path / "d.sqlite", enumerate([one, {**one, "need": 0.1, "retrieve": False}, let_through]))
@@ -122,7 +122,7 @@ def test_a_damaged_decision_is_left_out_and_counted(tmp_path, damaged):
     assert (len(log.events), log.left_out) == (1, {"that cannot be read": 1})
 
 
-def test_another_database_is_refused_in_a_sentence(tmp_path):
+def test_another_database_is_rejected(tmp_path):
     file = sqlite3.connect(tmp_path / "d.sqlite")
     file.execute("CREATE TABLE other (x)")
     file.commit()

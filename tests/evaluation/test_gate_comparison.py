@@ -50,7 +50,7 @@ def test_the_main_numbers_by_hand(tmp_path):
     assert good["closed_if_unknown"] == 0.0
 
 
-def test_never_always_and_oracle_are_always_there(tmp_path):
+def test_never_always_and_oracle_are_always_included(tmp_path):
     found = evaluated(trial_run(tmp_path / "run"), gates=["good"])
     assert [gate.gate for gate in found.gates] == ["never", "always", "good", "oracle"]
     values = {gate.gate: gate.measures["accuracy"].value for gate in found.gates}
@@ -60,7 +60,7 @@ def test_never_always_and_oracle_are_always_there(tmp_path):
     assert "auroc" not in found.gate("always").measures
 
 
-def test_where_nothing_was_found_the_answer_is_the_closed_book_one(tmp_path):
+def test_questions_without_passages_count_with_their_closed_book_answer(tmp_path):
     rows = [*four_rows(), row("q4", side(True), None)]
     trial = load_label_table([trial_run(tmp_path / "run", rows)])
     assert trial.n_without_passages == 1
@@ -83,7 +83,7 @@ def test_without_open_book_answers_only_ranking_is_measured(tmp_path):
     assert found.gate("good").measures["auroc"].value == 1.0
 
 
-def test_runs_of_several_data_sets_are_one_trial_with_slices(tmp_path):
+def test_runs_of_several_data_sets_are_one_table_with_slices(tmp_path):
     found = evaluated(varied_run(tmp_path / "a"), varied_run(tmp_path / "b"))
     parts = {(one.dimension, one.value): one.n for one in found.slices}
     assert parts["data set", "nq"] + parts["data set", "webqa"] == len(found.table.rows)
@@ -97,7 +97,7 @@ def test_each_gate_is_compared_with_always_and_the_best_with_the_others(tmp_path
     assert all(one.p_holm >= one.p_mcnemar for one in found.comparisons)
 
 
-def test_a_threshold_is_chosen_on_dev_rows_and_realised_on_the_others(tmp_path):
+def test_a_threshold_is_chosen_on_dev_rows_and_measured_on_the_others(tmp_path):
     tuned = evaluated(varied_run(tmp_path / "a")).gate("good").tuned
     assert tuned is not None
     assert 0 < tuned.n < 58
@@ -119,7 +119,7 @@ def test_recorded_needs_come_back_and_replace_earlier_ones(tmp_path):
     assert read_needs(run)[-1] == RecordedNeeds("good", 0.4, {"q0": 0.25}, "anew", 0.5)
 
 
-def test_a_recorded_gate_that_lacks_questions_is_refused(tmp_path):
+def test_a_recorded_gate_that_lacks_questions_is_rejected(tmp_path):
     run = trial_run(tmp_path / "run")
     write_needs(run, [RecordedNeeds("good", 0.5, {"q0": 0.5})])
     with pytest.raises(BadSetting, match="lacks 3 of 4 questions"):
@@ -127,7 +127,7 @@ def test_a_recorded_gate_that_lacks_questions_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("line", ['{"gate": "x"}', '{"gate": "x", "threshold": 0.5, "needs": {"a": 2}}', "[]"])
-def test_broken_needs_are_an_error_with_the_place(tmp_path, line):
+def test_broken_needs_raise_an_error_with_their_location(tmp_path, line):
     run = trial_run(tmp_path / "run")
     (run / NEEDS_FILE).write_text(line + "\n")
     with pytest.raises((ArtifactError, BadInput), match=NEEDS_FILE):
@@ -150,7 +150,7 @@ def test_runs_of_different_rerankers_are_not_mixed(tmp_path):
         load_label_table(runs)
 
 
-def test_a_manifest_that_was_edited_is_named_with_what_it_lacks(tmp_path):
+def test_an_edited_manifest_is_rejected_with_its_missing_settings(tmp_path):
     run = trial_run(tmp_path / "run")
     manifest = json.loads((run / "run.json").read_text())
     del manifest["settings"]["prompts_fingerprint"]
@@ -164,7 +164,7 @@ def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_
         evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), None) for i in range(3)]))
 
 
-def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
+def test_equal_grades_with_open_book_answers_have_all_measures_except_ranking(tmp_path):
     found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
     assert found.gate("good").measures["accuracy"].value == 1.0
     assert found.gate("good").measures["auroc"].value is None
@@ -175,13 +175,13 @@ def test_with_open_book_answers_one_kind_has_all_but_measures_of_rank(tmp_path):
     }
 
 
-def test_a_run_without_graded_rows_is_said_to_be_empty(tmp_path):
+def test_a_run_without_graded_rows_is_rejected(tmp_path):
     run = write_run(tmp_path / "run", [row("a", error="timeout")], **SETTINGS)
     with pytest.raises(BadInput, match="no graded row"):
         load_label_table([run])
 
 
-def test_a_gate_that_asks_the_llm_is_refused_with_the_command_that_can(tmp_path):
+def test_a_gate_that_needs_the_llm_is_rejected_with_advice(tmp_path):
     with pytest.raises(NotOffered, match="Label again with"):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
@@ -196,13 +196,13 @@ def fitted(tmp_path):
     return run, str(out), len(examples.split.test)
 
 
-def test_a_gate_is_refused_on_questions_it_was_fitted_on(fitted):
+def test_a_gate_is_rejected_on_questions_it_was_fitted_on(fitted):
     run, gate, tested = fitted
     with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these 120 questions.*drop_seen"):
         score_gate(load_label_table([run]), gate)
 
 
-def test_rows_packed_without_their_texts_are_recognised_by_id(fitted):
+def test_rows_without_texts_are_recognized_by_id(fitted):
     run, gate, tested = fitted
     trial = load_label_table([run])
     packed = replace(trial, rows=[replace(row, question="") for row in trial.rows])
@@ -236,7 +236,7 @@ def test_labels_or_data_must_be_given(capsys):
     assert "either label runs (--labels)" in capsys.readouterr().err
 
 
-def test_questions_are_answered_now_and_kept_for_another_evaluation(tmp_path, capsys):
+def test_questions_answered_now_are_stored_for_the_next_evaluation(tmp_path, capsys):
     data = tmp_path / "q.jsonl"
     asked = [f"Question {i}?" for i in range(12)]
     said = FakeModel().generate([AnswerPrompts().closed(Question(text)) for text in asked], max_tokens=32)

@@ -42,34 +42,34 @@ def names(evaluation):
 # --- recorded rows --------------------------------------------------------------------------------
 
 
-def test_gates_on_record_are_evaluated_by_name_or_all_together(tmp_path):
+def test_stored_gates_are_evaluated_by_name_or_with_auto(tmp_path):
     run = trial_run(tmp_path / "run")
     assert names(evaluate(["good"], run, resamples=10)) == ["good"]
     assert names(evaluate("good", RunFolder(run), resamples=10)) == ["good"]
     assert names(evaluate(runs=[str(run)], resamples=10)) == ["good", "poor"]
 
 
-def test_a_gate_of_the_users_own_is_evaluated(tmp_path):
+def test_a_custom_gate_is_evaluated(tmp_path):
     evaluation = evaluate([Numbered(), "good"], trial_run(tmp_path / "run"), resamples=10)
     # retrieves for q0 (kept) and q2 (hurt), skips q1 (closed-book wrong) and q3 (hopeless): one right of four
     assert evaluation.gate("numbered").measures["accuracy"].value == 0.25
     assert evaluation.gate("numbered").measures["rate"].value == 0.5
 
 
-def test_gates_of_one_name_are_told_apart(tmp_path):
+def test_gates_with_the_same_name_are_numbered(tmp_path):
     evaluation = evaluate([Numbered(), Numbered(0.4)], trial_run(tmp_path / "run"), resamples=10)
     assert names(evaluation) == ["numbered", "numbered (2)"]
     assert evaluation.gate("numbered (2)").measures["rate"].value == 0.0
 
 
-def test_a_fitted_gate_in_hand_is_evaluated_as_its_folder_is(tmp_path):
+def test_a_loaded_gate_gives_the_same_evaluation_as_its_folder(tmp_path):
     folder = write_gate(tmp_path / "mine")
     run = write_rows(tmp_path / "run", varied_rows(50))
     in_hand, by_path = (evaluate([one], run, resamples=10).gate("mine") for one in (load_gate(str(folder)), folder))
     assert in_hand.measures == by_path.measures
 
 
-def test_questions_a_gate_in_hand_was_fitted_on_are_refused_or_left_out(tmp_path):
+def test_training_questions_of_a_loaded_gate_are_rejected_or_left_out(tmp_path):
     rows = varied_rows(50)
     gate = load_gate(str(write_gate(tmp_path / "mine", seen=[row.question for row in rows[:10]])))
     run = write_rows(tmp_path / "run", rows)
@@ -78,7 +78,7 @@ def test_questions_a_gate_in_hand_was_fitted_on_are_refused_or_left_out(tmp_path
     assert len(evaluate([gate], run, drop_seen=True, resamples=10).table.rows) == 40
 
 
-def test_a_gate_that_was_not_evaluated_is_named_with_those_that_were(tmp_path):
+def test_an_unknown_gate_raises_an_error_that_lists_the_evaluated_ones(tmp_path):
     evaluation = evaluate("good", trial_run(tmp_path / "run"), resamples=0)
     with pytest.raises(UnknownName, match="Did you mean 'good'"):
         evaluation.gate("goot")
@@ -94,7 +94,7 @@ def test_a_gate_that_was_not_evaluated_is_named_with_those_that_were(tmp_path):
         ({"data": " , ", "out": "x"}, "names no questions"),
     ],
 )
-def test_calls_that_make_no_sense_are_explained(options, message):
+def test_invalid_calls_are_explained(options, message):
     with pytest.raises(BadSetting, match=message):
         evaluate(**options)
 
@@ -107,7 +107,7 @@ def made(tmp_path):
     return write_invented(tmp_path / "in", 12)
 
 
-def test_fresh_questions_are_answered_and_kept(made, tmp_path):
+def test_new_questions_are_answered_and_stored(made, tmp_path):
     asked = {"data": made.questions, "model": load_model(made.model), "out": tmp_path / "out", "resamples": 10}
     evaluation = evaluate(["prompt", "logprob:mean"], **asked)
     assert len(evaluation.table.rows) == 12
@@ -115,7 +115,7 @@ def test_fresh_questions_are_answered_and_kept(made, tmp_path):
     assert {item.gate for item in read_needs(tmp_path / "out" / "runs" / "questions")} == {"prompt", "logprob:mean"}
 
 
-def test_a_gate_in_hand_decides_again_and_a_spec_does_not(made, tmp_path):
+def test_a_gate_object_decides_again_and_a_spec_does_not(made, tmp_path):
     own = Numbered()
     asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
     first = evaluate([own, "prompt"], **asked)
@@ -125,7 +125,7 @@ def test_a_gate_in_hand_decides_again_and_a_spec_does_not(made, tmp_path):
     assert second.gate("prompt").cost.seconds == timed
 
 
-def test_a_folder_that_was_calibrated_since_decides_again(made, tmp_path):
+def test_a_recalibrated_folder_decides_again(made, tmp_path):
     asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
     own = load_model(made.model)
     folder = tmp_path / "mine"
@@ -134,14 +134,14 @@ def test_a_folder_that_was_calibrated_since_decides_again(made, tmp_path):
         assert evaluate([folder], **asked).gate(str(folder)).threshold == threshold
 
 
-def test_gates_of_one_name_are_kept_apart_on_record(made, tmp_path):
+def test_gates_with_the_same_name_are_stored_separately(made, tmp_path):
     evaluation = evaluate(
         [Numbered(), Numbered(0.4)], data=made.data, model=made.model, out=tmp_path / "out", resamples=10
     )
     assert names(evaluation) == ["numbered", "numbered (2)"]
 
 
-def test_fresh_questions_are_answered_in_the_wording_that_was_named(made, tmp_path):
+def test_new_questions_are_answered_with_the_named_prompts(made, tmp_path):
     asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
     settings = evaluate("prompt", prompts="free", **asked).table.settings
     assert settings["prompts_fingerprint"] == load_answer_prompts(Path("free")).fingerprint
@@ -212,7 +212,7 @@ def answered(made, tmp_path):
     return run
 
 
-def test_a_gate_that_asks_is_refused_on_rows_alone_and_decides_where_their_llm_is_named(made, answered):
+def test_a_gate_that_needs_the_llm_decides_if_the_model_is_named(made, answered):
     with pytest.raises(NotOffered, match="asks the LLM with its own prompt"):
         evaluate(Asking(), answered)
     gate = Asking()
@@ -221,18 +221,18 @@ def test_a_gate_that_asks_is_refused_on_rows_alone_and_decides_where_their_llm_i
     assert "asking" in {item.gate for item in read_needs(answered)}
 
 
-def test_rows_that_are_enough_are_not_asked_about_again(made, answered):
+def test_the_llm_is_not_called_if_the_rows_are_enough(made, answered):
     evaluate("prompt", answered, model=made.model, resamples=0)
     assert "prompt" not in {item.gate for item in read_needs(answered)}
 
 
-def test_another_llm_than_that_of_the_rows_is_refused(answered, tmp_path):
+def test_a_different_llm_than_that_of_the_rows_is_rejected(answered, tmp_path):
     other = write_invented(tmp_path / "other", 4)
     with pytest.raises(BadSetting, match="Use model='fake'"):
         evaluate(Asking(), answered, model=other.model)
 
 
-def test_what_gates_said_is_kept_in_each_run_where_asked_for(tmp_path):
+def test_decisions_are_stored_in_each_run_with_record(tmp_path):
     runs = [trial_run(tmp_path / name) for name in ("a", "b")]
     evaluate([Numbered()], runs, record=True, resamples=0)
     for run in runs:

@@ -8,7 +8,7 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import (
     NEED_LEVELS,
     GradedNeeds,
-    _gate_metric,
+    _build_gate_metric,
     _resample_cells,
     group_into_cells,
     measure_gates,
@@ -37,19 +37,19 @@ def test_a_cell_holds_questions_of_one_verdict_one_bin_and_neighbouring_needs():
     assert len(cells.cells.needs) <= 4 * (NEED_LEVELS + N_ECE_BINS + 1)
 
 
-def test_cells_of_few_different_needs_lose_nothing():
+def test_cells_are_exact_for_few_distinct_needs():
     one = judged(5_000, digits=2)
     cells = group_into_cells(one)
     assert (cells.cells.needs[cells.cell_of_question] == one.needs).all()
-    plain, counted = _gate_metric(one)(unit_weights(5_000)), cells.metric()(unit_weights(5_000))
+    plain, counted = _build_gate_metric(one)(unit_weights(5_000)), cells.metric()(unit_weights(5_000))
     for name, value in plain.items():
         assert counted[name] == pytest.approx(value, abs=1e-12)
 
 
-def test_resamples_of_cells_are_those_of_the_questions():
+def test_resamples_of_cells_match_those_of_the_questions():
     n = 30_000
     gates, draws = [judged(n), judged(n, seed=1)], Bootstrap(n, resamples=60)
-    exact, cells = draws.apply([_gate_metric(one) for one in gates]), _resample_cells(gates, draws)
+    exact, cells = draws.apply([_build_gate_metric(one) for one in gates]), _resample_cells(gates, draws)
     for one, other in zip(exact, cells, strict=True):
         assert one.keys() == other.keys()
         for name, values in one.items():
@@ -64,12 +64,12 @@ def test_without_open_book_answers_ranks_are_still_measured():
     assert "accuracy" not in found
 
 
-def test_no_resamples_leave_the_plain_values():
+def test_without_resamples_only_the_values_remain():
     (found,) = _resample_cells([judged(100)], Bootstrap(100, resamples=0))
     assert {len(values) for values in found.values()} == {1}
 
 
-def test_an_evaluation_of_many_questions_takes_cells(tmp_path, monkeypatch):
+def test_an_evaluation_of_many_questions_uses_cells(tmp_path, monkeypatch):
     trial = load_label_table([write_rows(tmp_path / "run", varied_rows(60))])
     gates = [TableScores("a", np.random.default_rng(0).random(60), 0.5)]
     (exact,) = measure_gates(trial, gates, Bootstrap(60, resamples=40))

@@ -42,7 +42,7 @@ def evaluated(run):
     return evaluate(runs=run, resamples=200)
 
 
-def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
+def test_a_gate_that_recognizes_known_questions_is_worth_using(tmp_path):
     found = recommend(evaluated(planted(tmp_path / "run", known=4)))
     assert (found.level, found.gate, found.agreeing_folds) == ("use", "good", 5)
     assert found.threshold == pytest.approx(0.5)
@@ -50,7 +50,7 @@ def test_a_gate_that_tells_known_questions_is_worth_using(tmp_path):
     assert found.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
 
 
-def test_a_gate_that_ranks_at_random_is_not(tmp_path):
+def test_a_gate_that_ranks_at_random_is_not_recommended(tmp_path):
     run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
     assert recommend(evaluated(run)).level == "leave"
 
@@ -68,7 +68,7 @@ def test_a_gain_that_might_be_luck_does_not_beat_chance():
     assert _is_above_zero(gains, Z_CERTAIN)
 
 
-def test_where_passages_never_help_no_search_is_made(tmp_path):
+def test_no_retrieval_is_recommended_if_passages_never_help(tmp_path):
     found = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
     assert (found.level, found.gate, found.skipped.value) == ("use", "never", 1.0)
     assert found.gain.value is None
@@ -77,11 +77,11 @@ def test_where_passages_never_help_no_search_is_made(tmp_path):
     ).headline.startswith("Do without retrieval here.")
 
 
-def test_few_questions_show_nothing(tmp_path):
+def test_few_questions_give_no_recommendation(tmp_path):
     assert recommend(evaluated(planted(tmp_path / "run", known=4, n=60))).level == "unknown"
 
 
-def test_a_question_asked_many_times_is_one(tmp_path):
+def test_repeated_questions_count_once(tmp_path):
     rows = [row(f"q{i}", side(i % 4 == 0), side(True), question=f"what is {i % 8}?") for i in range(N)]
     assert recommend(evaluated(trial_run(tmp_path / "run", rows))).level == "unknown"
 
@@ -98,7 +98,7 @@ def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
     )
 
 
-def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path):
+def test_a_guarantee_that_the_measurements_contradict_is_ignored(tmp_path):
     run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
     evaluation = evaluated(run)
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
@@ -106,13 +106,13 @@ def test_a_guarantee_that_the_questions_speak_against_is_not_counted_on(tmp_path
     assert (found.level, found.guarantee) == ("leave", "")
 
 
-def test_a_guarantee_that_does_not_hold_here_is_not_counted_on(tmp_path):
+def test_a_guarantee_that_does_not_hold_here_is_ignored(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
     assert recommend(evaluation).guarantee == ""
 
 
-def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
+def test_the_note_lists_stored_guarantees(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
         " No guarantee is stored (needs on record keep none, folders of gates do): knowgate calibrate gives one."
@@ -123,7 +123,7 @@ def test_the_note_tells_the_guarantees_that_are_stored(tmp_path):
     )
 
 
-def test_one_loss_is_added_so_that_nothing_seen_is_not_nothing_there():
+def test_one_loss_is_added_to_the_bound():
     """10 skips without loss among n: the bound is -(1 + 1.645 sqrt(1 - 1/n)) / n, which must be above -0.01."""
     n = 200
     needs = np.where(np.arange(n) < 10, 0.1, 0.9)
@@ -144,14 +144,14 @@ def test_a_gate_that_decides_in_two_steps_stays_at_its_threshold():
     assert (chosen.threshold, chosen.skipped) == (0.5, 0.5)
 
 
-def test_no_gate_is_worth_using_where_the_llm_knows_nothing(tmp_path):
+def test_no_gate_is_worth_using_if_the_llm_knows_nothing(tmp_path):
     said = build_verdict(evaluated(planted(tmp_path / "run", known=100)), CostAssumptions(), 0.02)
     assert said.headline == "No gate is worth using here: retrieve for every question."
     assert "answers only 1.0 % of these questions right without passages" in said.sentences[0]
 
 
 @pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"–"})])
-def test_tokens_that_the_rows_do_not_tell_are_not_zero(tmp_path, text, shown):
+def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
     rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
     evaluation = evaluated(trial_run(tmp_path / "run", rows))
     assert {line[3] for line in build_cost_table(evaluation).rows} == shown
@@ -167,7 +167,7 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
-def test_given_prices_are_spoken_of_where_nothing_is_recommended_too(tmp_path, known, n):
+def test_prices_are_shown_even_if_nothing_is_recommended(tmp_path, known, n):
     evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
     said = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
     assert not said.recommendation.is_positive
@@ -182,7 +182,7 @@ def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path)
     assert "'good' tells known from unknown questions best" in said.text
 
 
-def test_a_negative_price_is_refused():
+def test_a_negative_price_is_rejected():
     with pytest.raises(BadSetting, match="price_search=-1"):
         CostAssumptions(price_search=-1)
 
@@ -201,7 +201,7 @@ def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
     assert 100 < again.n_calibrated < 200  # half of the 300
 
 
-def test_an_arbiter_is_told_of_in_the_verdict_and_on_the_page(tmp_path):
+def test_an_arbiter_is_described_in_the_verdict_and_on_the_page(tmp_path):
     run = write_rows(tmp_path / "run", varied_rows(40))
     evaluation = evaluate("logprob:first", run, arbiter=Prefers("pick"), resamples=20)
     assert "The arbiter 'prefers' after every search: " in build_verdict(evaluation, CostAssumptions(), 0.02).text

@@ -7,16 +7,16 @@ from knowgate.evaluation.recommendation import recommend
 from tests.support.luck import GAINING, recommended, simulated_run
 
 
-def test_gates_that_say_nothing_are_recommended_in_at_most_5_percent_and_binomial_error():
+def test_uninformative_gates_are_recommended_in_at_most_5_percent():
     """By a true rate of 5 %, more than 5 of 40 come up in 1.4 % of the cases; the seeds are fixed."""
     assert recommended(40, knowing=0.0) <= 5
 
 
-def test_gates_that_know_are_recommended():
+def test_informative_gates_are_recommended():
     assert recommended(12, knowing=3.0, situations=GAINING) >= 11
 
 
-def test_where_passages_do_nothing_no_gate_is_needed_however_good_it_is(tmp_path: Path):
+def test_no_gate_is_recommended_if_passages_change_nothing(tmp_path: Path):
     run = simulated_run(tmp_path / "run", "passages do nothing", seed=1, n=300, knowing=3.0)
     found = recommend(evaluate(runs=run, resamples=100))
     assert (found.gate, found.is_positive, found.skipped.value) == ("never", True, 1.0)

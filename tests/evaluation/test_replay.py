@@ -5,7 +5,7 @@ import math
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent, TrafficSaving, replay_traffic
+from knowgate.evaluation.replay import EventCost, Prices, SavedAmount, Traffic, TrafficEvent, replay_traffic
 
 READ, CLOSED, OPENED = EventCost(1.0, 10.0, 2.0), EventCost(0.5, 0.0, 4.0), EventCost(3.0, 100.0, 5.0)
 
@@ -20,23 +20,23 @@ def line(events, threshold, prices=None):
     return replay_traffic(Traffic(events), [threshold], prices or Prices())[0]
 
 
-def test_what_is_not_above_the_threshold_is_not_retrieved():
+def test_needs_at_or_below_the_threshold_are_skipped():
     found = line([event(0.2), event(0.5), event(0.7), event(0.9)], 0.5)
     assert (found.retrieved, found.rate) == (2, 0.5)
-    assert found.savings["retrievals"] == TrafficSaving(2, 4)
+    assert found.savings["retrievals"] == SavedAmount(2, 4)
 
 
 def test_skipping_saves_the_open_book_answer_and_pays_for_the_reading():
     # always: 2 * 3 s. gated: 2 * 1 s reading, 3 s for the one looked up, 0.5 s for the one skipped
     found = line([event(0.2), event(0.8)], 0.5)
-    assert found.savings["seconds"] == TrafficSaving(6 - 5.5, 6)
+    assert found.savings["seconds"] == SavedAmount(6 - 5.5, 6)
     # always: 2 * 105. gated: 2 * 12 + 105 + 4
-    assert found.savings["tokens"] == TrafficSaving(210 - 133, 210)
+    assert found.savings["tokens"] == SavedAmount(210 - 133, 210)
 
 
 def test_a_gate_that_never_skips_costs_its_reading():
     found = line([event(0.8), event(0.9)], 0.5)
-    assert found.savings["seconds"] == TrafficSaving(-2, 6)
+    assert found.savings["seconds"] == SavedAmount(-2, 6)
 
 
 def test_money_is_searches_and_tokens_at_their_prices():
@@ -47,33 +47,33 @@ def test_money_is_searches_and_tokens_at_their_prices():
     assert found.savings["money"].always == pytest.approx(2 + 2 + 1)
 
 
-def test_a_way_a_question_did_not_go_is_taken_at_the_mean_of_those_that_did():
+def test_unknown_costs_are_replaced_by_the_mean():
     events = [
         event(0.2, False, opened=EventCost()),
         event(0.8, True, opened=EventCost(2.0)),
         event(0.9, True, opened=EventCost(4.0)),
     ]
-    assert line(events, 0.5).savings["seconds"] == TrafficSaving(9 - (3 + 0.5 + 2 + 4), 9)
+    assert line(events, 0.5).savings["seconds"] == SavedAmount(9 - (3 + 0.5 + 2 + 4), 9)
     assert Traffic(events).count_known("opened") == 2
 
 
-def test_what_nobody_recorded_is_not_known():
+def test_savings_are_unknown_if_nothing_is_recorded():
     found = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
     assert (found.savings["seconds"], found.savings["tokens"], found.savings["money"]) == (None, None, None)
 
 
-def test_searches_have_a_price_even_where_tokens_are_unknown():
-    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == TrafficSaving(2, 2)
+def test_searches_have_a_price_even_if_tokens_are_unknown():
+    assert line([TrafficEvent(0.2, False)], 0.5, Prices(search=2.0)).savings["money"] == SavedAmount(2, 2)
 
 
-def test_risk_is_the_share_of_checked_questions_that_a_skip_would_answer_otherwise():
+def test_risk_is_the_share_of_checked_questions_whose_answer_changes():
     events = [event(0.6, True, True), event(0.7, True, False), event(0.9, True, True), event(0.8, True, None)]
     risk = line(events, 0.75).risks["retrieved"]
     assert (risk.hits, risk.n) == (1, 3)
     assert 0 < risk.low < 1 / 3 < risk.high < 1
 
 
-def test_audited_skips_and_graded_rows_are_counted_apart():
+def test_audited_skips_and_graded_rows_are_counted_separately():
     events = [event(0.1, False, True), event(0.2, False, False), event(0.9, True, True), event(0.3, None, True)]
     risks = line(events, 0.5).risks
     assert {name: (risk.hits, risk.n) for name, risk in risks.items()} == {
@@ -83,7 +83,7 @@ def test_audited_skips_and_graded_rows_are_counted_apart():
     }
 
 
-def test_thresholds_come_once_and_in_order():
+def test_thresholds_are_distinct_and_sorted():
     assert [found.threshold for found in replay_traffic(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [0.1, 0.9]
 
 
@@ -91,12 +91,12 @@ def test_always_retrieving_is_a_threshold_too():
     assert line([event(0.0)], -1.0).rate == 1.0
 
 
-def test_no_events_are_refused():
+def test_no_events_are_rejected():
     with pytest.raises(BadInput, match="no question to replay"):
         Traffic([])
 
 
 @pytest.mark.parametrize("price", [-1.0, math.inf, math.nan])
-def test_a_price_is_a_number_from_0(price):
+def test_a_price_must_be_a_finite_number_of_at_least_0(price):
     with pytest.raises(BadSetting, match="input_token="):
         Prices(input_token=price)

@@ -90,11 +90,11 @@ def test_measures_of_every_ranker_by_hand():
     assert found["chance"] == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
-def test_without_a_base_rankers_are_held_against_the_retriever():
+def test_without_a_base_rankers_are_compared_with_the_retriever():
     assert list(compared(rerankers={"aligned": ALIGNED})["rankings"]["confidence"]["less"]) == ["retriever"]
 
 
-def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
+def test_the_margin_rule_keeps_the_order_of_a_clear_leader():
     found = compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(margin=0.5))
     ranking = reranker_comparison_to_dict(found)["rankings"]["confidence"]
     assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
@@ -102,7 +102,7 @@ def test_the_margin_rule_keeps_the_retrievers_order_where_it_is_sure():
     assert "the margin 0.5 skips 33.3%" in build_reranker_tables(found)[0].title
 
 
-def test_answers_are_graded_and_asked_once(tmp_path: Path):
+def test_each_answer_is_generated_once(tmp_path: Path):
     model = CountingModel(FakeModel(ANSWERS))
     (found,) = compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, model)})["answers"]
     top = {name: value["value"] for name, value in found["values"]["top 1"].items()}
@@ -138,7 +138,7 @@ def test_an_ungraded_answer_is_left_out_on_both_sides(tmp_path: Path):
     assert found["less"]["retriever"]["top 1"]["aligned"]["value"] == 0.0
 
 
-def test_each_source_has_a_table_and_its_own_order_answers_too(tmp_path: Path):
+def test_each_source_has_a_table_and_an_oracle(tmp_path: Path):
     other = [replace(one, candidates=tuple(replace(c, shift=-c.shift) for c in one.candidates),
                      positives=one.negatives, negatives=one.positives) for one in ROWS]  # fmt: skip
     sets = [held(), held(other, "likelihood"), held(ROWS[:1], "benefit")]
@@ -164,7 +164,7 @@ def test_controls_by_hand():
     assert PassageMeanRanker(rows).score(["q"], passages) == [[pytest.approx(0.2), 0.0]]
 
 
-def test_scores_are_kept_and_not_asked_for_again(tmp_path: Path):
+def test_cached_scores_are_not_computed_again(tmp_path: Path):
     questions, passages = ["a?", "b?"], [[Passage("a1", "x"), Passage("a2", "y")], [Passage("b1", "z")]]
     seen: list[tuple[int, int]] = []
     first = CachedReranker(ALIGNED, tmp_path / "s.jsonl", lambda *how_far: seen.append(how_far)).score(
@@ -177,7 +177,7 @@ def test_scores_are_kept_and_not_asked_for_again(tmp_path: Path):
     assert seen == [(2, 2)]
 
 
-def test_a_line_torn_by_a_kill_is_asked_for_again(tmp_path: Path):
+def test_an_incomplete_line_is_computed_again(tmp_path: Path):
     file = tmp_path / "s.jsonl"
     found = CachedReranker(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
     file.write_bytes(file.read_bytes()[:-9])
@@ -187,14 +187,14 @@ def test_a_line_torn_by_a_kill_is_asked_for_again(tmp_path: Path):
     assert len(file.read_text().splitlines()) == 3  # the whole line, and both scores anew
 
 
-def test_kept_scores_of_other_weights_are_other_scores(tmp_path: Path):
+def test_cached_scores_depend_on_the_reranker_fingerprint(tmp_path: Path):
     CachedReranker(ALIGNED, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]])
     other = Table(a1=7.0)
     other.fingerprint = "retrained"
     assert CachedReranker(other, tmp_path / "s.jsonl").score(["a?"], [[Passage("a1", "x")]]) == [[7.0]]
 
 
-def test_predictions_hold_no_texts_and_are_enough_for_the_gate_metric(tmp_path: Path):
+def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Path):
     found = compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)})
     lines = [json.loads(line) for line in iter_prediction_lines(found)]
     hits = {line["ranker"]: line["hits"] for line in lines if "hits" in line}

@@ -31,7 +31,7 @@ def test_the_action_of_highest_expected_gain_is_taken():
     assert choose_actions(chances, (0, 1, 3), 1.0).tolist() == [0, 0, 0]
 
 
-def test_chances_follow_need_where_it_tells_anything():
+def test_success_probabilities_follow_need():
     rng = np.random.default_rng(0)
     needs = rng.uniform(size=4000)
     right = np.stack([rng.uniform(size=4000) < 1 - needs, rng.uniform(size=4000) < 0.6, np.ones(4000, dtype=bool)], 1)
@@ -42,7 +42,7 @@ def test_chances_follow_need_where_it_tells_anything():
     assert found[:, 2].tolist() == [1.0, 1.0]  # all were right
 
 
-def test_free_searches_are_all_made_and_dear_ones_are_not(run):
+def test_free_searches_are_made_and_expensive_ones_are_not(run):
     free, dear = (
         evaluate("logprob:first", run, price_retrieval=price, resamples=20).actions[0] for price in (0.0, 5.0)
     )
@@ -60,25 +60,25 @@ def test_a_wrong_answer_that_costs_more_pays_for_more_searches(run):
     assert cheap < dear
 
 
-def test_the_table_and_the_json_have_them(run):
+def test_actions_are_in_the_table_and_the_json(run):
     found = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
     sheet = next(one for one in build_evaluation_tables(found) if one.title.startswith("Skip"))
     assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
     assert evaluation_to_dict(found)["actions"][0]["price"] == 0.05
 
 
-def test_rows_without_such_answers_are_refused(tmp_path):
+def test_rows_without_iterative_answers_are_rejected(tmp_path):
     with pytest.raises(BadSetting, match="Label with iterative=True"):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 
 @pytest.mark.parametrize(("prices", "said"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
-def test_prices_that_are_none_are_refused(run, prices, said):
+def test_invalid_prices_are_rejected(run, prices, said):
     with pytest.raises(BadSetting, match=said):
         evaluate("logprob:first", run, price_retrieval=prices[0], price_wrong=prices[1])
 
 
-def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
+def test_a_row_without_passages_counts_with_its_closed_book_answer(tmp_path):
     rows = [replace(row, iterative=GradedAnswer("all", correct=True)) for row in pair_rows(20)]
     rows[0] = replace(rows[0], open=None, iterative=None, benefit=None)
     trial = load_label_table([write_rows(tmp_path / "run", rows)])
@@ -86,6 +86,7 @@ def test_a_row_that_found_nothing_counts_as_it_was_answered(tmp_path):
     assert trial.mean_rounds == 3.0
 
 
+@pytest.mark.process
 def test_evaluating_loads_no_scikit_learn_unless_actions_are_priced():
     assert (
         "sklearn"

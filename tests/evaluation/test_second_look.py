@@ -49,7 +49,7 @@ def test_dropped_passages_leave_the_closed_book_answer(run):
     assert build_second_look_table([line]).rows[0][:4] == ("always", "100.0 %", "75.0 %", "75.0 %")
 
 
-def test_a_gate_that_skips_is_not_looked_at_twice(run):
+def test_skipped_questions_are_not_judged_again(run):
     trial = load_label_table([run])
     skips_c = TableScores("mine", np.array([1.0, 1.0, 0.0, 1.0]), 0.5)
     (line,) = evaluate_second_look(trial, [skips_c], np.array([True, True, True, False]), Bootstrap(4, 50))
@@ -65,7 +65,7 @@ def test_without_open_book_answers_there_is_nothing_to_drop(tmp_path):
 # --- the judge's verdicts on record ---------------------------------------------------------------
 
 
-def test_the_judge_is_asked_once_and_its_verdicts_are_kept_beside_the_rows(run, tmp_path):
+def test_the_judge_is_asked_once_and_its_verdicts_are_stored(run, tmp_path):
     folder, judge = str(write_gate(tmp_path / "judge")), FirstWord()
     trial = load_label_table([run])
     first = judge_run_passages(run, trial.rows, folder, judge)
@@ -75,7 +75,7 @@ def test_the_judge_is_asked_once_and_its_verdicts_are_kept_beside_the_rows(run, 
     assert read_usefulness(run)[0].judge == "judge"
 
 
-def test_a_judge_that_was_fitted_anew_is_asked_anew(run, tmp_path):
+def test_a_refitted_judge_is_asked_again(run, tmp_path):
     judge, trial = FirstWord(), load_label_table([run])
     judge_run_passages(run, trial.rows, str(write_gate(tmp_path / "judge")), judge)
     judge_run_passages(run, trial.rows, str(write_gate(tmp_path / "judge", threshold=0.4)), judge)
@@ -83,19 +83,19 @@ def test_a_judge_that_was_fitted_anew_is_asked_anew(run, tmp_path):
     assert len(read_usefulness(run)) == 1
 
 
-def test_a_run_without_texts_is_refused(tmp_path):
+def test_a_run_without_texts_is_rejected(tmp_path):
     bare = [replace(row, passages=()) for row in rows()]
     run = write_rows(tmp_path / "run", bare)
     with pytest.raises(BadSetting, match=r"4 rows of .* were packed without"):
         judge_run_passages(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
 
 
-def test_verdicts_that_are_none_are_refused(run):
+def test_invalid_stored_verdicts_are_rejected(run):
     (run / "useful.jsonl").write_text(json.dumps({"judge": "j", "fingerprint": "f", "useful": {"a": 0.7}}) + "\n")
     with pytest.raises(ArtifactError, match="not true or false"):
         read_usefulness(run)
 
 
-def test_a_gate_that_cannot_judge_passages_is_refused(run, tmp_path):
+def test_a_gate_that_cannot_judge_passages_is_rejected(run, tmp_path):
     with pytest.raises(BadSetting, match="cannot judge passages"):
         evaluate("logprob:first", run, second_look=write_gate(tmp_path / "fusion"), resamples=0)

@@ -48,7 +48,7 @@ def costs(cost):
 # --- one line -------------------------------------------------------------------------------------
 
 
-def test_a_skipped_line_says_what_reading_and_going_on_took():
+def test_a_skipped_record_holds_the_costs_of_reading_and_answering():
     event = parse_event(SKIPPED)
     assert costs(event.reading) == (1.5, 30, 4)
     assert costs(event.closed) == (2.0, 0, 6)
@@ -56,30 +56,30 @@ def test_a_skipped_line_says_what_reading_and_going_on_took():
     assert event.loses_answer is None
 
 
-def test_what_a_rule_decided_it_would_decide_at_any_threshold():
+def test_a_rule_decides_the_same_at_every_threshold():
     assert parse_event({**SKIPPED, "need": 0.9, "rule": "thanks"}).need == 0.0
     assert parse_event({**RETRIEVED, "need": 0.1, "rule": "fresh events"}).need == 1.0
 
 
-def test_empty_lines_of_what_was_asked_are_no_traffic(tmp_path):
+def test_empty_questions_are_not_traffic(tmp_path):
     log = read_traffic_log(
         write_log(tmp_path / "log", {"id": "1", "question": "", "skipped": "the line is empty"}, SKIPPED)
     )
     assert (len(log.events), log.bad_lines) == (1, {})
 
 
-def test_questions_answered_together_have_no_seconds_of_their_own():
+def test_questions_of_a_batch_have_no_times():
     batch = {key: value for key, value in SKIPPED.items() if key != "seconds"} | {"batch": 4}
     assert math.isnan(parse_event(batch).reading.seconds)
 
 
-def test_a_retrieved_line_says_what_looking_up_took():
+def test_a_retrieved_record_holds_the_cost_of_searching():
     event = parse_event(RETRIEVED)
     assert costs(event.opened) == (3.25, 80, 6)
     assert costs(event.closed) == (0, 0, 0)  # the draft is the whole closed-book answer
 
 
-def test_a_retrieved_line_without_a_whole_draft_does_not_know_the_closed_book_answer():
+def test_a_retrieved_record_without_a_full_draft_has_no_closed_book_cost():
     event = parse_event({key: value for key, value in RETRIEVED.items() if key != "draft"})
     assert math.isnan(event.closed.seconds)
     assert event.loses_answer is None
@@ -95,7 +95,7 @@ def test_an_audited_skip_is_compared_with_its_audit():
     assert parse_event({**SKIPPED, "audit": "It was Ann."}).loses_answer is False
 
 
-def test_where_nothing_was_found_both_answers_are_closed_book():
+def test_a_record_without_passages_has_only_one_answer():
     assert parse_event({**RETRIEVED, "passages": []}).loses_answer is None
 
 
@@ -104,7 +104,7 @@ def test_a_decision_alone_has_a_need_and_no_costs():
     assert (event.need, event.retrieved, math.isnan(event.reading.seconds)) == (0.2, False, True)
 
 
-def test_prompts_that_were_not_counted_are_measured_by_their_text():
+def test_uncounted_prompt_tokens_are_estimated_from_the_text():
     event = parse_event({**RETRIEVED, "tokens": {"draft": 4, "answer": 6}})
     assert event.reading.prompt == math.ceil(len("who wrote it?") / 4)
     assert event.opened.prompt == event.reading.prompt + math.ceil(len(" Bob wrote it.") / 4)
@@ -114,7 +114,7 @@ def test_prompts_that_were_not_counted_are_measured_by_their_text():
     ("one", "other", "same"),
     [("Paris", "It is Paris.", True), ("It is Paris.", "paris", True), ("Rome", "Paris", False), ("", "", False)],
 )
-def test_answers_agree_when_one_holds_the_other(one, other, same):
+def test_answers_agree_if_one_contains_the_other(one, other, same):
     assert answers_agree(one, other) is same
 
 
@@ -146,31 +146,31 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
     }
 
 
-def test_bytes_that_are_no_text_are_a_bad_line(tmp_path):
+def test_invalid_bytes_are_a_bad_line(tmp_path):
     file = write_log(tmp_path / "log.jsonl", SKIPPED)
     file.write_bytes(file.read_bytes() + b"\xff\xfe\x00\n")
     assert list(read_traffic_log(file).bad_lines) == ["not JSON"]
 
 
-def test_a_packed_log_is_read(tmp_path):
+def test_a_compressed_log_is_read(tmp_path):
     with gzip.open(tmp_path / "log.jsonl.gz", "wt") as file:
         file.write(json.dumps(SKIPPED) + "\n")
     assert len(read_traffic_log(tmp_path / "log.jsonl.gz").events) == 1
 
 
 @pytest.mark.parametrize(("lines", "reason"), [([], "it is empty"), (["x"], "none of its lines can be used")])
-def test_a_log_without_traffic_is_refused(tmp_path, lines, reason):
+def test_a_log_without_traffic_is_rejected(tmp_path, lines, reason):
     with pytest.raises(BadInput, match=reason):
         read_traffic_log(write_log(tmp_path / "log.jsonl", *lines))
 
 
 @pytest.mark.parametrize("key", ["gate", "model"])
-def test_a_log_of_several_gates_or_models_is_refused(tmp_path, key):
+def test_a_log_of_several_gates_or_models_is_rejected(tmp_path, key):
     with pytest.raises(BadInput, match=f"several {key}s"):
         read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, {**RETRIEVED, key: "other"}))
 
 
-def test_the_threshold_it_ran_with_is_kept(tmp_path):
+def test_the_threshold_of_the_log_is_recorded(tmp_path):
     assert read_traffic_log(write_log(tmp_path / "log.jsonl", SKIPPED, RETRIEVED)).thresholds == {0.5: 2}
 
 

@@ -239,7 +239,7 @@ def test_tables_and_charts_of_a_page_hold_texts_and_data(title, text):
 
     def whole() -> str:
         lines = draw_line_plot(field, [Drawn(text, [ChartPoint(0, 0), ChartPoint(1, 1)], "k0", mark)], title, text)
-        bars = draw_bar_chart(field, [BarGroup(text, [Bar(0.5, "k0", text, label=title)])], title, text)
+        bars = draw_bar_chart(field, [BarGroup(text, [Bar(0.5, "k0", text, label=title)])], title)
         rows = draw_dot_chart([DotRow(text, 0.1, 0.0, 0.2, title)], title, text)
         parts = [
             render_table(sheet, {text: title}),

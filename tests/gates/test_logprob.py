@@ -84,7 +84,7 @@ def test_only_the_tokens_that_are_read_are_drafted():
 
 @pytest.mark.parametrize("draft_tokens", [0, -1])
 def test_a_draft_without_tokens_is_rejected(draft_tokens):
-    with pytest.raises(BadSetting, match=r"draft_tokens is .* at least 1"):
+    with pytest.raises(BadSetting, match=r"draft_tokens=.* at least 1"):
         LogprobGate("mean", draft_tokens=draft_tokens)
 
 
@@ -128,5 +128,5 @@ def test_a_theta_outside_0_to_1_is_rejected(theta):
 
 
 def test_flare_rejects_a_draft_without_tokens():
-    with pytest.raises(BadSetting, match="draft_tokens is 0"):
+    with pytest.raises(BadSetting, match="draft_tokens=0"):
         FlareGate(draft_tokens=0)

@@ -45,7 +45,7 @@ def test_orthogonal_states_equal_the_value_worked_out_by_hand():
 
 
 def test_states_that_are_no_numbers_are_rejected():
-    with pytest.raises(ModelError, match="no array of numbers"):
+    with pytest.raises(ModelError, match="not an array of finite numbers"):
         log_determinant(np.array([[math.nan, 1.0]], dtype=np.float32))
 
 
@@ -161,7 +161,7 @@ def test_a_label_run_without_uncertainty_has_no_entry_for_it(tmp_path):
 
 
 def test_labeling_needs_hidden_states():
-    with pytest.raises(NotOffered, match="--seakr needs hidden"):
+    with pytest.raises(NotOffered, match="seakr=True needs hidden"):
         Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelPlan(seakr=20))
 
 

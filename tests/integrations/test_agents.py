@@ -45,7 +45,7 @@ def pydantic_agent(decider, told=None):
     return agent, searched
 
 
-def test_a_pydantic_agent_searches_only_where_it_must(decider, told, heard):
+def test_a_pydantic_agent_searches_only_if_needed(decider, told, heard):
     agent, searched = pydantic_agent(decider, told)
     assert asyncio.run(agent.run(KNOWN)).output == "done"
     assert asyncio.run(agent.run("thanks")).output == "done"
@@ -79,8 +79,8 @@ def openai_agent(decider, told=None):
 
     class Scripted(Model):
         async def get_response(self, system_instructions, input, model_settings, tools, *rest, **more):
-            shown.append([one.name for one in tools])
-            done = not isinstance(input, str) and any(one.get("type") == "function_call_output" for one in input)
+            shown.append([item.name for item in tools])
+            done = not isinstance(input, str) and any(item.get("type") == "function_call_output" for item in input)
             if tools and not done:
                 made = ResponseFunctionToolCall(
                     arguments='{"query": "canteen"}', call_id="1", name="search", type="function_call"
@@ -111,7 +111,7 @@ def openai_agent(decider, told=None):
     return run, searched, shown
 
 
-def test_an_openai_agent_searches_only_where_it_must(decider, told, heard):
+def test_an_openai_agent_searches_only_if_needed(decider, told, heard):
     run, searched, shown = openai_agent(decider, told)
     assert (run(KNOWN), run("thanks"), searched) == ("done", "done", [])
     assert shown == [[], []]
@@ -125,6 +125,6 @@ def test_an_openai_agent_falls_open(broken):
     assert (run(KNOWN), searched) == ("done", ["canteen"])
 
 
-def test_an_openai_agent_that_was_not_told_the_question_says_how_to(decider):
+def test_an_openai_agent_without_a_question_explains_how_to_pass_it(decider):
     with pytest.raises(BadSetting, match=r"context={'question': question}"):
         openai_agent(decider)[0](UNKNOWN, other="thing")

@@ -9,24 +9,24 @@ from knowgate.integrations.decider import GATE_FAILED, Decider, as_decider, open
 from tests.integrations.conftest import KNOWN, UNKNOWN
 
 
-def test_what_is_known_is_skipped_and_what_is_not_is_retrieved(decider):
+def test_known_questions_skip_retrieval_and_unknown_ones_do_not(decider):
     assert not decider.decide(KNOWN).retrieve
     assert decider.decide(UNKNOWN).retrieve
     assert asyncio.run(decider.adecide(UNKNOWN)).retrieve
 
 
-def test_a_rule_decides_without_a_word_to_the_llm(decider, monkeypatch):
+def test_a_rule_decides_without_calling_the_llm(decider, monkeypatch):
     monkeypatch.setattr(type(decider.rag.model), "read", lambda *_: pytest.fail("the LLM was asked"))
     decision = decider.decide("Thanks!")
     assert (decision.retrieve, decision.rule) == (False, "thanks")
 
 
-def test_a_follow_up_is_decided_as_the_question_it_means(decider):
-    said = [("user", UNKNOWN), ("assistant", "Mira"), ("user", "thanks")]
-    assert not decider.decide_messages([{"role": role, "content": text} for role, text in said]).retrieve
+def test_a_follow_up_is_rewritten_before_the_decision(decider):
+    message = [("user", UNKNOWN), ("assistant", "Mira"), ("user", "thanks")]
+    assert not decider.decide_messages([{"role": role, "content": text} for role, text in message]).retrieve
 
 
-def test_a_gate_that_fails_raises_or_falls_open_and_says_so(broken):
+def test_a_failing_gate_raises_or_falls_open_with_a_note(broken):
     with pytest.raises(KnowgateError, match="logprobs"):
         broken(False).decide(KNOWN)
     decision = broken(True).decide(KNOWN)
@@ -40,18 +40,18 @@ def test_a_decider_is_opened_from_settings():
     assert open_decider(model="fake", gate="always").decide(KNOWN).retrieve
 
 
-def test_something_else_is_no_decider(rag):
+def test_other_objects_are_not_deciders(rag):
     assert as_decider(rag) == Decider(rag)
     with pytest.raises(BadSetting, match="cannot decide"):
         as_decider("logprob")
 
 
-def test_deciding_inside_the_thread_of_the_model_does_not_wait_for_itself(decider):
+def test_deciding_inside_a_thread_of_the_model_does_not_deadlock(decider):
     inside = decider.rag.model.workers.submit(lambda: decider.decide(KNOWN))
     assert not inside.result(timeout=30).retrieve
 
 
-def test_a_framework_that_is_missing_or_of_another_version_is_named():
+def test_a_missing_or_unsupported_framework_is_an_error():
     with pytest.raises(MissingExtra, match=r"pip install 'knowgate\[langchain\]'"):
         check_framework_version("no-such-framework", "langchain", majors=("1",))
     with pytest.raises(BadSetting, match=r"pytest .* supports 0.1 or 999"):
@@ -59,7 +59,7 @@ def test_a_framework_that_is_missing_or_of_another_version_is_named():
     check_framework_version("pytest", "dev", majors=("8", "9", "10"))
 
 
-def test_a_wrapped_thing_that_raises_is_named():
+def test_an_error_of_a_wrapped_object_names_it():
     with (
         pytest.raises(AdapterError, match=r"their search failed: ValueError: no index\. Check"),
         wrap_errors("their search"),
@@ -68,16 +68,16 @@ def test_a_wrapped_thing_that_raises_is_named():
 
 
 @pytest.mark.parametrize("found", [None, "text", {"a": 1}, 5])
-def test_results_that_are_no_list_are_an_error(found):
+def test_results_that_are_not_a_list_are_an_error(found):
     with pytest.raises(AdapterError, match="not a list"):
         check_result_list(found, "their search")
 
 
-def test_too_many_results_are_cut():
+def test_surplus_results_are_dropped():
     assert check_result_list(range(10_000), "their search", 3) == [0, 1, 2]
 
 
-def test_a_coroutine_is_run_also_where_a_loop_runs_already():
+def test_a_coroutine_runs_inside_a_running_event_loop():
     async def name():
         return threading.current_thread().name
 

@@ -17,29 +17,29 @@ def lm():
     return DummyLM([{"answer": "an answer"}] * 50)
 
 
-def test_context_is_looked_up_only_where_it_must_be(decider, retriever, lm):
+def test_context_is_retrieved_only_if_needed(decider, retriever, lm):
     program = KnowgateRAG(decider, retriever)
     with dspy.context(lm=lm):
         known, unknown = program(question=KNOWN), program(question=UNKNOWN)
         awaited = asyncio.run(program.acall(question=UNKNOWN))
-    assert [one.knowgate["retrieve"] for one in (known, unknown, awaited)] == [False, True, True]
+    assert [item.knowgate["retrieve"] for item in (known, unknown, awaited)] == [False, True, True]
     assert retriever.asked == [UNKNOWN, UNKNOWN]
     shown = [str(call["messages"]) for call in lm.history]
     assert ["Mira runs the canteen" in text for text in shown] == [False, True, True]
     assert known.answer == "an answer"
 
 
-def test_any_callable_searches(decider):
+def test_any_callable_can_search(decider):
     assert KnowgateRAG(decider, lambda question: ["one", "two"] * 9, k=3).look_up("?") == ["one", "two", "one"]
 
 
 @pytest.mark.parametrize("search", [lambda question: None, lambda question: 1 / 0])
-def test_a_search_that_fails_is_named(decider, search):
+def test_a_failing_search_is_an_error(decider, search):
     with pytest.raises(AdapterError, match="the search"):
         KnowgateRAG(decider, search).look_up("?")
 
 
-def test_an_optimiser_tunes_its_predictors(decider, retriever):
+def test_an_optimizer_tunes_its_predictors(decider, retriever):
     examples = [dspy.Example(question=text, answer="an answer").with_inputs("question") for text in (KNOWN, UNKNOWN)]
     program = KnowgateRAG(decider, retriever)
     with dspy.context(lm=DummyLM([{"answer": "an answer"}] * 50)):
@@ -47,11 +47,11 @@ def test_an_optimiser_tunes_its_predictors(decider, retriever):
         better = tuner.compile(program, trainset=examples)
         assert better(question=KNOWN).knowgate["retrieve"] is False
     assert [name for name, _ in better.named_predictors()] == ["direct", "informed"]
-    assert [len(one.demos) for one in better.predictors()] == [1, 1]
+    assert [len(item.demos) for item in better.predictors()] == [1, 1]
     assert better.decider is program.decider
 
 
-def test_a_tuned_program_is_saved_and_loaded(decider, retriever, tmp_path):
+def test_an_optimized_program_is_saved_and_loaded(decider, retriever, tmp_path):
     program = KnowgateRAG(decider, retriever)
     program.direct.demos = [dspy.Example(question="a?", answer="b")]
     program.save(tmp_path / "program.json")
@@ -60,7 +60,7 @@ def test_a_tuned_program_is_saved_and_loaded(decider, retriever, tmp_path):
     assert again.direct.demos[0]["answer"] == "b"
 
 
-def test_a_gate_that_fails_raises_or_falls_open(broken, retriever, lm):
+def test_a_failing_gate_raises_or_falls_open(broken, retriever, lm):
     with dspy.context(lm=lm):
         with pytest.raises(KnowgateError):
             KnowgateRAG(broken(False), retriever)(question=KNOWN)

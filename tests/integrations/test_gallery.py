@@ -33,7 +33,7 @@ EXTRAS = {  # by the first words of an example's name
     "pydantic": "pydantic-ai",
     "openai": "openai-agents",
 }
-# what each says of a question that is known and of one that is not
+# What each example prints for a known and for an unknown question.
 EXPECTED = {
     "langchain_retriever": (r"\[\] \| need 0\.\d+ is not above", r"\['Mira runs the canteen of Balaland\.'\] \| need"),
     "langchain_agent": (r"^Who wrote Hamlet\? \| False", r"^searched\n.* \| True"),
@@ -51,7 +51,7 @@ EXAMPLES = sorted(FOLDER.glob("*.py"))
 
 
 @pytest.fixture
-def place(tmp_path):
+def project(tmp_path):
     """A folder with documents, a model that knows one thing, and a knowgate.toml that names both."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "canteen.txt").write_text("Mira runs the canteen of Balaland.", encoding="utf-8")
@@ -62,15 +62,15 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def run(place, monkeypatch, capfd):
+def run(project, monkeypatch, capfd):
     """What an example prints, run in this process: frameworks take seconds to import."""
 
     def output(file, *questions):
-        monkeypatch.chdir(place)
+        monkeypatch.chdir(project)
         monkeypatch.setattr(sys, "argv", [str(file), *questions])
         monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # for what an example starts
         if file.stem != "qdrant_search":  # which takes the embedded embedder from the cache everybody has
-            monkeypatch.setenv("KNOWGATE_CACHE", str(place / "cache"))
+            monkeypatch.setenv("KNOWGATE_CACHE", str(project / "cache"))
         with warnings.catch_warnings(action="ignore"):
             runpy.run_path(str(file), run_name="__main__")
         return capfd.readouterr().out
@@ -90,18 +90,18 @@ def test_every_example_is_on_the_page_and_has_an_expectation():
     [pytest.param(f, marks=pytest.mark.model) if f.stem == "qdrant_search" else f for f in EXAMPLES],
     ids=lambda file: file.stem,
 )
-def test_an_example_skips_what_is_known_and_looks_up_what_is_not(file, run):
+def test_an_example_retrieves_only_for_unknown_questions(file, run):
     pytest.importorskip(MODULES[file.stem.split("_")[0]])
     if file.stem == "qdrant_search":
         pytest.importorskip("sentence_transformers", reason="needs the extra local")
-    said = run(file, KNOWN, UNKNOWN)
-    known, unknown = said[: said.index(UNKNOWN)], said
+    output = run(file, KNOWN, UNKNOWN)
+    known, unknown = output[: output.index(UNKNOWN)], output
     for text, pattern in zip((known, unknown), EXPECTED[file.stem], strict=True):
-        assert re.search(pattern, text, re.MULTILINE), said
+        assert re.search(pattern, text, re.MULTILINE), output
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_without_its_framework_an_example_ends_in_the_line_to_install_it(file, monkeypatch):
+def test_an_example_without_its_framework_prints_how_to_install_it(file, monkeypatch):
     framework = MODULES[file.stem.split("_")[0]].split(".")[0]
     extra = EXTRAS[file.stem.split("_")[0]]
     for name in (framework, f"{framework}_core"):  # as if neither were installed
@@ -110,11 +110,12 @@ def test_without_its_framework_an_example_ends_in_the_line_to_install_it(file, m
         runpy.run_path(str(file), run_name="__main__")
 
 
-def test_what_a_missing_framework_prints_is_one_sentence_and_no_traceback(place):
+@pytest.mark.process
+def test_a_missing_framework_prints_one_sentence_and_no_traceback(project):
     script = "import runpy, sys; sys.modules['langgraph'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
     file, environment = FOLDER / "langgraph_route.py", {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(
-        [sys.executable, "-c", script, file], cwd=place, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", script, file], cwd=project, env=environment, capture_output=True, text=True
     )
     sentence = "this script imports langgraph, which needs the 'langchain' extra."
     assert (done.returncode, done.stdout) == (1, "")

@@ -31,7 +31,7 @@ def build(settings):
     return pipeline
 
 
-def test_a_pipeline_goes_past_the_retriever_for_what_is_known(settings):
+def test_a_pipeline_skips_the_retriever_for_known_questions(settings):
     pipeline = build(settings)
     known = pipeline.run({"gate": {"query": KNOWN}})
     assert (known["gate"]["skip"], "retriever" in known) == (KNOWN, False)
@@ -54,6 +54,6 @@ def test_the_gate_can_be_awaited(settings):
     assert "retriever" in asyncio.run(pipeline.run_async({"gate": {"query": UNKNOWN}}))
 
 
-def test_a_setting_that_cannot_be_is_said_when_the_pipeline_warms_up():
+def test_an_invalid_setting_is_an_error_when_the_pipeline_warms_up():
     with pytest.raises(KnowgateError, match="unknown gate 'nothing'"):
         KnowgateGate(settings={"model": "fake", "gate": "nothing"}).warm_up()

@@ -48,13 +48,13 @@ def hub(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", [GATE, RERANKER], ids=["gate", "reranker"])
-def test_what_goes_through_a_shared_folder_comes_back_the_same(tmp_path, folder):
+def test_an_artifact_survives_a_shared_folder_unchanged(tmp_path, folder):
     push_artifact(folder, str(tmp_path / "share"))
     back = pull_artifact(str(tmp_path / "share"), tmp_path / "mine")
     assert compute_digests(back) == compute_digests(folder)
 
 
-def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, hub):
+def test_an_artifact_survives_the_hub_unchanged_and_private(tmp_path, hub):
     assert push_artifact(GATE, "hf:acme/faq-gate") == "hf:acme/faq-gate"
     back = pull_artifact("hf:acme/faq-gate", tmp_path / "mine")
     assert compute_digests(back) == compute_digests(GATE)
@@ -63,7 +63,7 @@ def test_what_goes_through_the_hub_comes_back_the_same_and_is_private(tmp_path, 
 
 
 @pytest.mark.parametrize("target", ["hf:acme/faq-gate", "share"])
-def test_questions_of_the_fit_stay_at_home_unless_they_are_meant_to_go(tmp_path, hub, target):
+def test_training_questions_are_only_shared_on_request(tmp_path, hub, target):
     mine = tmp_path / "gate"
     fit("probe", write_run(tmp_path / "run", *planted_rows(80)), out=mine, target="known", kind="linear")
     where = target if target.startswith("hf:") else str(tmp_path / target)
@@ -73,7 +73,7 @@ def test_questions_of_the_fit_stay_at_home_unless_they_are_meant_to_go(tmp_path,
     assert compute_digests(pull_artifact(where, tmp_path / "with")) == compute_digests(mine)
 
 
-def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path, hub):
+def test_a_changed_artifact_is_an_error_and_nothing_is_written(tmp_path, hub):
     push_artifact(GATE, "hf:acme/faq-gate")
     (hub.home / "acme/faq-gate" / "weights.safetensors").write_bytes(b"other")
     with pytest.raises(ArtifactError, match="changed or damaged"):
@@ -81,25 +81,25 @@ def test_what_was_changed_on_the_way_is_refused_and_nothing_is_written(tmp_path,
     assert not (tmp_path / "mine").exists()
 
 
-def test_code_in_a_repository_is_refused(tmp_path, hub):
+def test_code_in_a_repository_is_an_error(tmp_path, hub):
     push_artifact(GATE, "hf:acme/faq-gate")
     (hub.home / "acme/faq-gate" / "evil.pkl").write_bytes(b"x")
     with pytest.raises(ArtifactError, match="pickle"):
         pull_artifact("hf:acme/faq-gate", tmp_path / "mine")
 
 
-def test_a_repository_that_is_not_there_is_told_by_the_hub(tmp_path, hub):
+def test_a_missing_repository_gives_the_message_of_the_hub(tmp_path, hub):
     with pytest.raises(AdapterError, match="the Hugging Face hub failed: FileNotFoundError: 404"):
         pull_artifact("hf:acme/none", tmp_path / "mine")
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:name", "hf:a/b/c", "hf:../x y"])
-def test_a_name_that_is_no_repository_is_refused(name, hub):
+def test_an_invalid_repository_name_is_an_error(name, hub):
     with pytest.raises(BadSetting, match="Write hf:OWNER/NAME"):
         push_artifact(GATE, name)
 
 
-def test_a_folder_of_other_things_is_neither_sent_nor_replaced(tmp_path):
+def test_a_folder_with_other_files_is_neither_pushed_nor_replaced(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(BadSetting, match="was not fitted by knowgate"):
@@ -109,7 +109,7 @@ def test_a_folder_of_other_things_is_neither_sent_nor_replaced(tmp_path):
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 
 
-def test_without_the_hub_package_the_extra_is_named(monkeypatch):
+def test_a_missing_hub_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(MissingExtra, match=r"knowgate\[hub\]"):
         push_artifact(GATE, "hf:acme/faq-gate")

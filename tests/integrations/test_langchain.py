@@ -66,10 +66,10 @@ def gated(decider):
 # --- the retriever --------------------------------------------------------------------------------
 
 
-def test_the_retriever_finds_nothing_for_what_is_known_and_says_why(gated):
+def test_the_retriever_returns_nothing_for_known_questions_and_reports_the_decision(gated):
     seen = DecisionRecorder()
     assert gated(Shelf(found=DOCUMENTS)).invoke(KNOWN, config={"callbacks": [seen]}) == []
-    assert [(one["retrieve"], one["gate"]) for one in seen.records] == [(False, "logprob")]
+    assert [(item["retrieve"], item["gate"]) for item in seen.records] == [(False, "logprob")]
 
 
 class Kept(BaseTracer):
@@ -87,12 +87,12 @@ def test_tracers_see_the_decision_in_the_metadata_of_the_run(gated, rag):
     kept, config = Kept(), {"metadata": {"user": "me"}}
     gated(Shelf(found=DOCUMENTS)).invoke(KNOWN, config={**config, "callbacks": [kept]})
     KnowgateRunnable(rag).invoke(UNKNOWN, config={**config, "callbacks": [kept]})
-    assert [(one["user"], one["knowgate"]["retrieve"]) for one in kept.metadata] == [("me", False), ("me", True)]
+    assert [(item["user"], item["knowgate"]["retrieve"]) for item in kept.metadata] == [("me", False), ("me", True)]
     assert config == {"metadata": {"user": "me"}}
 
 
 @pytest.mark.parametrize("shelf", [Shelf(found=DOCUMENTS), AsyncShelf(found=DOCUMENTS)], ids=["sync", "async only"])
-def test_the_retriever_hands_on_what_is_found_with_the_decision(gated, shelf):
+def test_the_retriever_returns_documents_with_the_decision(gated, shelf):
     seen = DecisionRecorder()
     one, two = gated(shelf, k=2).invoke(UNKNOWN, config={"callbacks": [seen]})
     assert (one.page_content, two.metadata["source"]) == ("text 0", "s1")
@@ -109,19 +109,19 @@ def test_the_retriever_can_be_awaited(gated, shelf):
 
     (nothing, found), records = asyncio.run(both())
     assert (len(nothing), len(found)) == (0, 9)
-    assert [one["retrieve"] for one in records] == [False, True]
+    assert [item["retrieve"] for item in records] == [False, True]
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "message"),
     [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType, not a list")],
 )
-def test_a_wrapped_retriever_that_fails_is_named(gated, found, said):
-    with pytest.raises(AdapterError, match=said):
+def test_a_failing_wrapped_retriever_is_an_error(gated, found, message):
+    with pytest.raises(AdapterError, match=message):
         gated(Shelf(found=found)).invoke(UNKNOWN)
 
 
-def test_a_gate_that_fails_raises_or_falls_open(broken):
+def test_a_failing_gate_raises_or_falls_open(broken):
     with pytest.raises(KnowgateError):
         KnowgateRetriever(wrapped=Shelf(found=DOCUMENTS), decider=broken(False)).invoke(KNOWN)
     seen = DecisionRecorder()
@@ -142,7 +142,7 @@ class Scripted(GenericFakeChatModel):
     shown: list = []  # noqa: RUF012 - a field of pydantic's
 
     def bind_tools(self, tools, **_):
-        names = [one.name for one in tools]
+        names = [item.name for item in tools]
         return RunnableLambda(lambda messages: self.reply(messages, names))
 
     def invoke(self, messages, config=None, **_):
@@ -191,14 +191,14 @@ def test_an_agent_does_not_search_for_thanks_and_does_for_a_document_question(ag
 
 def test_an_agent_can_be_awaited_and_understands_a_follow_up(agent):
     made, searched, llm = agent
-    said = [HumanMessage(UNKNOWN), AIMessage("Mira"), HumanMessage("Thanks a lot!")]
-    done = asyncio.run(made.ainvoke({"messages": said}))
+    messages = [HumanMessage(UNKNOWN), AIMessage("Mira"), HumanMessage("Thanks a lot!")]
+    done = asyncio.run(made.ainvoke({"messages": messages}))
     assert done["knowgate"]["retrieve"] is False
     assert searched == []
     assert llm.shown == [["clock"]]
 
 
-def test_an_agent_without_a_question_is_told_so(agent):
+def test_an_agent_without_a_question_is_an_error(agent):
     with pytest.raises(BadInput, match="the last of the messages must be the user's question"):
         agent[0].invoke({"messages": []})
 
@@ -223,11 +223,11 @@ def graph(decider):
     return made.compile()
 
 
-def test_the_route_goes_past_retrieval_for_what_is_known(graph):
+def test_the_route_skips_retrieval_for_known_questions(graph):
     seen = DecisionRecorder()
     assert graph.invoke({"question": KNOWN}, config={"callbacks": [seen]})["way"] == ["answer"]
     assert graph.invoke({"question": UNKNOWN}, config={"callbacks": [seen]})["way"] == ["retrieve", "answer"]
-    assert [one["retrieve"] for one in seen.records] == [False, True]
+    assert [item["retrieve"] for item in seen.records] == [False, True]
 
 
 def test_the_route_can_be_awaited_and_reads_messages(graph):
@@ -243,17 +243,17 @@ def test_the_runnable_answers_with_and_without_passages(rag):
     seen = DecisionRecorder()
     known, unknown = chain.batch([KNOWN, {"question": UNKNOWN}], config={"callbacks": [seen]})
     assert (known.content, unknown.content) == ("William Shakespeare", "Mira")
-    assert [one["retrieve"] for one in sorted(seen.records, key=lambda one: one["need"])] == [False, True]
+    assert [item["retrieve"] for item in sorted(seen.records, key=lambda item: item["need"])] == [False, True]
     assert known.response_metadata["knowgate_passages"] == []
     assert unknown.response_metadata["knowgate_passages"][0]["id"] == "canteen"
     assert unknown.response_metadata["knowgate"]["retrieve"] is True
     assert (chain | StrOutputParser()).invoke([HumanMessage(KNOWN)]) == "William Shakespeare"
 
 
-def test_the_runnable_streams_what_it_answers(rag):
+def test_the_runnable_streams_its_answer(rag):
     seen = DecisionRecorder()
     chunks = list(KnowgateRunnable(rag).stream(KNOWN, config={"callbacks": [seen]}))
-    assert [one.content for one in chunks if one.content] == ["William", " Shakespeare"]
+    assert [item.content for item in chunks if item.content] == ["William", " Shakespeare"]
     whole = sum(chunks[1:], chunks[0])
     assert whole.content == "William Shakespeare"
     assert whole.response_metadata["knowgate"] == seen.records[0]
@@ -262,7 +262,7 @@ def test_the_runnable_streams_what_it_answers(rag):
 def test_the_runnable_can_be_awaited_and_streamed_at_once(rag):
     async def both():
         chain = KnowgateRunnable(rag)
-        return await chain.ainvoke(UNKNOWN), [one.content async for one in chain.astream(UNKNOWN)]
+        return await chain.ainvoke(UNKNOWN), [item.content async for item in chain.astream(UNKNOWN)]
 
     answer, pieces = asyncio.run(both())
     assert answer.content == "Mira" == "".join(pieces)
@@ -275,7 +275,7 @@ def chat(*answers):
     return LangChainModel(GenericFakeChatModel(messages=iter(answers)))
 
 
-def test_a_chat_model_of_theirs_is_gated_and_answers(retriever):
+def test_a_langchain_model_is_gated_and_answers(retriever):
     model = chat("Paris", AIMessage("Lyon is", response_metadata={"finish_reason": "length"}), "Lyon is big")
     rag = AdaptiveRAG(model, load_gate("never"))
     assert rag.answer("Where?").text == "Paris"
@@ -284,13 +284,13 @@ def test_a_chat_model_of_theirs_is_gated_and_answers(retriever):
     assert model.generate([Prompt("?")], max_tokens=9, resume=[reading.resume])[0][0].text == "Lyon is big"
 
 
-def test_a_whole_draft_of_theirs_is_not_asked_for_twice():
+def test_a_complete_draft_costs_no_second_call():
     model = chat("Paris")
     (reading,) = model.read([Prompt("?")], SignalRequest(draft_tokens=8))
     assert model.generate([Prompt("?")], max_tokens=32, resume=[reading.resume])[0][0].text == "Paris"
 
 
-def test_log_probabilities_of_theirs_are_read():
+def test_log_probabilities_are_parsed():
     content = [{"token": "Par", "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -1.5}]}]
     answer = AIMessage("Par", response_metadata={"logprobs": {"content": content}})
     model = LangChainModel(GenericFakeChatModel(messages=iter([answer])), logprobs=True)
@@ -300,41 +300,41 @@ def test_log_probabilities_of_theirs_are_read():
     assert draft.tokens[0].margin == pytest.approx(0.3834, abs=1e-4)  # e^-0.5 - e^-1.5
 
 
-def test_a_chat_model_of_theirs_streams_and_samples():
+def test_a_langchain_model_streams_and_samples():
     model = chat("one two three", "a", "b")
     pieces = list(model.stream(Prompt("?"), max_tokens=9))
     assert "".join(pieces) == "one two three"
     assert len(pieces) > 1
     (samples,) = model.generate([Prompt("?")], max_tokens=4, temperature=1.0, n=2)
-    assert {one.text for one in samples} == {"a", "b"}
+    assert {item.text for item in samples} == {"a", "b"}
 
 
-def test_a_chat_model_of_theirs_refuses_what_it_cannot_give():
+def test_a_langchain_model_raises_for_signals_it_does_not_offer():
     with pytest.raises(NotOffered, match="hidden states"):
         chat("x").read([Prompt("?")], SignalRequest(layers=(1,)))
     with pytest.raises(AdapterError, match=r"StopIteration|RuntimeError"):
         chat().generate([Prompt("?")], max_tokens=3)
 
 
-def test_a_provider_that_is_not_installed_is_named():
+def test_a_missing_provider_is_an_error():
     with pytest.raises(AdapterError, match="LangChain's model 'nobody:x' failed"):
         open_langchain("nobody:x")
 
 
 @pytest.mark.parametrize("kind", [Shelf, AsyncShelf])
-def test_any_retriever_of_theirs_is_one_of_ours(kind):
+def test_a_langchain_retriever_is_a_knowgate_retriever(kind):
     found = LangChainRetriever(kind(found=DOCUMENTS)).search(["a", "b"], 2)
-    assert [[(one.id, one.text, one.title) for one in row] for row in found] == [
+    assert [[(item.id, item.text, item.title) for item in row] for row in found] == [
         [("0", "text 0", "s0"), ("1", "text 1", "s1")]
     ] * 2
 
 
-def test_the_version_of_their_documents_is_in_the_fingerprint():
+def test_the_version_of_the_documents_is_in_the_fingerprint():
     one, two, same = (LangChainRetriever(Shelf(), version=text).fingerprint for text in ("1", "2", "1"))
     assert one == same != two
 
 
 @pytest.mark.parametrize("found", [None, ValueError("gone")])
-def test_a_retriever_of_theirs_that_fails_is_named(found):
+def test_a_failing_langchain_retriever_is_an_error(found):
     with pytest.raises(AdapterError, match="LangChain's retriever Shelf"):
         LangChainRetriever(Shelf(found=found)).search(["a"], 2)

@@ -29,7 +29,7 @@ def user(text):
     return [{"role": "system", "content": "Be kind."}, {"role": "user", "content": text}]
 
 
-def test_the_callback_adds_passages_only_where_it_must(rag):
+def test_the_callback_adds_passages_only_if_needed(rag):
     hook = KnowgateHook(rag)
     known, unknown = call(hook, user(KNOWN)), call(hook, user(UNKNOWN))
     assert known["messages"] == user(KNOWN)
@@ -40,13 +40,13 @@ def test_the_callback_adds_passages_only_where_it_must(rag):
     assert unknown["metadata"]["knowgate"]["passages"] == ["canteen"]
 
 
-def test_passages_may_go_to_the_system_message(rag):
+def test_passages_can_go_to_the_system_message(rag):
     done = call(KnowgateHook(rag, place="system"), user(UNKNOWN))
     assert "Mira runs the canteen" in done["messages"][0]["content"]
     assert done["messages"][1] == user(UNKNOWN)[1]
 
 
-def test_what_is_no_question_goes_through(rag):
+def test_requests_without_a_question_are_forwarded(rag):
     hook = KnowgateHook(rag)
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     assert call(hook, picture)["metadata"]["knowgate"] == {"ungated": "the user's message holds more than text"}
@@ -68,14 +68,14 @@ class Broken:
         raise ServerError("the index is gone.")
 
 
-def test_what_fails_falls_open_and_says_so(broken):
+def test_failures_fall_open_with_a_note(broken):
     hook = KnowgateHook(AdaptiveRAG(FakeModel(TABLE), load_gate("always"), Broken()))
     done = call(hook, user(UNKNOWN))
     assert done["messages"] == user(UNKNOWN)
     assert done["metadata"]["knowgate"] == {"failed": "the index is gone."}
 
 
-def test_a_callback_without_documents_is_refused():
+def test_a_callback_without_documents_is_an_error():
     with pytest.raises(BadSetting, match="set docs or index"):
         KnowgateHook(AdaptiveRAG(FakeModel(TABLE), load_gate("never")))
 
@@ -97,19 +97,19 @@ def test_the_proxy_finds_the_handler_by_name(tmp_path, monkeypatch):
     monkeypatch.delitem(vars(adapter), "handler", raising=False)
 
 
-def test_whatever_litellm_reaches_is_a_model():
+def test_a_litellm_model_is_a_knowgate_model():
     model = LiteLLMModel("gpt-4o-mini", logprobs=False, mock_response="Paris is big")
     assert model.generate([Prompt("?")], max_tokens=9)[0][0].text == "Paris is big"
     assert "".join(model.stream(Prompt("?"), max_tokens=9)) == "Paris is big"
     assert AdaptiveRAG(model, load_gate("never")).answer("Where?").text == "Paris is big"
 
 
-def test_log_probabilities_are_offered_where_litellm_says_so():
+def test_log_probabilities_are_offered_if_the_provider_returns_them():
     assert Signal.LOGPROBS in open_litellm("gpt-4o-mini").offers
     assert Signal.LOGPROBS not in load_model("litellm:anthropic/claude-3-5-sonnet-20240620").offers
 
 
-def test_a_provider_that_fails_is_named():
+def test_a_failing_provider_is_an_error():
     model = LiteLLMModel("gpt-4o-mini", logprobs=False, mock_response=litellm.RateLimitError("slow down", "p", "m"))
     with pytest.raises(AdapterError, match="litellm:gpt-4o-mini failed: RateLimitError"):
         model.generate([Prompt("?")], max_tokens=3)

@@ -58,14 +58,14 @@ def test_the_retriever_skips_and_retrieves(decider, shelf):
     retriever = KnowgateRetriever(shelf(), decider, k=2)
     assert retriever.retrieve(KNOWN) == []
     found = retriever.retrieve(UNKNOWN)
-    assert [one.node.text for one in found] == ["text 0", "text 1"]
+    assert [item.node.text for item in found] == ["text 0", "text 1"]
     assert found[0].node.metadata["knowgate"]["retrieve"] is True
     assert "knowgate" not in found[0].node.get_content(metadata_mode="llm")
     assert asyncio.run(retriever.aretrieve(KNOWN)) == []
     assert len(asyncio.run(retriever.aretrieve(UNKNOWN))) == 2
 
 
-def test_the_query_engine_answers_from_memory_what_is_known(decider):
+def test_the_query_engine_answers_known_questions_from_memory(decider):
     engine = KnowgateQueryEngine(wrapped=Library(), decider=decider)
     known, unknown = engine.query(KNOWN), engine.query(UNKNOWN)
     assert (known.response, known.metadata["knowgate"]["retrieve"]) == ("William Shakespeare", False)
@@ -75,27 +75,27 @@ def test_the_query_engine_answers_from_memory_what_is_known(decider):
     assert asyncio.run(engine.aquery("thanks")).metadata["knowgate"]["rule"] == "thanks"
 
 
-def test_their_own_llm_may_answer_what_is_known(decider):
+def test_a_llamaindex_llm_can_answer_known_questions(decider):
     engine = KnowgateQueryEngine(wrapped=Library(), decider=decider, llm=MockLLM())
     assert engine.query(KNOWN).response == KNOWN  # the mock repeats what it is told
     assert asyncio.run(engine.aquery(KNOWN)).response == KNOWN
 
 
-def test_an_engine_of_theirs_runs_on_our_retriever(decider):
+def test_a_llamaindex_engine_runs_on_the_gated_retriever(decider):
     engine = RetrieverQueryEngine.from_args(KnowgateRetriever(Shelf(), decider), llm=MockLLM())
     assert str(engine.query(KNOWN)) == "Empty Response"  # which is why there is a query engine
     assert "text 0" in str(engine.query(UNKNOWN))
 
 
 @pytest.mark.parametrize("found", [ValueError("gone"), "text"])
-def test_a_wrapped_retriever_that_fails_is_named(decider, found):
+def test_a_failing_wrapped_retriever_is_an_error(decider, found):
     with pytest.raises((AdapterError, AttributeError), match=r"Shelf|attribute"):
         KnowgateRetriever(Shelf(found), decider).retrieve(UNKNOWN)
     with pytest.raises(AdapterError, match="LlamaIndex's retriever Shelf"):
         LlamaIndexRetriever(Shelf(found)).search(["a"], 2)
 
 
-def test_a_gate_that_fails_raises_or_falls_open(broken):
+def test_a_failing_gate_raises_or_falls_open(broken):
     with pytest.raises(KnowgateError):
         KnowgateRetriever(Shelf(), broken(False)).retrieve(KNOWN)
     assert KnowgateRetriever(Shelf(), broken(True)).retrieve(KNOWN)[0].node.metadata["knowgate"]["notes"] == [
@@ -103,14 +103,14 @@ def test_a_gate_that_fails_raises_or_falls_open(broken):
     ]
 
 
-def test_their_llm_and_retriever_are_ours():
+def test_llamaindex_models_and_retrievers_are_knowgate_ones():
     model = LlamaIndexModel(MockLLM(max_tokens=3))
     (row,) = model.generate([Prompt("?")], max_tokens=3)
     assert row[0].text == "text text text"
     assert "".join(model.stream(Prompt("?"), max_tokens=3)).split()[0] == "text"
     for shelf in (Shelf(), AsyncShelf()):
         rag = AdaptiveRAG(model, load_gate("always"), LlamaIndexRetriever(shelf), k=2)
-        assert [(one.id, one.title, one.score) for one in rag.answer("Where?").passages] == [
+        assert [(item.id, item.title, item.score) for item in rag.answer("Where?").passages] == [
             ("0", "T", 1.0),
             ("1", "T", 0.9),
         ]

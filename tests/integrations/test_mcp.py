@@ -1,4 +1,4 @@
-"""The MCP server, driven by the SDK's own client: in-process, over stdio, over streamable HTTP."""
+"""The MCP server with the client of the SDK: in-process, over stdio and over streamable HTTP."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ from tests.support.hash_embedder import HashEmbedder
 from tests.support.processes import child, until
 
 
-def talk(server, *calls):
-    """What the tools give, in order; an error as its text."""
+def call_tools(server, *calls):
+    """Call tools in order and return their results; an error is returned as its text."""
 
     async def run():
         async with Client(server) as client:
             results = [await client.call_tool(name, arguments) for name, arguments in calls]
-            return [one.content[0].text if one.is_error else one.structured_content for one in results]
+            return [result.content[0].text if result.is_error else result.structured_content for result in results]
 
     return asyncio.run(run())
 
@@ -41,7 +41,7 @@ def test_the_tools_have_schemas_and_the_gate_has_a_card(rag):
         async with Client(create_mcp_server(rag)) as client:
             tools = (await client.list_tools()).tools
             card = await client.read_resource("knowgate://gate")
-            return {one.name: one.output_schema for one in tools}, card.contents[0].text
+            return {item.name: item.output_schema for item in tools}, card.contents[0].text
 
     tools, card = asyncio.run(run())
     assert sorted(tools) == ["ask", "decide", "feedback", "search"]
@@ -50,29 +50,29 @@ def test_the_tools_have_schemas_and_the_gate_has_a_card(rag):
     assert "- LLM: fake" in card
 
 
-def test_decide_tells_known_from_unknown_and_small_talk(rag):
-    known, unknown, thanks = talk(
+def test_decide_separates_known_and_unknown_questions_and_small_call_tools(rag):
+    known, unknown, thanks = call_tools(
         create_mcp_server(rag),
         *(("decide", {"question": text}) for text in (KNOWN, UNKNOWN, "thanks")),
     )
-    assert [one["retrieve"] for one in (known, unknown, thanks)] == [False, True, False]
+    assert [item["retrieve"] for item in (known, unknown, thanks)] == [False, True, False]
     assert thanks["rule"] == "thanks"
 
 
-def test_ask_searches_only_where_it_must(rag, retriever):
-    known, unknown = talk(create_mcp_server(rag), ("ask", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
+def test_ask_searches_only_if_needed(rag, retriever):
+    known, unknown = call_tools(create_mcp_server(rag), ("ask", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
     assert (known["answer"], known["passages"]) == ("William Shakespeare", [])
     assert (unknown["answer"], unknown["passages"][0]["id"]) == ("Mira", "canteen")
     assert retriever.asked == [UNKNOWN]
 
 
-def test_search_finds_whatever_the_gate_says(rag):
-    (found,) = talk(create_mcp_server(rag), ("search", {"query": KNOWN}))
-    assert [(one["id"], one["score"]) for one in found["passages"]] == [("canteen", 2.0)]
+def test_search_ignores_the_gate(rag):
+    (found,) = call_tools(create_mcp_server(rag), ("search", {"query": KNOWN}))
+    assert [(item["id"], item["score"]) for item in found["passages"]] == [("canteen", 2.0)]
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (("search", {"query": "x", "k": 0}), "k=0 is not allowed: it must be at least 1 and at most 100."),
         (("ask", {"question": "  "}), "the question is empty"),
@@ -80,26 +80,26 @@ def test_search_finds_whatever_the_gate_says(rag):
         (("feedback", {"id": "none", "rating": "sideways"}), "up"),
     ],
 )
-def test_bad_arguments_are_a_sentence_for_the_client(rag, call, said):
-    (told,) = talk(create_mcp_server(rag), call)
-    assert said in told
+def test_invalid_arguments_are_explained_to_the_client(rag, call, message):
+    (error,) = call_tools(create_mcp_server(rag), call)
+    assert message in error
 
 
-def test_a_search_without_documents_says_what_to_do():
+def test_a_search_without_documents_explains_what_to_do():
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("never"))
-    (told,) = talk(create_mcp_server(rag), ("search", {"query": "x"}))
-    assert "Start the server with `docs` or `index`" in told
+    (error,) = call_tools(create_mcp_server(rag), ("search", {"query": "x"}))
+    assert "Start the server with `docs` or `index`" in error
 
 
-def test_a_gate_that_fails_is_an_error_or_falls_open(broken):
+def test_a_failing_gate_is_an_error_or_falls_open(broken):
     call = ("decide", {"question": KNOWN})
-    (told,) = talk(create_mcp_server(broken(False).rag), call)
-    assert "logprobs" in told
-    (open_,) = talk(create_mcp_server(broken(False).rag, fall_open=True), call)
+    (error,) = call_tools(create_mcp_server(broken(False).rag), call)
+    assert "logprobs" in error
+    (open_,) = call_tools(create_mcp_server(broken(False).rag, fall_open=True), call)
     assert (open_["retrieve"], open_["notes"]) == (True, ["gate failed"])
 
 
-def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
+def test_informative_feedback_becomes_a_label(retriever, tmp_path):
     store = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     log = TrafficLog(store)
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("logprob:mean"), retriever, log=log)
@@ -107,10 +107,10 @@ def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
     async def run():
         async with Client(create_mcp_server(rag)) as client:
             ids = [(await client.call_tool("ask", {"question": q})).structured_content["id"] for q in (KNOWN, UNKNOWN)]
-            said = [{"rating": "up"}, {"rating": "down", "correction": "Mira"}]
+            feedbacks = [{"rating": "up"}, {"rating": "down", "correction": "Mira"}]
             return [
-                (await client.call_tool("feedback", {"id": id, **one})).structured_content["learnt"]
-                for id, one in zip(ids, said, strict=True)
+                (await client.call_tool("feedback", {"id": answer_id, **feedback})).structured_content["learnt"]
+                for answer_id, feedback in zip(ids, feedbacks, strict=True)
             ]
 
     assert asyncio.run(run()) == [True, True]
@@ -119,15 +119,15 @@ def test_feedback_becomes_a_label_where_it_tells_something(retriever, tmp_path):
     assert labels == {KNOWN: KnowledgeLabel.KNOWN, UNKNOWN: KnowledgeLabel.UNKNOWN}
 
 
-def test_without_a_log_feedback_says_that_nothing_is_kept(rag):
+def test_feedback_without_a_log_is_not_stored(rag):
     async def run():
         async with Client(create_mcp_server(rag)) as client:
             id = (await client.call_tool("ask", {"question": KNOWN})).structured_content["id"]
             return (await client.call_tool("feedback", {"id": id, "rating": "up"})).structured_content
 
-    heard = asyncio.run(run())
-    assert heard["learnt"] is False
-    assert "start the server with `log`" in heard["note"]
+    feedback = asyncio.run(run())
+    assert feedback["learnt"] is False
+    assert "start the server with `log`" in feedback["note"]
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -142,34 +142,36 @@ def command(tmp_path):
     return [sys.executable, "-m", "knowgate", "mcp", *options], {**os.environ, "KNOWGATE_CACHE": str(tmp_path)}
 
 
+@pytest.mark.process
 def test_the_command_serves_over_stdio(command):
     (program, *arguments), env = command
     server = StdioServerParameters(command=program, args=arguments, env=env)
-    decided, answered = talk(server, ("decide", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
+    decided, answered = call_tools(server, ("decide", {"question": KNOWN}), ("ask", {"question": UNKNOWN}))
     assert decided["retrieve"] is False
     assert (answered["answer"], answered["passages"][0]["text"]) == ("Mira", "Mira runs the canteen of Balaland.")
 
 
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def is_open(port):
-    with socket.socket() as one:
-        return one.connect_ex(("127.0.0.1", port)) == 0
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.process
 def test_the_command_serves_over_streamable_http(command):
     (line, env), port = command, free_port()
     with child([*line, "--http", "--port", str(port)], env=env, stderr=subprocess.DEVNULL) as process:
         until(lambda: is_open(port), process)
         url = f"http://127.0.0.1:{port}/mcp"
-        decided, answered = talk(url, ("decide", {"question": "thanks"}), ("ask", {"question": UNKNOWN}))
+        decided, answered = call_tools(url, ("decide", {"question": "thanks"}), ("ask", {"question": UNKNOWN}))
     assert (decided["retrieve"], answered["answer"]) == (False, "Mira")
 
 
-def test_a_host_that_others_can_reach_is_refused(rag):
+def test_a_host_that_other_machines_can_reach_is_an_error(rag):
     with pytest.raises(BadSetting, match="this server has no authentication"):
         run_mcp_server(rag, http=True, host="0.0.0.0")

@@ -31,7 +31,7 @@ def test_metrics_are_named_by_gate_and_measure(evaluation):
     assert collect_parameters(evaluation)["questions"] == "40"
 
 
-def test_a_run_of_mlflow_holds_them(evaluation, tmp_path, monkeypatch):
+def test_an_mlflow_run_contains_the_metrics(evaluation, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
@@ -40,7 +40,7 @@ def test_a_run_of_mlflow_holds_them(evaluation, tmp_path, monkeypatch):
     assert kept.params["questions"] == "40"
 
 
-def test_a_run_of_wandb_holds_them(evaluation, tmp_path, monkeypatch):
+def test_a_wandb_run_contains_the_metrics(evaluation, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="needs the extra wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -54,13 +54,13 @@ def test_a_run_of_wandb_holds_them(evaluation, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("module", "log"), [("mlflow", log_to_mlflow), ("wandb", log_to_wandb)])
-def test_without_the_package_the_extra_is_named(module, log, evaluation, monkeypatch):
+def test_a_missing_tracker_names_the_extra(module, log, evaluation, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtra, match=rf"knowgate\[{module}\]"):
         log(evaluation)
 
 
-def test_one_flag_of_eval_does_it(folder, tmp_path, monkeypatch, capsys):
+def test_the_eval_command_logs_with_a_flag(folder, tmp_path, monkeypatch, capsys):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())

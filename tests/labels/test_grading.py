@@ -24,13 +24,13 @@ class Judge:
         return [[Completion(self.replies.pop(0))] for _ in prompts]
 
 
-def test_exact_wants_the_whole_answer_and_contains_a_part():
+def test_exact_needs_the_whole_answer_and_contains_a_part():
     answers = ["The capital is Paris.", "paris"]
     assert [g.correct for g in StringGrader("exact").grade(answers, [PARIS, PARIS])] == [False, True]
     assert [g.correct for g in StringGrader("contains").grade(answers, [PARIS, PARIS])] == [True, True]
 
 
-def test_without_gold_answers_the_grade_is_absent():
+def test_without_gold_answers_the_grade_is_none():
     assert StringGrader().grade(["x"], [Question("Why?", answers=("", " "))]) == [Grade(None)]
 
 
@@ -39,7 +39,7 @@ def test_multiple_choice_is_graded_by_letter_whatever_the_rule():
     assert [g.correct for g in StringGrader("exact").grade(["B.", "A"], [question] * 2)] == [True, False]
 
 
-def test_verdicts_changed_by_the_echo_guard_are_marked():
+def test_grades_changed_by_the_echo_guard_are_marked():
     question = Question("Is Paris or London the capital of France?", answers=("Paris",))
     echo = "Is Paris or London the capital of France?"
     assert StringGrader().grade([echo], [question]) == [Grade(False, guarded=True)]
@@ -53,7 +53,7 @@ def test_a_judge_says_yes_or_no(reply, correct):
     assert JudgeGrader(Judge(reply)).grade(["x"], [PARIS]) == [Grade(correct)]
 
 
-def test_what_a_judge_says_otherwise_is_unparsable_and_counted():
+def test_other_verdicts_of_a_judge_are_unparsable():
     assert JudgeGrader(Judge("Perhaps")).grade(["x"], [PARIS]) == [Grade(None, unparsable=True)]
 
 
@@ -78,6 +78,6 @@ def test_a_chinese_question_gets_the_chinese_judge():
     assert "给定预测和答案" in judge.prompts[0]
 
 
-def test_an_unknown_grader_names_the_known_ones():
+def test_an_unknown_grader_error_lists_the_known_ones():
     with pytest.raises(UnknownName, match="exact, judge"):
         load_grader("fuzzy")

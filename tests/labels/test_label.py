@@ -80,7 +80,7 @@ def test_failed_questions_are_labeled_again_on_request(made, tmp_path, caplog):
         ({"samples": -1}, "samples=-1 is not allowed: it must be at least 0"),
         ({"max_tokens": 0}, "max_tokens=0 is not allowed"),
         ({"k": 0}, "k=0 is not allowed"),
-        ({"temperature": 0.0}, "a temperature above 0"),
+        ({"temperature": 0.0}, "must be above 0 for sampling"),
         ({"top_p": 0.0}, "top_p=0"),
         ({"top_k": -3}, "top_k=-3"),
         ({"judge_prompt": "guess"}, "it must be 'implies' or 'contains'"),

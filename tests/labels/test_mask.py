@@ -27,11 +27,11 @@ def test_the_longest_alias_is_replaced_first():
     assert masked("New York City is large.", ["New York", "New York City"]).text == "MASK is large."
 
 
-def test_parts_of_words_are_left_alone():
+def test_parts_of_words_are_not_masked():
     assert masked("A party of artists likes art.", ["art"]).text == "A party of artists likes MASK."
 
 
-def test_an_answer_broken_over_lines_is_found():
+def test_an_answer_across_lines_is_masked():
     assert masked("the New\nYork area", ["New York"]).text == "the MASK area"
 
 
@@ -47,7 +47,7 @@ def test_a_latin_answer_between_chinese_characters_is_a_whole_word():
     assert masked("他在NBA打球", ["NBA"]).text == "他在MASK打球"
 
 
-def test_accented_letters_belong_to_the_word():
+def test_accented_letters_are_part_of_the_word():
     assert masked("Café and Caf", ["Caf"]).text == "Café and MASK"
 
 
@@ -69,28 +69,29 @@ def test_without_gold_answers_nothing_changes():
         ("水温23~28℃", "23~28℃", "MASK"),
     ],
 )
-def test_what_the_grader_takes_for_the_answer_is_replaced(text, gold, expected):
+def test_everything_that_the_grader_accepts_is_masked(text, gold, expected):
     assert masked(text, [gold]).text == expected
 
 
-def test_an_answer_that_begins_in_the_title_and_ends_in_the_text_is_replaced():
+def test_an_answer_across_title_and_text_is_masked():
     shown = masked("Texas is a film.", ["Paris, Texas"], title="Paris")
     assert (shown.title, shown.text) == ("MASK", "MASK is a film.")
 
 
-def test_an_answer_over_two_passages_is_replaced():
+def test_an_answer_across_two_passages_is_masked():
     texts = [Passage("1", "It ends with New"), Passage("2", "York begins.")]
     assert [passage.text for passage in mask_passages(texts, ["New York"])] == ["It ends with MASK", "MASK begins."]
 
 
-def test_an_answer_that_is_the_word_mask_stays():
+def test_a_gold_answer_that_is_the_word_mask_is_kept():
     assert masked("The Mask is a film.", ["The Mask"]).text == "The Mask is a film."
 
 
 @pytest.mark.skipif("KNOWGATE_BENCH" not in os.environ, reason="the benchmark sets are not here")
 @pytest.mark.parametrize("name", SETS)
 def test_no_gold_answer_is_left_in_a_benchmark_set(name):
-    questions = (q for q in load_questions(f"bench:{name}/test") if q.contexts and q.answers and not q.choices)
+    first = load_questions(f"bench:{name}/test", limit=2 * CHECKED)
+    questions = (question for question in first if question.contexts and question.answers and not question.choices)
     held = left = 0
     for question in islice(questions, CHECKED):
         answers = [tokenize(gold) for gold in question.answers if tokenize(gold) not in ([], ["mask"])]
@@ -100,7 +101,7 @@ def test_no_gold_answer_is_left_in_a_benchmark_set(name):
     assert left == 0
 
 
-def test_answers_that_say_mask_are_seen():
+def test_answers_with_the_word_mask_are_recognized():
     assert is_mask("MASK.")
     assert not is_mask("MASK province")
     assert mentions_mask("It is the MASK province.")

@@ -57,12 +57,12 @@ def test_mastery_certainty_effect_and_benefit_of_known_answers(tmp_path):
     assert (rows["fr"].benefit, rows["pe"].benefit) == (0, 1)
 
 
-def test_rows_survive_the_way_through_json(tmp_path):
+def test_rows_are_unchanged_by_a_json_round_trip(tmp_path):
     for row in run(tmp_path).rows():
         assert row_from_json(json.loads(json.dumps(row_to_json(row))), "here") == row
 
 
-def test_hidden_states_are_those_of_their_rows(tmp_path):
+def test_hidden_states_belong_to_their_rows(tmp_path):
     folder = run(tmp_path, many(9), runner=LocalRunner(first=2, largest=4))
     rows = list(folder.rows())
     model = FakeModel(TABLE)
@@ -77,7 +77,7 @@ def test_hidden_states_are_those_of_their_rows(tmp_path):
     assert folder.vector_names() == ["after.1", "after.2", "before.1", "before.2"]
 
 
-def test_without_gold_answers_mastery_is_absent_and_certainty_there(tmp_path):
+def test_without_gold_answers_there_is_certainty_but_no_mastery(tmp_path):
     questions = [Question("What is the capital of France?", id="fr")]
     row = next(run(tmp_path, questions).rows())
     assert row.closed.mastery is None
@@ -85,7 +85,7 @@ def test_without_gold_answers_mastery_is_absent_and_certainty_there(tmp_path):
     assert row.closed.certainty is not None
 
 
-def test_a_second_start_with_nothing_to_do_adds_nothing(tmp_path):
+def test_a_finished_run_is_not_changed(tmp_path):
     folder = run(tmp_path)
     before = (folder.path / "labels.jsonl").read_text()
     run(tmp_path)
@@ -103,7 +103,7 @@ class Failing(FakeModel):
         return super().read(prompts, want)
 
 
-def test_a_question_that_fails_is_a_row_with_its_error_and_the_rest_goes_on(tmp_path):
+def test_a_failed_question_is_a_row_with_its_error(tmp_path):
     questions = [*many(3), Question("A bad one?", id="bad", answers=("x",)), Question("Good?", id="g", answers=("x",))]
     folder = run(tmp_path, questions, labeler(Failing(TABLE)))
     rows = {row.id: row for row in folder.rows()}
@@ -114,7 +114,7 @@ def test_a_question_that_fails_is_a_row_with_its_error_and_the_rest_goes_on(tmp_
     assert states.shape[0] == 1
 
 
-def test_failed_rows_are_tried_again_when_asked(tmp_path):
+def test_failed_rows_can_be_labeled_again(tmp_path):
     questions = [Question("A bad one?", id="bad", answers=("x",))]
     folder = run(tmp_path, questions, labeler(Failing(TABLE)))
     assert folder.drop_failed() == 1
@@ -131,13 +131,13 @@ def test_a_server_that_is_down_stops_the_run_instead_of_failing_every_question(t
     assert list(RunFolder(tmp_path / "run").rows()) == []
 
 
-def test_other_settings_are_refused_with_the_difference_named(tmp_path):
+def test_other_settings_are_rejected_with_the_difference(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="samples was 4, now 5"):
         run(tmp_path, made=labeler(samples=5))
 
 
-def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
+def test_sampling_options_are_settings_of_the_run(tmp_path):
     run(tmp_path, made=labeler(temperature=0.6, top_p=0.9, top_k=50))
     settings = RunFolder(tmp_path / "run").settings()
     assert (settings["temperature"], settings["top_p"], settings["top_k"]) == (0.6, 0.9, 50)
@@ -145,17 +145,17 @@ def test_how_samples_are_drawn_is_a_setting_of_the_run(tmp_path):
         run(tmp_path, made=labeler(temperature=0.6, top_p=0.8, top_k=50))
 
 
-def test_a_run_of_whole_samples_has_the_settings_it_had_before_they_could_be_truncated(tmp_path):
+def test_untruncated_sampling_adds_no_settings(tmp_path):
     assert not {"top_p", "top_k", "sampling"} & set(run(tmp_path).settings())
 
 
-def test_other_data_is_refused(tmp_path):
+def test_other_data_is_rejected(tmp_path):
     run(tmp_path)
     with pytest.raises(BadSetting, match="questions was 2, now 1"):
         run(tmp_path, QUESTIONS[:1])
 
 
-def test_a_torn_last_line_is_cut_off_and_done_again(tmp_path):
+def test_an_incomplete_last_line_is_removed_and_labeled_again(tmp_path):
     folder = run(tmp_path, many(6))
     file = folder.path / "labels.jsonl"
     content = file.read_bytes()
@@ -165,7 +165,7 @@ def test_a_torn_last_line_is_cut_off_and_done_again(tmp_path):
     assert sorted(row.id for row in folder.rows()) == [str(i) for i in range(6)]
 
 
-def test_a_run_of_another_version_is_refused(tmp_path):
+def test_a_run_of_another_version_is_rejected(tmp_path):
     folder = run(tmp_path)
     manifest = json.loads((folder.path / "run.json").read_text())
     (folder.path / "run.json").write_text(json.dumps({**manifest, "version": 99}))
@@ -173,14 +173,14 @@ def test_a_run_of_another_version_is_refused(tmp_path):
         list(folder.rows())
 
 
-def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
+def test_a_folder_with_other_content_is_rejected(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("precious")
     with pytest.raises(BadSetting, match="not empty and not a label run"):
         run(tmp_path)
 
 
-def test_a_full_disk_is_a_sentence_and_keeps_the_finished_rows(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_finished_rows_stay(tmp_path, monkeypatch):
     folder = run(tmp_path, many(2))
     monkeypatch.setattr(RunFolder, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     (folder.path / "run.json").write_text((folder.path / "run.json").read_text())
@@ -197,7 +197,7 @@ def test_two_processes_cannot_write_the_same_run(tmp_path):
         run(tmp_path)
 
 
-def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_so(tmp_path):
+def test_passages_beyond_the_context_window_are_dropped_and_counted(tmp_path):
     class Small(FakeModel):
         def fits(self, prompts, max_tokens):
             return [len(prompt.text) < 400 for prompt in prompts]
@@ -208,18 +208,18 @@ def test_passages_too_long_for_the_window_are_cut_from_the_end_and_the_row_says_
     assert row.cut == 2
 
 
-def test_the_masked_answer_is_kept_when_asked(tmp_path):
+def test_the_masked_answer_is_recorded_on_request(tmp_path):
     rows = list(run(tmp_path, made=labeler(mask=True)).rows())
     assert all(row.mask is not None for row in rows)
     assert all(row.mask.samples == () for row in rows)
 
 
-def test_masked_answers_are_sampled_when_asked(tmp_path):
+def test_masked_answers_are_sampled_on_request(tmp_path):
     rows = list(run(tmp_path, made=labeler(mask=True, mask_samples=3)).rows())
     assert all(len(row.mask.samples) == 3 and row.mask.mastery is not None for row in rows)
 
 
-def test_throughput_is_kept_in_the_manifest(tmp_path):
+def test_throughput_is_recorded_in_the_manifest(tmp_path):
     totals = run(tmp_path).manifest()["totals"]
     assert totals["rows"] == 2
     assert totals["tokens"] > 0
@@ -253,7 +253,7 @@ run_labeling(RunFolder(Path(sys.argv[1])), questions, labeler, data="jsonl:test"
 """
 
 
-def test_killed_in_the_middle_the_same_command_goes_on_without_a_lost_or_double_row(tmp_path):
+def test_a_killed_run_continues_without_lost_or_duplicate_rows(tmp_path):
     target = tmp_path / "run"
     command = [sys.executable, "-c", HALTING, str(target)]
     for _ in range(2):
@@ -299,7 +299,7 @@ def from_index(**plan):
     return Labeler(FakeModel(TABLE), StringGrader(), LabelPlan(samples=0, **plan), retriever=OnePassageIndex())
 
 
-def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_path):
+def test_a_run_records_k_and_the_prompts_of_passages(tmp_path):
     settings = run(tmp_path, made=from_index()).manifest()["settings"]
     assert settings["k"] == 3
     assert settings["open_prompts"] == AnswerPrompts().open_fingerprint
@@ -308,7 +308,7 @@ def test_a_run_keeps_how_many_passages_were_asked_for_and_how_they_were_put(tmp_
     assert "open_prompts" not in closed
 
 
-def test_a_run_begun_by_an_older_version_goes_on(tmp_path):
+def test_a_run_started_by_an_older_version_continues(tmp_path):
     folder = run(tmp_path, QUESTIONS[:1], from_index())
     manifest = folder.manifest()
     del manifest["settings"]["open_prompts"]
@@ -341,34 +341,34 @@ def in_rounds(tmp_path, questions, **plan):
     return {row.id: row for row in run(tmp_path, questions, made).rows()}
 
 
-def test_several_rounds_look_up_the_answer_of_the_one_before(tmp_path):
+def test_each_round_searches_with_the_previous_answer(tmp_path):
     row = in_rounds(tmp_path, [TOWN, PLAIN])["town"]
     assert (row.open.text, row.open.correct) == ("Ada", False)
     assert (row.iterative.text, row.iterative.correct, row.rounds) == ("Turin", True, 3)
     assert [passage.id for passage in row.passages] == ["book"]  # those of the one round, as ever
 
 
-def test_rounds_end_where_nothing_new_is_found(tmp_path):
+def test_rounds_end_if_no_new_passage_is_found(tmp_path):
     made = Labeler(FakeModel(HOPS), StringGrader(), LabelPlan(samples=0, iterative=True), retriever=OnePassageIndex())
     (row,) = run(tmp_path, [TOWN], made).rows()
     assert (row.rounds, row.iterative.text) == (2, row.open.text)
 
 
-def test_several_rounds_without_an_index_are_refused():
+def test_iterative_answers_need_an_index():
     with pytest.raises(BadSetting, match="give `index`"):
         Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True))
     with pytest.raises(BadSetting, match="do not set `closed_book`"):
         Labeler(FakeModel(), StringGrader(), LabelPlan(iterative=True, open_book=False), retriever=OnePassageIndex())
 
 
-def test_a_run_killed_while_its_first_manifest_was_written_begins_again(tmp_path):
+def test_a_run_killed_while_writing_its_manifest_starts_again(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".run.json.abc.part").write_text("half", encoding="utf-8")
     assert run(tmp_path).done()
     assert not (tmp_path / "run" / ".run.json.abc.part").exists()
 
 
-def test_failed_rows_are_tried_again_after_a_kill_that_tore_the_last_line(tmp_path):
+def test_failed_rows_are_retried_after_an_incomplete_last_line(tmp_path):
     folder = run(tmp_path)
     whole = list(folder.done())
     with (folder.path / "labels.jsonl").open("ab") as file:
@@ -377,7 +377,7 @@ def test_failed_rows_are_tried_again_after_a_kill_that_tore_the_last_line(tmp_pa
     assert list(folder.done()) == whole
 
 
-def test_a_file_where_the_run_should_go_is_refused_in_a_sentence(tmp_path):
+def test_a_file_at_the_path_of_the_run_is_rejected(tmp_path):
     (tmp_path / "run").write_text("mine", encoding="utf-8")
-    with pytest.raises(BadSetting, match="is a file, not a folder; choose another"):
+    with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another"):
         run(tmp_path)

@@ -30,7 +30,7 @@ def runs(folder: Path) -> list[Path]:
     ]
 
 
-def test_each_way_of_choosing_passages_has_its_rows_and_columns(tmp_path):
+def test_each_source_of_passages_has_its_rows_and_columns(tmp_path):
     (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
     assert sheet.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
     assert [row[:2] for row in sheet.rows] == [
@@ -50,21 +50,21 @@ def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
     assert cells["aligned", "0.9"] == ("100.0 % (100.0 %)", MISSING_VALUE)  # nowhere is it that sure
 
 
-def test_runs_of_one_choice_are_one_trial(tmp_path):
+def test_runs_with_the_same_source_of_passages_are_joined(tmp_path):
     other = [row("z", side(True), side(True))]
     both = [trial_run(tmp_path / "a", **BM25), trial_run(tmp_path / "b", other, **BM25)]
     (sheet,) = build_beta_tables(both, ["good"], betas=(0.5,))
     assert sheet.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
 
 
-def test_different_questions_are_not_put_side_by_side(tmp_path):
+def test_runs_with_different_questions_are_rejected(tmp_path):
     plain = trial_run(tmp_path / "plain", **BM25)
     fewer = trial_run(tmp_path / "fewer", four_rows()[:3], **RERANKED)
     with pytest.raises(BadSetting, match=r"different questions \(4 and 3\).*Label the same questions"):
         build_beta_tables([plain, fewer], ["good"])
 
 
-def test_beta_is_held_against_the_raw_score_where_there_is_one():
+def test_beta_is_compared_with_the_raw_score_if_there_is_one():
     scores = TableScores("probe", np.array([0.4, 0.4, 0.4]), 0.5, raw=np.array([0.01, 0.05, 0.5]))
     assert select_unsure_questions(scores, 0.95).tolist() == [False, True, True]  # confidence must be above beta
     assert select_unsure_questions(replace(scores, raw=None), 0.95).tolist() == [True, True, True]

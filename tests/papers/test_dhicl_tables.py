@@ -69,7 +69,7 @@ def cells(sheet):
     return {row[0]: row[1:] for row in sheet.rows}
 
 
-def test_every_table_has_accuracy_with_retrieval_rate_beside_never_always_and_random(made, model):
+def test_every_table_shows_accuracy_and_rate_with_never_always_and_random(made, model):
     run, variants = made
     main, ablations, cold, counts, words = build_dhicl_tables([run], variants, model=model, other_gates=["logprob:min"])
     assert main.columns == ("gate", "run", "random", "AUROC")
@@ -88,14 +88,14 @@ def test_every_table_has_accuracy_with_retrieval_rate_beside_never_always_and_ra
     assert list(cells(words))[2:] == ["dhicl", "dhicl:words=1/2"]
 
 
-def test_without_calibration_the_cells_are_those_worked_out_by_hand(made, model):
+def test_uncalibrated_cells_match_a_calculation_by_hand(made, model):
     """The fake model claims to know rivers 0-3, of which it answers 0 and 2 right; 4-7 are retrieved for."""
     run, variants = made
     ablations = build_dhicl_tables([run], variants, model=model)[1]
     assert cells(ablations)["dhicl:sign=none"][:2] == ("75.0 % (50.0 %)", "75.0 %")
 
 
-def test_what_is_on_record_is_read_without_the_llm_and_not_asked_again(made, model):
+def test_stored_decisions_are_reused_without_the_llm(made, model):
     run, variants = made
     first = build_dhicl_tables([run], variants, model=model)
     before = list(model.calls)
@@ -105,7 +105,7 @@ def test_what_is_on_record_is_read_without_the_llm_and_not_asked_again(made, mod
     assert {said.about for said in read_needs(run)} == {"log of 35 questions"}
 
 
-def test_a_log_that_has_grown_is_asked_anew(made, model, tmp_path):
+def test_decisions_are_made_again_if_the_log_has_grown(made, model, tmp_path):
     run, variants = made
     build_dhicl_tables([run], variants, model=model)
     scope = scope_from_settings(
@@ -124,7 +124,7 @@ def test_signs_share_one_pass(made, model):
     assert len(said) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
 
 
-def test_words_that_the_model_refuses_are_left_out_and_said(made, model, monkeypatch):
+def test_label_words_that_the_model_rejects_are_left_out_with_a_message(made, model, monkeypatch):
     run, variants = made
     plain = FakeModel.label_logits
 
@@ -140,25 +140,25 @@ def test_words_that_the_model_refuses_are_left_out_and_said(made, model, monkeyp
     assert cells(words)["dhicl:words=1/2"] == ("–", "–", "–")
 
 
-def test_without_needs_on_record_the_message_says_what_to_type(made):
+def test_without_stored_decisions_the_error_names_the_model_to_use(made):
     run, variants = made
     with pytest.raises(BadInput, match=r"no stored decisions of dhicl\. Let the LLM decide: model='fake'"):
         build_dhicl_tables([run], variants)
 
 
-def test_a_run_of_another_llm_is_refused(made):
+def test_a_run_of_another_llm_is_rejected(made):
     run, variants = made
     with pytest.raises(BadSetting, match=r"the run was made by fake .* not by fake"):
         build_dhicl_tables([run], variants, model=FakeModel({"x": "y"}))
 
 
-def test_a_gate_is_named_by_what_makes_it_special():
+def test_a_variant_is_named_by_its_options():
     variants = DhiclVariants("log.db", k=10)
     assert variants.make_name(variants.standard) == "dhicl:k=10"
     assert variants.make_name(DhiclGate("log.db", cold=True, words="1/2")) == "dhicl:words=1/2,cold=true"
 
 
-def test_gates_are_timed_one_question_at_a_time_and_the_first_ones_do_not_count(model):
+def test_gates_are_timed_without_the_warm_up_questions(model):
     found = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
     assert [(one.gate, len(one.seconds)) for one in found] == [("prompt", 6), ("logprob:min", 6)]
     assert all(0 < one.quantile(0.5) <= one.quantile(0.95) for one in found)

@@ -39,7 +39,7 @@ def run(tmp_path_factory):
     return write_run(folder / "run", rows(), model=f"hf:{base}", max_tokens=8)
 
 
-def test_a_line_for_each_variant_and_the_majority_beside_them(run, tmp_path):
+def test_the_table_has_a_row_for_each_variant_and_the_majority(run, tmp_path):
     said = []
     with quick():
         options = {"epochs": 8, "learning_rate": 5e-3}
@@ -67,12 +67,12 @@ def test_labels_can_be_made_by_another_grader(run):
     ("grade", "message"),
     [("judge", r"Name an LLM in `judge`, or label with grade='judge'"), ("taste", "Allowed: exact, contains")],
 )
-def test_a_grader_that_is_not_to_be_had_is_refused_with_what_to_type(run, grade, message):
+def test_an_unavailable_grader_is_rejected_with_advice(run, grade, message):
     with pytest.raises(BadSetting, match=message):
         compute_needed(load_examples([run]), grade, None)
 
 
 @pytest.mark.parametrize("option", [["--tokens", "8,many"], ["--rows", "none"], ["--tokens", ","]])
-def test_numbers_that_are_none_are_refused(run, capsys, option):
+def test_invalid_numbers_are_rejected(run, capsys, option):
     assert knowgate(["sweep", "ik", "--labels", str(run), *option]) == 1
     assert "give whole numbers between commas" in capsys.readouterr().err

@@ -19,7 +19,7 @@ def cells(sheet):
     return {row[0]: dict(zip(sheet.columns[1:], row[1:], strict=True)) for row in sheet.rows}
 
 
-def test_each_threshold_shows_what_it_would_come_to(tmp_path):
+def test_each_threshold_has_a_row_of_measures(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run")])
     found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))
     assert list(found) == [*(f"0.{digit}" for digit in range(1, 10)), "majority"]
@@ -31,7 +31,7 @@ def test_each_threshold_shows_what_it_would_come_to(tmp_path):
     assert found["0.9"]["retrieval"] == "0.0 %"
 
 
-def test_the_majority_verdict_stands_beside_the_others(tmp_path):
+def test_the_majority_verdict_is_the_last_row(tmp_path):
     rows = [row(f"q{i}", side(i == 0), side(True)) for i in range(4)]
     trial = load_label_table([trial_run(tmp_path / "run", rows)])
     found = cells(sweeps.sweep_thresholds(trial, score_gate(trial, "good")))["majority"]
@@ -45,7 +45,7 @@ def test_confidence_must_be_above_beta_to_answer_directly(tmp_path):
     assert found["0.8"]["retrieval"] == "100.0 %"  # and not above .8
 
 
-def test_variants_on_record_stand_side_by_side(tmp_path):
+def test_stored_variants_are_rows_of_one_table(tmp_path):
     run = trial_run(tmp_path / "run")
     needs = {f"q{i}": 0.1 * i for i in range(4)}
     write_needs(run, [RecordedNeeds(f"dhicl:k={k}", 0.15, needs) for k in (5, 20)])
@@ -55,12 +55,12 @@ def test_variants_on_record_stand_side_by_side(tmp_path):
     assert found["dhicl:k=5"]["retrieval"] == "50.0 %"
 
 
-def test_without_variants_the_message_names_what_is_there(tmp_path):
+def test_without_variants_the_error_lists_the_stored_gates(tmp_path):
     with pytest.raises(BadInput, match="Stored: good, poor"):
         sweeps.sweep_variants(load_label_table([trial_run(tmp_path / "run")]), "dhicl")
 
 
-def test_a_gate_fitted_on_one_run_is_tested_on_others_and_on_questions_of_its_own_it_has_not_seen(tmp_path):
+def test_a_gate_fitted_on_one_run_is_tested_on_unseen_questions_of_all_runs(tmp_path):
     runs = []
     for seed in (1, 2):
         rows, states = planted_rows(150, seed=seed)
@@ -97,7 +97,7 @@ def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
         ("ik:tokens=many", "tokens=many is not a number"),
     ],
 )
-def test_a_gate_or_option_that_is_not_there_is_named(tmp_path, spec, message):
+def test_an_unknown_gate_or_option_is_named(tmp_path, spec, message):
     with pytest.raises(KnowgateError, match=message):
         sweeps.sweep_transfer(spec, [tmp_path], [tmp_path], print)
 

@@ -87,7 +87,7 @@ def test_a_known_question_is_answered_without_retrieving():
     assert retriever.asked == []
 
 
-def test_a_skipped_question_goes_on_from_the_gates_own_pass():
+def test_a_skipped_question_continues_from_the_gates_own_pass():
     model = CountingModel(FakeModel(TABLE))
     readings, resumed = [], []
     inner_read, inner_generate = model.read, model.generate
@@ -185,7 +185,7 @@ def test_where_nothing_is_found_the_answer_is_closed_book_and_says_so():
     assert answer.text == build("never").answer("xyzzy?").text
 
 
-def test_a_dropped_retrieval_goes_on_from_the_gates_own_pass():
+def test_a_dropped_retrieval_continues_from_the_gates_own_pass():
     model = CountingModel(FakeModel(TABLE))
     build(model=model, second_look=Judge(False)).answer(QUESTION_UNKNOWN)
     assert model.calls == [("read", 1), ("generate", 1)]

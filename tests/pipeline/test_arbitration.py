@@ -83,7 +83,7 @@ def test_they_can_be_switched_off():
     assert build_arbiter(PipelineOptions()) is RULES_ARBITER
 
 
-def test_a_skipped_question_is_not_weighed():
+def test_a_skipped_question_is_not_arbitrated():
     assert build(threshold=0.99).answer(LOST).choice is None
 
 
@@ -100,7 +100,7 @@ def test_the_answer_with_passages_is_streamed_where_it_is_chosen():
     assert rag.answer(FOUND).text == streamed(rag, FOUND) == "it is green"
 
 
-def test_a_batch_is_weighed_together_and_equal_answers_cost_nothing():
+def test_a_batch_is_arbitrated_together_and_equal_answers_cost_nothing():
     asked: list[str] = []
     answers = build(arbiter=Prefers("memory", asked)).answer_many([LOST, FOUND, SAME])
     assert [answer.text for answer in answers] == ["it was memory", "memory says red", "paris"]
@@ -143,7 +143,7 @@ class SeveralRounds(Gate):
 
 
 @pytest.mark.parametrize(("word", "text"), [("memory", "memory says red"), ("green", "it is green")])
-def test_the_answer_of_the_last_round_is_weighed_and_nothing_is_heard_before(word, text):
+def test_the_answer_of_the_last_round_is_arbitrated_and_nothing_is_shown_before(word, text):
     rag = AdaptiveRAG(FakeModel(TABLE), SeveralRounds(), SEARCH, arbiter=Prefers(word))
     assert rag.answer(FOUND).text == streamed(rag, FOUND) == text
 
@@ -181,7 +181,7 @@ def test_an_arbiter_that_needs_what_the_llm_does_not_give_is_refused():
 
 def test_an_arbiter_of_another_llm_is_refused(tmp_path):
     fitted = fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "arbiter")
-    with pytest.raises(ArtifactError, match="was fitted on answers of fake"):
+    with pytest.raises(ArtifactError, match="was fitted on fake"):
         build(arbiter=fitted).answer(FOUND)
 
 

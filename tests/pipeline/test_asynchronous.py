@@ -185,7 +185,7 @@ def test_no_questions_give_no_answers():
 # --- the loop and the threads ---------------------------------------------------------------------
 
 
-def test_the_loop_goes_on_while_an_answer_is_made():
+def test_the_loop_continues_while_an_answer_is_made():
     ticked = threading.Event()
     model = Threaded(inside=lambda: ticked.wait(LONG))
 
@@ -201,7 +201,7 @@ def test_the_loop_goes_on_while_an_answer_is_made():
     assert asyncio.run(run()) == ("one", True)
 
 
-def test_the_loop_goes_on_while_questions_are_waited_for():
+def test_the_loop_continues_while_questions_are_waited_for():
     ticked = threading.Event()
 
     def source():

@@ -19,7 +19,7 @@ def retriever(texts: Sequence[str] = TEXTS) -> Bm25Retriever:
 
 def by_hand(query: str, text: str) -> float:
     """BM25 as in Lucene, written out."""
-    documents = [one.split() for one in TEXTS]
+    documents = [item.split() for item in TEXTS]
     mean = sum(map(len, documents)) / len(documents)
     total = 0.0
     for term in query.split():
@@ -63,17 +63,17 @@ def test_titles_are_searched():
     assert [passage.id for passage in found] == ["a"]
 
 
-def test_chinese_is_found_by_its_pairs():
+def test_chinese_is_matched_by_character_bigrams():
     (found,) = retriever(["北京是中国的首都", "东京是日本的首都", "水"]).search(["中国首都"], 3)
     assert [passage.id for passage in found] == ["0", "1"]
 
 
-def test_passages_without_words_do_no_harm():
+def test_passages_without_words_are_indexed():
     (found,) = retriever(["...", "red apple", "!"]).search(["apple"], 3)
     assert [passage.id for passage in found] == ["1"]
 
 
-def test_a_corpus_without_words_is_refused():
+def test_a_corpus_without_words_is_an_error():
     with pytest.raises(BadInput, match="no words to index"):
         retriever(["...", "the"])
 
@@ -83,5 +83,5 @@ def test_k_must_be_positive():
         retriever().search(["red"], 0)
 
 
-def test_the_fingerprint_follows_the_texts():
+def test_the_fingerprint_changes_with_the_texts():
     assert retriever().fingerprint == retriever().fingerprint != retriever(["other"]).fingerprint

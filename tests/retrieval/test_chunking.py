@@ -28,12 +28,12 @@ def test_paragraphs_are_merged_up_to_the_limit():
     assert split_text(text, 8) == [words(4, "a") + "\n\n" + words(4, "b"), words(4, "c")]
 
 
-def test_a_long_paragraph_is_cut_at_sentence_ends():
+def test_a_long_paragraph_is_split_at_sentence_ends():
     text = "One two three. Four five six! Seven eight nine?"
     assert split_text(text, 6) == ["One two three. Four five six!", "Seven eight nine?"]
 
 
-def test_a_chinese_paragraph_is_cut_at_its_own_full_stops():
+def test_a_chinese_paragraph_is_split_at_chinese_full_stops():
     text = "一二三四五。六七八九十！甲乙丙丁戊？"
     assert split_text(text, 5) == ["一二三四五。六七八九十！", "甲乙丙丁戊？"]  # 10 characters are 4.8 words
 
@@ -42,20 +42,20 @@ def test_two_hundred_and_fifty_chinese_characters_are_one_passage():
     assert [len(text) for text in split_text("字" * 251)] == [250, 1]
 
 
-def test_a_sentence_without_end_is_cut_between_words():
+def test_a_sentence_without_end_is_split_between_words():
     assert split_text(words(7), 3) == ["w0 w1 w2", "w3 w4 w5", "w6"]
 
 
-def test_a_very_long_word_stays_whole():
+def test_a_very_long_word_is_not_split():
     assert split_text("x" * 10_000 + " end", 1) == ["x" * 10_000, "end"]
 
 
-def test_a_heading_goes_with_what_follows_it():
+def test_a_heading_stays_with_the_text_below_it():
     text = words(6, "a") + "\n\n# Next\n\n" + words(6, "b")
     assert split_text(text, 9) == [words(6, "a"), "# Next\n\n" + words(6, "b")]
 
 
-def test_items_of_a_list_are_not_cut_apart():
+def test_list_items_are_not_split():
     assert split_text("- a b c\n- d e f\n- g h i", 6) == ["- a b c\n- d e f", "- g h i"]
 
 
@@ -63,7 +63,7 @@ def test_punctuation_is_not_counted():
     assert count_words("-- Hello, world! 你好。 ...") == 2 + 2 * 120 / 250
 
 
-def test_text_of_spaces_gives_no_passages():
+def test_whitespace_gives_no_passages():
     assert split_document(Document("d", "", " \n\n ")) == []
 
 
@@ -71,7 +71,7 @@ pieces = st.lists(st.sampled_from(["word", "字词", "End.", "句。", "\n\n", "
 
 
 @given(pieces, st.integers(1, 6))
-def test_nothing_is_lost_no_word_is_cut_and_no_passage_is_too_long(parts: list[str], limit: int):
+def test_passages_cover_the_text_without_splitting_words_or_exceeding_the_limit(parts: list[str], limit: int):
     text = " ".join(parts)
     passages = split_text(text, limit)
     assert re.sub(r"\s", "", "".join(passages)) == re.sub(r"\s", "", text)

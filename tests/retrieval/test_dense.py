@@ -43,11 +43,11 @@ def test_a_text_finds_itself_with_cosine_one():
     assert len(found) == 3
 
 
-def test_k_beyond_the_corpus_gives_the_whole_corpus():
+def test_a_k_larger_than_the_corpus_returns_all_passages():
     assert [len(found) for found in retriever(unit_vectors(4)).search(["a", "b"], 100)] == [4, 4]
 
 
-def test_no_queries_do_not_trouble_the_model():
+def test_an_empty_batch_does_not_call_the_model():
     embedder = CountingEmbedder()
     assert retriever(unit_vectors(4), embedder).search([], 3) == []
     assert embedder.seen == []

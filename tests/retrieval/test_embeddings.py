@@ -19,7 +19,7 @@ def test_embedding_without_sentence_transformers_names_the_extra(tmp_path: Path,
         SentenceEmbedder(str(tmp_path)).embed(["text"])
 
 
-def test_the_fingerprint_of_a_folder_is_that_of_its_files_wherever_it_lies(tmp_path: Path):
+def test_the_fingerprint_of_a_folder_depends_on_its_files_and_not_on_its_path(tmp_path: Path):
     for name in ["x", "y", "z"]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(b"other" if name == "z" else b"weights")

@@ -38,7 +38,7 @@ def embedder(handler):
     return RemoteEmbedder(SPEC, transport=httpx.MockTransport(handler))
 
 
-def test_unit_vectors_come_in_the_order_of_the_texts_in_batches():
+def test_texts_are_embedded_in_batches_and_returned_in_order():
     server, texts = Server(), [f"text {i}" for i in range(150)]
     vectors = embedder(server).embed(texts)
     np.testing.assert_allclose(vectors, HASH.embed(texts), atol=1e-6)
@@ -46,7 +46,7 @@ def test_unit_vectors_come_in_the_order_of_the_texts_in_batches():
     assert server.requests[0].url == "http://embed.test/v1/embeddings"
 
 
-def test_the_key_is_sent_and_never_shown(monkeypatch):
+def test_the_api_key_is_sent_and_never_appears_in_errors(monkeypatch):
     monkeypatch.setenv("KNOWGATE_EMBED_KEY", "sk-very-secret")
     seen = []
 
@@ -73,30 +73,30 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
         {"data": [{"index": None, "embedding": [1.0]}]},
     ],
 )
-def test_a_reply_that_cannot_be_used_is_an_error(reply):
+def test_an_invalid_response_is_an_error(reply):
     with pytest.raises(ServerError):
         embedder(lambda request: httpx.Response(200, json=reply)).embed(["a"])
 
 
-def test_a_busy_server_is_asked_again():
+def test_a_busy_server_is_retried():
     replies, server = [httpx.Response(503), httpx.Response(429, headers={"Retry-After": "0"})], Server()
     made = embedder(lambda request: replies.pop() if replies else server(request))
     assert made.embed(["a"]).shape == (1, 16)
 
 
 @pytest.mark.parametrize("spec", ["openai:", "openai:m", "openai:m@ftp://x", "openai:m@http://user:key@x/v1"])
-def test_a_spec_that_names_no_server_says_how_to_write_it(spec):
+def test_an_invalid_spec_explains_the_format(spec):
     with pytest.raises(BadSetting, match="Write openai:MODEL@URL"):
         RemoteEmbedder(spec)
 
 
-def test_specs_choose_the_kind():
+def test_the_spec_selects_the_kind_of_embedder():
     assert isinstance(load_embedder(SPEC), RemoteEmbedder)
     assert isinstance(load_embedder("minilm"), SentenceEmbedder)
     assert load_embedder(SPEC).fingerprint != load_embedder("openai:large@http://embed.test/v1").fingerprint
 
 
-def test_an_index_is_built_and_opened_by_a_server(tmp_path, monkeypatch):
+def test_an_index_is_built_and_searched_with_a_remote_embedder(tmp_path, monkeypatch):
     monkeypatch.setattr("knowgate.retrieval.embeddings.RemoteEmbedder", lambda spec: embedder(Server()))
     source = write_records(tmp_path / "r.jsonl", {"a": "Mira runs the canteen.", "b": "The stove is new."})
     build_index(source, tmp_path / "index", kind="dense", embedder=SPEC)
@@ -105,7 +105,7 @@ def test_an_index_is_built_and_opened_by_a_server(tmp_path, monkeypatch):
 
 
 @pytest.mark.model
-def test_a_real_server_embeds():
+def test_a_real_server_embeds_texts():
     """llama.cpp on the embedded LLM, as an embedder."""
     pytest.importorskip("xllamacpp", reason="needs the extra llamacpp")
     texts = ["The cat sat on the mat.", "A cat is sitting on a mat.", "Interest rates rose by two percent."]

@@ -39,22 +39,22 @@ def write_pdf(path: Path, text: str, password: str = "") -> None:
         writer.write(file)
 
 
-def test_a_pdf_is_read_with_its_stem_as_title(tmp_path: Path):
+def test_a_pdf_has_its_file_name_as_title(tmp_path: Path):
     write_pdf(tmp_path / "manual.pdf", "Hello from a page")
     assert read_only_document(tmp_path) == Document("manual.pdf", "manual", "Hello from a page")
 
 
-def test_a_broken_pdf_is_named(tmp_path: Path):
+def test_a_broken_pdf_is_a_problem(tmp_path: Path):
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and then nothing")
     assert "bad.pdf cannot be read as PDF" in read_only_document(tmp_path).problem
 
 
-def test_a_pdf_with_a_password_is_named(tmp_path: Path):
+def test_an_encrypted_pdf_is_a_problem(tmp_path: Path):
     write_pdf(tmp_path / "locked.pdf", "secret", password="x")
     assert "locked.pdf is encrypted" in read_only_document(tmp_path).problem
 
 
-def test_a_pdf_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: Path):
+def test_a_pdf_that_takes_too_long_is_an_error_and_the_next_one_is_read(tmp_path: Path):
     write_pdf(tmp_path / "a.pdf", "Hello")
     with pytest.raises(BadInput, match="took longer than 0 seconds"):
         read_pdf(tmp_path / "a.pdf", timeout=0)
@@ -78,6 +78,6 @@ def test_html_keeps_title_and_paragraphs_and_drops_scripts(tmp_path: Path):
     assert document.text == "Head\n\nOne two three.\n\nx\n\ny"
 
 
-def test_html_declares_its_character_set(tmp_path: Path):
+def test_html_is_decoded_with_its_declared_character_set(tmp_path: Path):
     (tmp_path / "a.htm").write_bytes('<meta charset="gb18030"><p>北京</p>'.encode("gb18030"))
     assert read_only_document(tmp_path).text == "北京"

@@ -22,7 +22,7 @@ def test_passages_below_k_count_in_the_fusion():
     assert [passage.id for passage in found] == ["b"]
 
 
-def test_the_same_ranks_in_another_order_are_equal():
+def test_the_same_ranks_in_another_order_give_equal_scores():
     rankings = [FixedRetriever(*"abc"), FixedRetriever(*"bca"), FixedRetriever(*"cab")]
     for order in permutations(rankings):
         (found,) = HybridRetriever(order).search(["q"], 3)
@@ -30,17 +30,17 @@ def test_the_same_ranks_in_another_order_are_equal():
         assert [passage.id for passage in found] == [passage.id for passage in order[0].search(["q"], 3)[0]]
 
 
-def test_an_empty_ranking_leaves_the_other_as_it_is():
+def test_an_empty_ranking_does_not_change_the_other():
     (found,) = HybridRetriever([FixedRetriever(), FixedRetriever("a", "b")]).search(["q"], 5)
     assert [passage.id for passage in found] == ["a", "b"]
 
 
-def test_one_retriever_cannot_be_fused():
+def test_a_single_retriever_is_an_error():
     with pytest.raises(BadSetting, match="at least two retrievers"):
         HybridRetriever([FixedRetriever("a")])
 
 
-def test_the_fingerprint_follows_its_parts():
+def test_the_fingerprint_changes_with_its_retrievers():
     one = HybridRetriever([FixedRetriever("a"), FixedRetriever("b")])
     other = HybridRetriever([FixedRetriever("a"), FixedRetriever("c")])
     assert one.fingerprint != other.fingerprint

@@ -34,7 +34,7 @@ def test_a_new_index_reports_what_it_holds(tmp_path: Path):
     assert build(tmp_path, TEXTS) == IndexReport(3, 3, 3, 0, 0, 0, {}, written=True)
 
 
-def test_an_index_opens_as_it_was_built(tmp_path: Path):
+def test_an_index_opens_as_the_kind_it_was_built_as(tmp_path: Path):
     build(tmp_path, TEXTS)
     retriever = load_retriever(str(tmp_path / "index"))
     assert retriever.name == "bm25"
@@ -90,7 +90,7 @@ def test_another_passage_size_embeds_everything_and_counts_as_changed(tmp_path: 
     assert (report.changed, report.passages, len(again.seen)) == (3, 6, 6)
 
 
-def test_from_dense_to_hybrid_no_text_is_embedded_again(tmp_path: Path):
+def test_changing_from_dense_to_hybrid_embeds_nothing(tmp_path: Path):
     source = write_records(tmp_path / "docs.jsonl", TEXTS)
     build_index(source, tmp_path / "index", kind="dense", embedder=CountingEmbedder())
     again = CountingEmbedder()
@@ -98,7 +98,7 @@ def test_from_dense_to_hybrid_no_text_is_embedded_again(tmp_path: Path):
     assert (again.seen, report.unchanged, report.written) == ([], 3, True)
 
 
-def test_nothing_changed_leaves_the_folder_untouched(tmp_path: Path):
+def test_an_update_without_changes_leaves_the_folder_untouched(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
     before = (tmp_path / "index").stat()
     report = build(tmp_path, TEXTS, CountingEmbedder())
@@ -108,7 +108,7 @@ def test_nothing_changed_leaves_the_folder_untouched(tmp_path: Path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ModelError])
-def test_a_kill_in_the_middle_leaves_the_old_index_whole(tmp_path: Path, error: type[BaseException]):
+def test_killing_an_update_leaves_the_old_index_intact(tmp_path: Path, error: type[BaseException]):
     class Killed(CountingEmbedder):
         def embed(self, texts: Sequence[str]) -> Vector:
             raise error("stopped")
@@ -129,14 +129,14 @@ def test_files_without_text_and_of_other_suffixes_are_reported(tmp_path: Path):
     assert (report.documents, dict(report.skipped)) == (1, {".docx": 1, "no text": 1})
 
 
-def test_documents_without_any_text_are_refused(tmp_path: Path):
+def test_documents_without_any_text_are_an_error(tmp_path: Path):
     (tmp_path / "docs.jsonl").write_text("\n")
     with pytest.raises(BadInput, match="contain no text"):
         build_index(tmp_path / "docs.jsonl", tmp_path / "index")
     assert not (tmp_path / "index").exists()
 
 
-def test_progress_is_told(tmp_path: Path):
+def test_progress_is_reported(tmp_path: Path):
     told: list[tuple[str, int, int]] = []
     source = write_records(tmp_path / "docs.jsonl", TEXTS)
     build_index(
@@ -160,7 +160,7 @@ def test_vectors_and_passages_stay_on_disk(tmp_path: Path):
     assert words._passages[2].text == "blue sky"
 
 
-def test_an_open_index_goes_on_working_while_it_is_replaced(tmp_path: Path):
+def test_an_open_index_keeps_working_while_it_is_replaced(tmp_path: Path):
     build(tmp_path, TEXTS)
     retriever = open_bm25(tmp_path / "index")
     build(tmp_path, {"z": "something else"})
@@ -174,7 +174,7 @@ def test_a_moved_index_keeps_its_fingerprint(tmp_path: Path):
     assert open_bm25(tmp_path / "elsewhere").fingerprint == before
 
 
-def test_the_fingerprint_follows_the_documents(tmp_path: Path):
+def test_the_fingerprint_changes_with_the_documents(tmp_path: Path):
     build(tmp_path, TEXTS)
     before = open_bm25(tmp_path / "index").fingerprint
     build(tmp_path, {**TEXTS, "a": "red pear"})
@@ -195,16 +195,16 @@ def test_a_large_index_is_searched_through_faiss(tmp_path: Path, monkeypatch: py
 # --- settings ---
 
 
-def test_an_unknown_kind_is_refused(tmp_path: Path):
+def test_an_unknown_kind_is_an_error(tmp_path: Path):
     with pytest.raises(BadSetting, match="kind='dens' is not allowed: it must be 'bm25', 'dense' or 'hybrid'"):
         build_index(tmp_path, tmp_path / "index", kind="dens")
 
 
-def test_bm25_takes_no_embedder(tmp_path: Path):
+def test_bm25_with_an_embedder_is_an_error(tmp_path: Path):
     with pytest.raises(BadSetting, match="uses no `embedder`"):
         build_index(write_records(tmp_path / "d.jsonl", TEXTS), tmp_path / "index", embedder="minilm")
 
 
-def test_a_passage_holds_at_least_one_word(tmp_path: Path):
+def test_max_words_must_be_positive(tmp_path: Path):
     with pytest.raises(BadSetting, match="max_words=0 is not allowed"):
         build_index(tmp_path, tmp_path / "index", max_words=0)

@@ -25,7 +25,7 @@ def build(folder: Path, texts: dict[str, str], embedder: CountingEmbedder | None
 # --- folders that are not ours ---
 
 
-def test_a_folder_with_other_things_is_never_overwritten(tmp_path: Path):
+def test_a_folder_with_other_files_is_never_overwritten(tmp_path: Path):
     (tmp_path / "index").mkdir()
     (tmp_path / "index/thesis.doc").write_text("years of work")
     with pytest.raises(BadInput, match="exists and is not an index"):
@@ -47,7 +47,7 @@ def test_the_index_json_of_another_tool_is_not_overwritten(tmp_path: Path):
         build(tmp_path, TEXTS)
 
 
-def test_a_file_in_the_place_of_the_index_is_refused(tmp_path: Path):
+def test_a_file_instead_of_an_index_folder_is_an_error(tmp_path: Path):
     (tmp_path / "index").write_text("a file")
     with pytest.raises(BadInput, match="exists and is not an index"):
         build(tmp_path, TEXTS)
@@ -78,7 +78,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_a_broken_index_says_how_to_rebuild_it_and_the_rebuild_works(tmp_path: Path, name: str):
+def test_a_broken_index_explains_how_to_rebuild_it_and_the_rebuild_works(tmp_path: Path, name: str):
     build(tmp_path, TEXTS, CountingEmbedder())
     index = tmp_path / "index"
     BREAKS[name](index)
@@ -88,17 +88,17 @@ def test_a_broken_index_says_how_to_rebuild_it_and_the_rebuild_works(tmp_path: P
     assert open_hybrid(index, CountingEmbedder()).search(["apple"], 1)[0]
 
 
-def test_no_index_says_how_to_build_one(tmp_path: Path):
+def test_a_missing_index_explains_how_to_build_one(tmp_path: Path):
     with pytest.raises(BrokenIndex, match=r"there is no index at 'nowhere'. Build it with `knowgate index`"):
         load_retriever("nowhere")
 
 
-def test_a_folder_that_is_no_index_is_refused(tmp_path: Path):
+def test_a_folder_that_is_not_an_index_is_an_error(tmp_path: Path):
     with pytest.raises(BrokenIndex, match=r"there is no index\.json"):
         load_retriever(str(tmp_path))
 
 
-def test_a_part_that_was_not_built_is_named(tmp_path: Path):
+def test_a_kind_that_was_not_built_is_an_error(tmp_path: Path):
     build(tmp_path, TEXTS)
     with pytest.raises(BrokenIndex, match=r"built as 'bm25' and cannot be searched as 'dense'.*kind='hybrid'"):
         load_retriever(str(tmp_path / "index"), kind="dense")
@@ -110,13 +110,13 @@ def test_a_hybrid_index_opens_as_bm25_too(tmp_path: Path):
     assert load_retriever(f"bm25:{tmp_path / 'index'}").name == "bm25"
 
 
-def test_another_embedding_model_is_refused(tmp_path: Path):
+def test_another_embedding_model_is_an_error(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
     with pytest.raises(BrokenIndex, match="'counting' of fingerprint counting-8, the model here has other"):
         open_dense(tmp_path / "index", CountingEmbedder(fingerprint="other"))
 
 
-def test_a_stemmed_index_is_refused_without_the_stemmer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stemmed_index_without_the_stemmer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("Stemmer")
     build(tmp_path, TEXTS)
     monkeypatch.setattr(opening, "can_stem", lambda: False)

@@ -10,7 +10,7 @@ from knowgate.errors import BadSetting, UnknownName
 from knowgate.retrieval import RETRIEVERS, load_retriever
 
 
-def test_importing_the_table_loads_nothing_heavy():
+def test_importing_the_registry_loads_nothing_heavy():
     code = "import sys, knowgate.retrieval, knowgate.retrieval.rerankers; print(sorted(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not [name for name in ("'torch'", "'sentence_transformers'", "'bm25s'", "'faiss'") if name in loaded]
@@ -26,7 +26,7 @@ def test_a_url_is_a_search_endpoint(spec: str):
     assert load_retriever(spec).name == "http"
 
 
-def test_an_endpoint_cannot_be_opened_as_bm25():
+def test_a_url_cannot_be_opened_as_bm25():
     with pytest.raises(BadSetting, match="cannot be opened as kind='bm25'"):
         load_retriever("https://x.example/s", kind="bm25")
 

@@ -23,7 +23,7 @@ def test_the_possessive_is_dropped():
     assert plain("Einstein’s theory") == ["einstein", "theory"]
 
 
-def test_chinese_becomes_pairs_of_characters():
+def test_chinese_becomes_character_bigrams():
     assert plain("北京大学") == ["北京", "京大", "大学"]
 
 
@@ -31,11 +31,11 @@ def test_a_single_chinese_character_stands_alone():
     assert split_bigrams("水") == ["水"]
 
 
-def test_mixed_text_is_cut_into_runs():
+def test_mixed_text_is_split_by_script():
     assert plain("GPT模型v2 的参数") == ["gpt", "模型", "v2", "的参", "参数"]
 
 
-def test_full_width_letters_are_plain_letters():
+def test_full_width_letters_become_plain_letters():
     assert plain("ＧＰＴ４") == ["gpt4"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from knowgate.server.auth.api_keys import add_key
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask
-from tests.server.test_learning import audit_options, get_arms, trigger_alarm, wait_for_audits
+from tests.server.test_learning import audit_options, get_arms, serve_with_alarm, wait_for_audits
 from tests.support.browser import driven
 from tests.support.chromium import needs_browser
 
@@ -80,6 +80,7 @@ def test_savings_are_unknown_before_the_first_retrieval(serve):
 # --- in a browser ---------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @needs_browser
 def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, page, tmp_path):
     address, _ = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
@@ -96,6 +97,7 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
     assert page.console == []
 
 
+@pytest.mark.process
 @needs_browser
 def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
@@ -124,6 +126,7 @@ def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
     assert page.console == []
 
 
+@pytest.mark.process
 @needs_browser
 def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
     key = add_key(tmp_path / "keys.json", "me")
@@ -140,9 +143,10 @@ def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
     page.wait(HAS_CONTENT)
 
 
+@pytest.mark.process
 @needs_browser
 def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
-    address = trigger_alarm(serve, stub, tmp_path)
+    address = serve_with_alarm(serve, tmp_path)
     open_dashboard(page, address)
     page.wait("!document.getElementById('alarm').hidden")
     assert "Alarm for gate never: more than 10 % of the answers are lost" in page.text
@@ -151,6 +155,7 @@ def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
     assert not get_arms(address)["a"]["loss"]["alarm"]
 
 
+@pytest.mark.process
 @needs_browser
 def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
@@ -163,6 +168,7 @@ def test_the_page_fits_a_phone_and_has_a_dark_mode(serve, page, tmp_path):
     assert page.run("getComputedStyle(document.body).backgroundColor") != light
 
 
+@pytest.mark.process
 @needs_browser
 def test_decisions_can_be_filtered_and_stay_open_during_updates(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))
@@ -179,6 +185,7 @@ def test_decisions_can_be_filtered_and_stay_open_during_updates(serve, page, tmp
     assert page.console == []
 
 
+@pytest.mark.process
 @needs_browser
 def test_a_decision_of_a_rule_is_marked_and_shows_no_need(serve, page, tmp_path):
     address, _ = serve(upstream=False, gate="prompt", options=log_options(tmp_path))

@@ -1,6 +1,8 @@
 """Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
+import sqlite3
 import time
+from contextlib import closing
 
 import httpx
 import pytest
@@ -9,11 +11,13 @@ import knowgate as kg
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import create_app
+from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText
 from knowgate.server.learning.arms import LossMonitor
 from knowgate.server.learning.audit import CallBudget
 from knowgate.server.learning.history_labels import answers_differ, label_by_feedback
 from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_arbitration import FixedArbiter, use_arbiter
 from tests.server.test_chat import ask
@@ -205,8 +209,24 @@ def test_a_budget_refills_up_to_one_hour_of_calls():
 # --- the alarm ------------------------------------------------------------------------------------
 
 
-def trigger_alarm(serve, stub, tmp_path):
-    """Skipping was harmless for a while; then documents changed, and it is not."""
+def store_losses(app, tmp_path, count=40):
+    """Write audits of lost answers, as another server process with the same settings would."""
+    scope = app.state.service.learner.auditor.experiment.arms["a"].scope
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        rows = [("kg-1", time.time(), "a", scope, "loss", 1.0)] * count
+        database.executemany(
+            "INSERT INTO audits (decision, at, arm, scope, kind, lost) VALUES (?, ?, ?, ?, ?, ?)", rows
+        )
+
+
+def serve_with_alarm(serve, tmp_path):
+    """Start a server whose decision log contains enough lost answers for an alarm."""
+    options = audit_options(tmp_path, max_loss=0.1)
+    store_losses(serve(gate="never", options=options)[1], tmp_path)
+    return serve(gate="never", options=options)[0]
+
+
+def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(serve, stub, tmp_path):
     address, _ = serve(gate="never", options=audit_options(tmp_path, max_loss=0.1))
     answer, stub.answer = stub.answer, lambda body: SAME
     for _ in range(5):
@@ -214,14 +234,12 @@ def trigger_alarm(serve, stub, tmp_path):
     wait_for_audits(address, 5)
     assert not get_arms(address)["a"]["loss"]["alarm"]
     stub.answer = answer
-    for _ in range(30):
+
+    def has_alarm():
         ask(address)
-    wait_until(lambda: get_arms(address)["a"]["loss"]["alarm"])
-    return address
+        return get_arms(address)["a"]["loss"]["alarm"]
 
-
-def test_after_an_alarm_every_request_retrieves(serve, stub, tmp_path):
-    address = trigger_alarm(serve, stub, tmp_path)
+    wait_until(has_alarm)
     reply = ask(address)
     assert reply.headers["x-knowgate-degraded"] == "alarm"
     assert reply.headers["x-knowgate-mode"] == "alarm"
@@ -234,8 +252,7 @@ def test_after_an_alarm_every_request_retrieves(serve, stub, tmp_path):
 
 
 def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
-    trigger_alarm(serve, stub, tmp_path)
-    address, _ = serve(gate="never", options=audit_options(tmp_path, max_loss=0.1))
+    address = serve_with_alarm(serve, tmp_path)
     assert get_arms(address)["a"]["loss"]["alarm"]
     assert httpx.post(f"{address}/v1/learning/clear", json={"arm": "a"}).status_code == 200
     assert ask(address).headers["x-knowgate-retrieve"] == "false"
@@ -245,9 +262,9 @@ def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
 
 def test_an_alarm_of_one_worker_reaches_the_others(serve, stub, tmp_path):
     options = audit_options(tmp_path, max_loss=0.1)
-    other, _ = serve(gate="never", options={**options, "audit": 1e-9})
+    other, app = serve(gate="never", options={**options, "audit": 1e-9})
     ask(other)
-    trigger_alarm(serve, stub, tmp_path)
+    store_losses(app, tmp_path)
 
     def sees_alarm():
         ask(other)
@@ -300,10 +317,15 @@ def test_shadow_mode_retrieves_even_if_a_rule_would_skip(serve, tmp_path):
 
 
 def test_a_canary_follows_the_gate_for_a_fixed_share_of_users(serve):
-    address, _ = serve(gate="never", options={"canary": 0.5})
-    first, second = ([ask(address, user=f"u{n}").headers["x-knowgate-retrieve"] for n in range(20)] for _ in range(2))
-    assert first == second
-    assert 3 < first.count("false") < 17
+    address, app = serve(gate="never", options={"canary": 0.5})
+    experiment = app.state.service.learner.auditor.experiment
+    users = [f"u{number}" for number in range(200)]
+    modes = [RequestTrace() for _ in users]
+    for user, trace in zip(users, modes, strict=True):
+        experiment.assign(RequestOptions(), {"user": user}, trace)
+    assert 70 < sum(trace.mode == "" for trace in modes) < 130
+    for user, trace in list(zip(users, modes, strict=True))[:6]:
+        assert ask(address, user=user).headers["x-knowgate-retrieve"] == ("true" if trace.mode else "false")
 
 
 def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
@@ -408,11 +430,11 @@ def test_an_abstention_differs_from_every_answer():
 
 
 def test_an_incomplete_stream_has_no_text():
-    heard = StreamText()
-    heard.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
-    assert heard.text is None
-    heard.feed(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
-    assert heard.text == "Paris"
+    stream_text = StreamText()
+    stream_text.feed(b'data: {"choices":[{"delta":{"content":"Pa"},"finish_reason":null}]}\n\nda')
+    assert stream_text.text is None
+    stream_text.feed(b'ta: {"choices":[{"delta":{"content":"ris"},"finish_reason":"stop"}]}\n\n')
+    assert stream_text.text == "Paris"
 
 
 # --- drift ----------------------------------------------------------------------------------------
@@ -439,17 +461,17 @@ def test_drift_is_reported_for_each_gate(serve, tmp_path, monkeypatch):
 
 
 def test_gates_without_distances_report_no_drift():
-    watch = LossMonitor()
-    watch.add_distance(None)
-    assert (watch.to_json()["drift"]["questions"], watch.to_json()["drift"]["mean"]) == (0, None)
+    monitor = LossMonitor()
+    monitor.add_distance(None)
+    assert (monitor.to_json()["drift"]["questions"], monitor.to_json()["drift"]["mean"]) == (0, None)
 
 
-# --- beside what else a request or a keeper of the server may want --------------------------------
+# --- other options of requests ---------------------------------------------------------------------
 
 
 def test_a_request_with_its_own_threshold_follows_the_alarm_but_is_not_counted(serve, stub, tmp_path):
-    address = trigger_alarm(serve, stub, tmp_path)
-    drawn = count_finished_audits(address)
+    address = serve_with_alarm(serve, tmp_path)
+    drawn = get_arms(address)["a"]["loss"]["drawn"]
     reply = ask(address, knowgate={"threshold": 0.9})
     assert (reply.headers["x-knowgate-retrieve"], reply.headers["x-knowgate-mode"]) == ("true", "alarm")
     assert "x-knowgate-arm" not in reply.headers
@@ -464,6 +486,6 @@ def test_deleting_a_question_deletes_its_audit_texts_and_corrections(serve, stub
     assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).status_code == 200
     assert app.state.service.recent.find(id) is None
     assert get_arms(address)["a"]["loss"]["drawn"] == 1  # that it was lost stays counted
-    kept = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
-    assert b"Babakostad, surely" not in kept
-    assert b"From the passages" not in kept
+    stored = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
+    assert b"Babakostad, surely" not in stored
+    assert b"From the passages" not in stored

@@ -22,6 +22,7 @@ from tests.support.invented import write_invented
 from tests.support.postgres_server import postgres_server
 
 PASSWORD = "hunter2-Xyzzy"
+pytestmark = pytest.mark.process
 
 
 @pytest.fixture
@@ -142,15 +143,15 @@ def served(serve, many, place, **options):
     return address, ids
 
 
-def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, many, database, tmp_path, call):  # noqa: F811
+def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, made, database, tmp_path, call):  # noqa: F811
     bills = []
     for place in (str(tmp_path / "d.db"), database):
-        served(serve, many, place)
+        served(serve, made, place)
         found = json.loads(call("cost", place, "--json", "--price-search", "0.01", "--price-output-token", "1e-6").out)
         ways = {name: bill | {"gpu": None} for name, bill in found["per_question"].items()}  # no two runs take as long
         bills.append((found["questions"], found["gate"], found["money"], found["break_even_search"], ways))
     assert bills[0] == bills[1]
-    assert bills[1][:2] == (40, "prompt")
+    assert bills[1][:2] == (4, "prompt")
     assert [bills[1][-1][way]["searches"] for way in ("always", "never", "gated")] == [1.0, 0.0, 0.5]
     outcome = call("cost", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
@@ -170,10 +171,10 @@ def test_a_gate_can_be_refitted_from_a_database(serve, many, database, tmp_path,
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
 
 
-def test_refit_without_questions_reports_no_password(serve, many, database, call):  # noqa: F811
-    served(serve, many, database, keep_questions=False)
+def test_refit_without_questions_reports_no_password(serve, made, database, call):  # noqa: F811
+    served(serve, made, database, keep_questions=False)
     secret = database.replace("postgres@", f"postgres:{PASSWORD}@")
-    outcome = call("refit", secret, "--docs", many.docs, "--model", many.model)
+    outcome = call("refit", secret, "--docs", made.docs, "--model", made.model)
     assert outcome.code == 1
     assert "keep_questions=True" in outcome.err
     assert PASSWORD not in outcome.err

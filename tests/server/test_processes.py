@@ -22,21 +22,23 @@ from tests.support.processes import until
 from tests.support.served import served
 from tools.local_server import running
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
-def words(stub, made, tmp_path):
-    """A server that looks everything up and keeps what it decided."""
+def arguments(stub, made, tmp_path):
+    """Arguments of a server that always retrieves and has a decision log."""
     kept = str(tmp_path / "d.db")
     return ["--upstream", stub.url, "--gate", "always", "--docs", str(made.docs), "--decisions", kept]
 
 
-# --- the end --------------------------------------------------------------------------------------
+# --- shutdown and crashes --------------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_streams_and_writes_all_rows(stub, words, tmp_path):
+def test_sigterm_finishes_streams_and_writes_all_rows(stub, arguments, tmp_path):
     stub.slow = 0.4
     found = []
-    with served(tmp_path, *words) as server:
+    with served(tmp_path, *arguments) as server:
         asking = threading.Thread(target=lambda: found.append(ask(server.address, stream=True)))
         asking.start()
         until(lambda: bool(stub.bodies))
@@ -56,7 +58,7 @@ def rows(path):
         file.close()
 
 
-def test_acknowledged_feedback_survives_sigkill_under_load(words, tmp_path):
+def test_acknowledged_feedback_survives_sigkill_under_load(arguments, tmp_path):
     acknowledged, over = [], threading.Event()
 
     def rate(number):
@@ -65,13 +67,13 @@ def test_acknowledged_feedback_survives_sigkill_under_load(words, tmp_path):
                 try:
                     body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}]}
                     id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
-                    said = {"id": id, "rating": "up", "comment": f"{number}"}
-                    if client.post(f"{server.address}/v1/feedback", json=said).status_code == 200:
+                    feedback = {"id": id, "rating": "up", "comment": f"{number}"}
+                    if client.post(f"{server.address}/v1/feedback", json=feedback).status_code == 200:
                         acknowledged.append(id)
                 except httpx.TransportError:
                     return
 
-    with served(tmp_path, *words) as server, ThreadPoolExecutor(4) as pool:
+    with served(tmp_path, *arguments) as server, ThreadPoolExecutor(4) as pool:
         working = [pool.submit(rate, number) for number in range(4)]
         until(lambda: len(acknowledged) >= 40)
         server.process.send_signal(signal.SIGKILL)
@@ -90,13 +92,13 @@ def test_acknowledged_feedback_survives_sigkill_under_load(words, tmp_path):
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_path, kind):
-    """A person's label that was acknowledged (`get_arms`) is in the history, whatever happens a moment later."""
+    """A label is in the history as soon as it is acknowledged, whatever happens afterwards."""
     kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
     if kind == "postgresql":
         kept = history = postgres_server().address()
-    words = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
-    words += ["--decisions", kept, "--keep-questions", "--log", history]
-    get_arms = []
+    arguments = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
+    arguments += ["--decisions", kept, "--keep-questions", "--log", history]
+    labeled_questions = []
 
     def rate(number):
         with httpx.Client(timeout=60) as client:
@@ -105,63 +107,54 @@ def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_
                 try:
                     body = {"model": "m", "messages": [{"role": "user", "content": question}]}
                     id = client.post(f"{server.address}/v1/chat/completions", json=body).headers["x-knowgate-id"]
-                    said = client.post(f"{server.address}/v1/feedback", json={"id": id, "rating": "up"})
-                    if said.status_code == 200 and said.json()["learnt"]:
-                        get_arms.append(question)
+                    feedback = client.post(f"{server.address}/v1/feedback", json={"id": id, "rating": "up"})
+                    if feedback.status_code == 200 and feedback.json()["learnt"]:
+                        labeled_questions.append(question)
                 except httpx.TransportError:
                     return
 
     module = "tests.support.hashed_knowgate"
-    with served(tmp_path, *words, module=module) as server, ThreadPoolExecutor(4) as pool:
+    with served(tmp_path, *arguments, module=module) as server, ThreadPoolExecutor(4) as pool:
         working = [pool.submit(rate, number) for number in range(4)]
-        until(lambda: len(get_arms) >= 40)
+        until(lambda: len(labeled_questions) >= 40)
         server.process.send_signal(signal.SIGKILL)
         server.wait()
         for one in working:
             one.result()
     found = {one.question for one in open_history(history).entries()}
-    assert set(get_arms) <= found
+    assert set(labeled_questions) <= found
 
 
 # --- several workers ------------------------------------------------------------------------------
 
 
-def test_workers_share_decision_log_and_metrics(words, tmp_path):
-    with served(tmp_path, *words, "--workers", "2") as server:
+def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
+    with served(tmp_path, *arguments, "--workers", "2") as server:
         with ThreadPoolExecutor(8) as pool:
             replies = list(pool.map(lambda _: ask(server.address), range(40)))
         ids = [reply.headers["x-knowgate-id"] for reply in replies]
-        for id in ids:  # one worker writes beside its replies, another one reads
+        for id in ids:  # one worker writes after its response, another one reads
             until(lambda id=id: httpx.get(f"{server.address}/v1/decisions/{id}", timeout=60).status_code == 200)
-        report = httpx.get(f"{server.address}/metrics", timeout=30).text
-    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in report
+
+        def read_statistics():
+            """Read the dashboard several times: every connection may reach another worker."""
+            pages = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(8)]
+            return [(page["figures"]["requests"], page["figures"]["arms"]["all"]["retrieved"]) for page in pages]
+
+        until(lambda: read_statistics() == [({"2xx": 40}, 40)] * 8)
+        metrics = httpx.get(f"{server.address}/metrics", timeout=30).text
+    assert 'knowgate_requests_total{route="/v1/chat/completions",status="200"} 40.0' in metrics
     assert rows(tmp_path / "d.db") == set(ids)
 
 
-def test_the_dashboard_of_every_worker_shows_all_requests(words, tmp_path):
-    with served(tmp_path, *words[:-2], "--workers", "2") as server:  # decisions are not kept
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(lambda _: ask(server.address), range(40)))
-
-        def shown():
-            """Each connection may meet another worker."""
-            found = [httpx.get(f"{server.address}/v1/dashboard", timeout=60).json() for _ in range(8)]
-            return [(one["figures"]["requests"], one["figures"]["arms"]["all"]["retrieved"]) for one in found]
-
-        until(lambda: shown() == [({"2xx": 40}, 40)] * 8)
-        found = httpx.get(f"{server.address}/v1/dashboard", timeout=60).json()
-    assert sum(found["figures"]["needs"]["retrieved"]) == 40
-    assert sum(map(sum, found["figures"]["minutes"])) == 40
-
-
 def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, made, tmp_path):
-    words = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
-    with served(tmp_path, *words, is_up=False) as server:
+    arguments = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
+    with served(tmp_path, *arguments, is_up=False) as server:
         server.wait()
         assert "nosuch" in server.said.read_text()
 
 
-# --- settings read again --------------------------------------------------------------------------
+# --- reloading --------------------------------------------------------------------------
 
 
 def test_sighup_reloads_settings_while_requests_keep_theirs(stub, made, tmp_path):
@@ -207,7 +200,7 @@ def test_audits_of_the_old_gate_do_not_count_for_the_new_one(made, stub, tmp_pat
 
 
 def reload(app, address):
-    """As the signal does it, in the server's own loop."""
+    """Reload the settings in the event loop of the server, as the signal does."""
     httpx.get(f"{address}/health")
     done = asyncio.run_coroutine_threadsafe(app.state.reloader.reload(), app.state.reloader.loop)
     return done.result(60)
@@ -224,7 +217,7 @@ def test_reloading_keeps_the_loaded_model(made):
         assert ask(address, model="knowgate").json()["knowgate"]["retrieve"] is True
 
 
-# --- many slow ones -------------------------------------------------------------------------------
+# --- slow clients -------------------------------------------------------------------------------
 
 
 def test_slow_connections_do_not_block_others(serve, stub):

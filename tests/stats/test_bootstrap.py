@@ -35,13 +35,13 @@ def test_every_resample_draws_as_many_questions_as_there_are():
     assert all((part.sum(axis=1) == 7).all() for part in weights)
 
 
-def test_the_first_value_is_that_of_the_questions_as_they_are():
+def test_the_first_value_is_that_of_the_original_sample():
     values = np.array([0.0, 1.0, 5.0])
     (found,) = Bootstrap(3, resamples=10).apply([lambda weights: {"mean": weighted_mean(weights, values)}])
     assert (found["mean"][0], len(found["mean"])) == (2.0, 11)
 
 
-def test_two_measures_of_as_many_questions_are_paired():
+def test_metrics_on_the_same_number_of_questions_share_resamples():
     """The same draws: the difference of a measure and itself is 0 in every resample."""
     values = np.random.default_rng(0).random(40)
 
@@ -55,7 +55,7 @@ def test_two_measures_of_as_many_questions_are_paired():
 # --- estimates ------------------------------------------------------------------------------------
 
 
-def test_an_estimate_is_the_plain_value_with_the_middle_95_percent_of_the_resamples():
+def test_an_estimate_has_the_original_value_and_the_95_percent_interval():
     found = summarize_resamples(np.array([0.5, *np.arange(1001) / 1000]))
     assert (found.value, found.low, found.high) == pytest.approx((0.5, 0.025, 0.975))
 
@@ -72,7 +72,7 @@ def test_the_interval_of_a_coin_is_about_the_normal_one():
     assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=0.006)
 
 
-def test_a_paired_interval_is_narrower_than_the_two_systems_are_spread():
+def test_a_paired_interval_is_narrower_than_unpaired_ones():
     rng = np.random.default_rng(0)
     hard = rng.random(200)
     better = np.clip(hard + 0.05 + 0.01 * rng.standard_normal(200), 0, None)
@@ -98,18 +98,18 @@ def test_quality_has_the_plain_measures_as_values():
     assert found["brier"].value == brier(needed, needs)
 
 
-def test_what_one_kind_leaves_open_is_not_defined():
+def test_metrics_are_undefined_with_one_kind_of_question():
     found = estimate_quality(np.array([True, True]), np.array([0.2, 0.9]))
     assert found["auroc"].value is None
     assert found["brier"].value == pytest.approx((0.64 + 0.01) / 2)
 
 
-def test_without_questions_nothing_is_defined():
+def test_no_estimate_is_defined_without_questions():
     assert set(estimate_quality(np.empty(0, dtype=bool), np.empty(0)).values()) == {Estimate(None)}
     assert estimate_auroc(np.empty(0, dtype=bool), np.empty(0)) == Estimate(None)
 
 
-def test_auroc_alone_is_that_of_all_measures():
+def test_estimate_auroc_equals_estimate_quality():
     rng = np.random.default_rng(3)
     needed, needs = rng.random(50) < 0.4, rng.random(50).round(1)
     assert estimate_auroc(needed, needs, 30) == estimate_quality(needed, needs, 30)["auroc"]
@@ -123,7 +123,7 @@ def test_intervals_hold_the_value_and_shrink_with_more_rows():
     assert (narrow.high - narrow.low) < (wide.high - wide.low) / 2
 
 
-def test_many_means_are_those_of_one_by_one():
+def test_estimate_means_equals_estimate_mean_of_each_column():
     from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
 
     rng = np.random.default_rng(0)
@@ -137,7 +137,7 @@ def test_many_means_are_those_of_one_by_one():
 # --- very many questions --------------------------------------------------------------------------
 
 
-def test_draws_are_the_same_however_few_are_in_memory_at_once(monkeypatch):
+def test_resamples_do_not_depend_on_the_block_size(monkeypatch):
     draws = Bootstrap(11, resamples=300)
     whole = [draws.draw_portion(number) for number in range(draws.n_portions)]
     monkeypatch.setattr(bootstrap, "LARGE_SAMPLE", 10)
@@ -147,7 +147,7 @@ def test_draws_are_the_same_however_few_are_in_memory_at_once(monkeypatch):
     assert all((np.concatenate(some) == one).all() for some, one in zip(pieces, whole, strict=True))
 
 
-def test_resampling_leaves_out_the_questions_as_they_are():
+def test_resample_omits_the_original_sample():
     values = np.random.default_rng(0).random(40)
 
     def mean(weights):
@@ -158,7 +158,7 @@ def test_resampling_leaves_out_the_questions_as_they_are():
     assert Bootstrap(40, resamples=0).resample([mean]) == [{}]
 
 
-def test_means_of_many_questions_with_few_values_have_the_interval_of_the_draws():
+def test_means_of_large_samples_have_the_same_interval():
     values = np.random.default_rng(0).choice([-1.0, 0.0, 1.0], 30_000, p=[0.1, 0.8, 0.1])
     found, half = estimate_mean(values), 1.96 * values.std() / np.sqrt(len(values))
     assert found.value == pytest.approx(values.mean())
@@ -167,7 +167,7 @@ def test_means_of_many_questions_with_few_values_have_the_interval_of_the_draws(
     assert estimate_means([values, values[:100]], 50)[0] == estimate_mean(values, 50)
 
 
-def test_an_ece_of_more_questions_than_are_binned_at_once_is_the_same(monkeypatch):
+def test_ece_does_not_depend_on_the_block_size(monkeypatch):
     needed, needs = outcomes(1_000)
     weights = np.random.default_rng(1).poisson(1, (3, 1_000)).astype(np.float64)
     whole = weighted_ece(weights, needed, needs)

@@ -31,12 +31,12 @@ def broke_after(values, promised, delta=DELTA):
 # --- bounds of a mean -----------------------------------------------------------------------------
 
 
-def test_before_the_first_number_nothing_is_known():
+def test_bounds_without_observations_are_zero_and_one():
     bounds = MeanConfidenceSequence()
     assert (bounds.mean, bounds.low, bounds.high) == (None, 0.0, 1.0)
 
 
-def test_the_upper_bound_of_nothing_but_zeros_is_the_one_worked_out_by_hand():
+def test_the_upper_bound_of_zeros_equals_the_value_worked_out_by_hand():
     bounds = filled([0] * 100)
     spread = sum((0.5 / (1 + n)) ** 2 for n in range(100))
     m = bounds.high  # the mixture is exactly 2 / delta there
@@ -45,13 +45,13 @@ def test_the_upper_bound_of_nothing_but_zeros_is_the_one_worked_out_by_hand():
     assert (bounds.low, bounds.mean) == (0.0, 0.0)
 
 
-def test_bounds_of_the_opposite_numbers_are_the_opposite_bounds():
+def test_bounds_of_mirrored_values_are_mirrored():
     values = np.random.default_rng(0).random(50)
     one, other = filled(values), filled(1 - values)
     assert (one.low, one.high) == pytest.approx((1 - other.high, 1 - other.low))
 
 
-def test_bounds_close_in_on_the_mean():
+def test_bounds_converge_to_the_mean():
     values = np.random.default_rng(1).binomial(1, 0.1, 20_000)
     bounds = filled(values)
     assert bounds.high - bounds.low < 0.025
@@ -59,7 +59,7 @@ def test_bounds_close_in_on_the_mean():
 
 
 @pytest.mark.parametrize("mean", [0.01, 0.1, 0.5])
-def test_bounds_hold_at_every_moment_of_almost_all_simulated_days(mean):
+def test_bounds_hold_at_all_times_in_almost_all_simulations(mean):
     rng, missed = np.random.default_rng(2), 0
     for _ in range(100):
         bounds = MeanConfidenceSequence(DELTA)
@@ -71,7 +71,7 @@ def test_bounds_hold_at_every_moment_of_almost_all_simulated_days(mean):
     assert missed <= 100 * DELTA
 
 
-def test_bounds_hold_for_the_mean_so_far_where_the_mean_changes():
+def test_bounds_hold_for_the_running_mean_if_the_mean_changes():
     rng, missed = np.random.default_rng(3), 0
     means = np.concatenate([np.full(200, 0.02), np.full(200, 0.4)])
     for _ in range(50):
@@ -87,7 +87,7 @@ def test_bounds_hold_for_the_mean_so_far_where_the_mean_changes():
 # --- a promise ------------------------------------------------------------------------------------
 
 
-def test_evidence_begins_at_one_and_stays_there_on_average_while_the_mean_is_the_promised_one():
+def test_evidence_starts_at_one_and_stays_there_on_average_at_the_limit():
     """The mean of the next evidence, over a coin of the promised share, is the evidence now: worked out exactly."""
     promised, shares = 0.2, {1.0: 0.2, 0.0: 0.8}
     following = []
@@ -101,7 +101,7 @@ def test_evidence_begins_at_one_and_stays_there_on_average_while_the_mean_is_the
     assert sum(following) == pytest.approx(1.0)
 
 
-def test_a_broken_promise_stays_broken():
+def test_a_violated_guarantee_stays_violated():
     test = GuaranteeTest(0.02)
     for value in [1] * 10 + [0] * 500:
         test.add(value)
@@ -110,20 +110,20 @@ def test_a_broken_promise_stays_broken():
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.01, 0.02])
-def test_of_500_quiet_days_almost_none_has_a_false_alarm(loss):
+def test_there_are_almost_no_false_alarms_in_500_simulations(loss):
     rng = np.random.default_rng(4)
     days = [broke_after(rng.binomial(1, loss, A_DAY).astype(float), promised=0.02) for _ in range(DAYS)]
     assert sum(day is not None for day in days) <= DELTA * DAYS
 
 
-def test_losses_that_are_parts_of_an_answer_give_no_false_alarm_either():
+def test_fractional_losses_give_no_false_alarms():
     rng = np.random.default_rng(5)
     days = [broke_after(rng.beta(0.2, 9.8, A_DAY), promised=0.02) for _ in range(DAYS)]
     assert sum(day is not None for day in days) <= DELTA * DAYS
 
 
 @pytest.mark.parametrize(("loss", "within"), [(0.1, 160), (0.3, 40), (1.0, 6)])
-def test_a_promise_that_was_kept_for_long_is_found_broken_soon_after_it_is(loss, within):
+def test_a_violation_after_a_long_good_time_is_detected_soon(loss, within):
     rng, taken = np.random.default_rng(6), []
     for _ in range(40):
         quiet, drifted = rng.binomial(1, 0.01, 2_000), rng.binomial(1, loss, 3_000)
@@ -133,7 +133,7 @@ def test_a_promise_that_was_kept_for_long_is_found_broken_soon_after_it_is(loss,
     assert np.median(taken) <= within
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_values_are_rejected():
     with pytest.raises(KnowgateError, match="between 0 and 1"):
         MeanConfidenceSequence().add(1.5)
     with pytest.raises(KnowgateError, match="between 0 and 1"):

@@ -7,24 +7,24 @@ from scipy.special import expit
 from knowgate.stats.logistic import PROBABILITY_FLOOR, logit, sigmoid
 
 
-def test_one_number_gives_one_number():
+def test_a_float_gives_a_float():
     assert sigmoid(0.0) == 0.5
     assert isinstance(sigmoid(0.0), float)
     assert isinstance(logit(0.5), float)
 
 
-def test_an_array_gives_scipys_values():
+def test_sigmoid_and_logit_of_arrays_equal_scipy():
     z = np.linspace(-40, 40, 161)
     assert sigmoid(z) == pytest.approx(expit(z), rel=1e-14)
 
 
 @pytest.mark.parametrize("far", [800.0, 1e300, float("inf")])
-def test_far_out_it_is_0_or_1_without_a_warning(far):
+def test_sigmoid_of_extreme_values_is_0_or_1_without_warnings(far):
     assert (sigmoid(far), sigmoid(-far)) == (1.0, 0.0)
     assert sigmoid(np.array([-far, far])).tolist() == [0.0, 1.0]
 
 
-def test_what_is_not_a_number_stays_so():
+def test_nan_stays_nan():
     assert np.isnan(sigmoid(float("nan")))
 
 

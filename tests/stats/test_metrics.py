@@ -86,7 +86,7 @@ def test_the_area_under_risk_and_coverage_by_hand():
 
 
 @pytest.mark.parametrize("plain", [auroc, auprc, accuracy, brier, ece])
-def test_with_weights_of_one_the_weighted_measure_is_the_plain_one(plain):
+def test_unit_weights_give_the_unweighted_metric(plain):
     needed, needs = drawn(digits=1)
     weighted = measures(needed, needs, ones(len(needs)))[plain.__name__]
     assert weighted[0] == pytest.approx(plain(needed, needs), abs=1e-6)
@@ -114,7 +114,7 @@ def test_the_mean_of_a_table_is_that_of_its_columns():
 # --- where there is nothing to measure ------------------------------------------------------------
 
 
-def test_with_one_kind_of_question_there_is_no_rank_to_measure():
+def test_rank_metrics_are_undefined_with_one_kind_of_question():
     found = measures(np.array([True, True]), np.array([0.1, 0.2]), ones(2))
     assert np.isnan(found["auroc"][0])
     assert auroc(np.array([True, True]), np.array([0.1, 0.2])) is None

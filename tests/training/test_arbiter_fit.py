@@ -74,7 +74,7 @@ def test_a_folder_without_arbiter_is_named(tmp_path):
 
 def test_another_llm_is_refused_unless_as_plug_in(fitted):
     other = FakeModel({"x": "y"})
-    with pytest.raises(ArtifactError, match="--plug-in"):
+    with pytest.raises(ArtifactError, match="plug_in=True"):
         fitted.bind(other, PROMPTS)
     plugged = replace(fitted, plug_in=True).bind(other, PROMPTS)
     assert "plug-in, fitted on fake" in plugged.note
@@ -171,12 +171,14 @@ class Tires(Prefers):
         return super().estimate(answers)
 
 
-def test_what_was_weighed_before_an_interrupt_is_not_weighed_again(tmp_path):
+def test_what_was_arbitrated_before_an_interrupt_is_not_arbitrated_again(tmp_path):
     run, asked, told = pair_run(tmp_path / "run", 80), [], []
     with pytest.raises(KeyboardInterrupt):
         arbitrate(load_label_table([run]), Tires("memory", asked))
     assert len(asked) == 32
-    arbitrate(load_label_table([run]), Prefers("memory", asked), watch=lambda done, total: told.append((done, total)))
+    arbitrate(
+        load_label_table([run]), Prefers("memory", asked), on_progress=lambda done, total: told.append((done, total))
+    )
     assert len(asked) == len(set(asked)) == 80
     assert told == [(32, 48), (48, 48)]
 

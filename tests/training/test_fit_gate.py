@@ -52,7 +52,7 @@ def test_the_notes_of_a_fit_are_in_the_manifest(run, tmp_path):
 
 
 def test_a_gate_of_benefit_says_what_its_default_threshold_will_do(tmp_path):
-    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate").artifact.manifest
+    made = fit("fusion", pair_run(tmp_path / "both", 300), out=tmp_path / "gate", cheap=True).artifact.manifest
     told = "lose at most 1 point of accuracy: on the [0-9]+ dev and calibration questions it saves [0-9]+%"
     assert any(re.search(told, note) for note in made["notes"])
     assert made["threshold"] != 0.5
@@ -60,7 +60,9 @@ def test_a_gate_of_benefit_says_what_its_default_threshold_will_do(tmp_path):
 
 def test_a_larger_loss_spares_more_searches(tmp_path):
     run = pair_run(tmp_path / "both", 300)
-    strict, lax = (fit("fusion", run, out=tmp_path / str(loss), max_loss=loss).threshold for loss in (0.0, 0.3))
+    strict, lax = (
+        fit("fusion", run, out=tmp_path / str(loss), max_loss=loss, cheap=True).threshold for loss in (0.0, 0.3)
+    )
     assert strict < lax
 
 

@@ -121,7 +121,7 @@ def untimed(note):
     return re.sub(r"trained for \d+ s", "", note)
 
 
-def test_an_interrupted_training_goes_on_and_ends_where_an_uninterrupted_one_does(base, tmp_path):
+def test_an_interrupted_training_continues_and_ends_where_an_uninterrupted_one_does(base, tmp_path):
     examples, out = planted(base, 80), tmp_path / "gate"
     seen = []
 
@@ -221,7 +221,7 @@ def taught(tmp_path, losses, n=8, dev=0, **settings):
     return train_judge(pupil, plain(n), plain(dev), how, tmp_path / "w", lambda step: None), pupil
 
 
-def test_an_update_whose_gradient_is_no_number_is_skipped_and_counted(tmp_path):
+def test_an_update_whose_gradient_is_not_finite_is_skipped_and_counted(tmp_path):
     trained, pupil = taught(tmp_path, [1.0, math.nan, 1.0, 1.0])
     assert trained.state.skipped == 1
     assert math.isfinite(float(pupil.weight.detach()))
@@ -242,7 +242,7 @@ class Narrow(Sum):
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
-def test_what_a_gpu_has_no_room_for_is_learnt_in_smaller_portions(tmp_path, most):
+def test_what_a_gpu_has_no_room_for_is_learned_in_smaller_portions(tmp_path, most):
     pupil, how = Narrow(most), JudgeTrainingOptions(batch=8, epochs=1, rate=1e-3)
     train_judge(pupil, plain(16), [], how, tmp_path / "w", lambda step: None)
     assert max(map(len, pupil.looks)) <= most
@@ -290,7 +290,7 @@ def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing
     assert rates[-1] == pytest.approx(1 / 250_000)
 
 
-def test_a_share_between_no_and_yes_is_learnt_as_it_is(judge):
+def test_a_share_between_no_and_yes_is_learned_as_it_is(judge):
     soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
     pupil = TrainableCausalModel(judge.model, judge.label_tokens)
     with torch.no_grad():

@@ -60,7 +60,7 @@ def test_calibration_follows_the_weights():
     assert heavier == pytest.approx([0.75], abs=0.02)
 
 
-def test_a_small_set_is_learnt_better_when_sets_are_balanced(runs, tmp_path):
+def test_a_small_set_is_learned_better_when_sets_are_balanced(runs, tmp_path):
     def weight_on_its_column(**options):
         gate = fit("probe", runs, out=tmp_path / "gate", kind="linear", **options)
         weights = np.abs(gate.artifact.tensors["0.0.weight"][0])

@@ -55,7 +55,7 @@ def saved(aligned: AlignedReranker, tmp_path: Path) -> Path:
     return out
 
 
-def test_a_planted_preference_is_learnt(aligned: AlignedReranker):
+def test_a_planted_preference_is_learned(aligned: AlignedReranker):
     before, after = aligned.before["P@1"].mean(), aligned.after["P@1"].mean()
     assert 0.2 < before < 0.45  # chance is 1/3
     assert after > 0.95

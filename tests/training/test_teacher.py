@@ -31,7 +31,7 @@ def examples(tmp_path):
     return planted(tmp_path, 60)
 
 
-def test_the_teachers_word_counts_half_where_it_is_learnt_from(examples, monkeypatch):
+def test_the_teachers_word_counts_half_where_it_is_learned_from(examples, monkeypatch):
     monkeypatch.setattr(teacher, "load_fitted_gate", lambda folder: Teacher(0.2))
     shares = make_soft_labels(examples, "t", [0, 1]).shares
     graded = make_hard_labels(examples).shares

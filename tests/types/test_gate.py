@@ -16,17 +16,17 @@ class HalfGate(Gate):
         return [0.5 for _ in questions]
 
 
-def test_a_gate_is_one_method():
+def test_a_gate_needs_only_a_score_method():
     assert HalfGate().score(ASKED, [Reading()] * 2) == [0.5, 0.5]
     with pytest.raises(TypeError, match="score"):
         type("Empty", (Gate,), {})()
 
 
-def test_the_base_is_a_public_name():
+def test_gate_is_a_public_name():
     assert knowgate.Gate is Gate
 
 
-def test_a_bare_gate_needs_nothing_and_says_nothing():
+def test_a_minimal_gate_has_empty_defaults():
     bare, readings = HalfGate(), [Reading()] * 2
     assert (bare.name, bare.needs, bare.request, bare.threshold, bare.note) == (
         "half",
@@ -52,7 +52,7 @@ def test_a_bare_gate_needs_nothing_and_says_nothing():
         ({Signal.HIDDEN}, SignalRequest()),
     ],
 )
-def test_what_it_wants_follows_from_what_it_needs(needs, want):
+def test_the_request_follows_from_the_needed_signals(needs, want):
     assert type("SomeGate", (HalfGate,), {"needs": frozenset(needs)})().request == want
 
 
@@ -68,7 +68,7 @@ def test_every_default_may_become_a_field():
     assert replace(made, note="so").note == "so"
 
 
-def test_a_field_without_a_default_does_not_get_that_of_the_base():
+def test_a_required_field_does_not_inherit_the_default_property():
     @dataclass(frozen=True)
     class FieldsGate(HalfGate):
         threshold: float

@@ -6,7 +6,7 @@ PASSAGE = Passage("p1", "<b>Lima</b> is the capital of Peru.", "Peru")
 ANSWER = Answer(Question("Capital of Peru?"), "Lima", DECISION, (PASSAGE,))
 
 
-def test_a_decision_says_what_and_why():
+def test_the_repr_of_a_decision_has_verdict_and_reason():
     assert repr(DECISION) == "<Decision: retrieve, need 0.72 is above 0.50; gate probe>"
 
 
@@ -22,7 +22,7 @@ def test_an_answer_in_a_notebook_shows_its_passages_as_text():
     assert "<b>" not in shown
 
 
-def test_a_decision_in_a_notebook_shows_the_logged_questions_it_rests_on():
+def test_a_decision_in_a_notebook_shows_similar_logged_questions():
     near = Neighbor("Capital of <i>Chile</i>?", "known", 0.91)
     shown = Decision(False, 0.1, 0.5, "skr", "because", (near,))._repr_html_()
     assert "similar, known" in shown
@@ -34,5 +34,5 @@ def test_long_texts_are_cut_to_one_line():
     assert shorten("abcdef", 4) == "abc…"
 
 
-def test_one_thing_has_no_plural():
+def test_a_count_of_one_has_no_plural():
     assert (format_count(1, "passage"), format_count(0, "passage")) == ("1 passage", "0 passages")

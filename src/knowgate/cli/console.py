@@ -1,6 +1,6 @@
-"""Where commands print. Texts are shown as they stand: no markup, no emoji by name, no control sequences in them.
+"""Output of commands: consoles, JSON lines and tables. Text is printed literally, without markup or control sequences.
 
-Style is given beside the text (`style=`, or rich's Text), never inside it. Data goes to stdout, words to stderr.
+Styles are given separately (`style=`, or rich's Text), never inside a text.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from rich.segment import Segment
 from rich.text import Text
 
 from knowgate.core.display import TextTable, sanitize_json, sanitize_line, sanitize_text
-from knowgate.evaluation.report.terminal import TerminalTable
 
-TRUSTED_RENDERABLES = (Control,)  # how a progress bar moves
+PIPED_WIDTH = 220  # columns of a table whose output is not a terminal
 
 
 @dataclass(frozen=True)
 class SanitizedRenderable:
-    """What is printed, with the texts in it made harmless; rich's own control sequences are no texts."""
+    """Renderable whose text is sanitized. Control segments that rich itself makes are kept."""
 
     inner: RenderableType
 
@@ -35,12 +34,20 @@ class SanitizedRenderable:
 
 
 class SanitizingHook(RenderHook):
+    """Sanitizes everything that a console prints, except the cursor movements of progress bars."""
+
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [one if isinstance(one, TRUSTED_RENDERABLES) else SanitizedRenderable(one) for one in renderables]
+        return [item if isinstance(item, Control) else SanitizedRenderable(item) for item in renderables]
 
 
 def create_console(*, stderr: bool = False, soft_wrap: bool = True, width: int | None = None) -> Console:
-    """soft_wrap: long lines are left to the terminal; tables want False, to fit their columns into it."""
+    """Create a console that prints text literally.
+
+    Args:
+        stderr: Print to stderr instead of stdout.
+        soft_wrap: Let the terminal wrap long lines. Tables need False, to fit their columns to the terminal.
+        width: Columns; by default those of the terminal.
+    """
     console = Console(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False, highlight=False)
     console.push_render_hook(SanitizingHook())
     return console
@@ -49,9 +56,13 @@ def create_console(*, stderr: bool = False, soft_wrap: bool = True, width: int |
 STDERR_CONSOLE = create_console(stderr=True)
 
 
+def create_wide_console() -> Console:
+    """Create a console for tables: as wide as the terminal, or wide enough for all columns if piped."""
+    return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
 def print_json(record: Mapping[str, Any]) -> None:
-    """One line; escapes where the terminal has no UTF-8, which JSON is otherwise written in. A text is read back as it
-    was, though it cannot steer the terminal."""
+    """Print an object as one line of JSON whose text cannot control the terminal."""
     has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     line = json.dumps(record, ensure_ascii=not has_utf8, allow_nan=False)
     sys.stdout.write(sanitize_json(line) + "\n")
@@ -59,33 +70,27 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def print_page_location(page: Path) -> None:
-    """Where a page was written, and how big it is."""
+    """Print where an HTML page was written, and its size."""
     size = page.stat().st_size
-    shown = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-    STDERR_CONSOLE.print(f"Page: {page.resolve()} ({shown}, readable without network)")
-
-
-PIPED_WIDTH = 220  # columns
-
-
-def create_wide_console() -> Console:
-    """Room for all columns where the output is not a terminal of a given width."""
-    return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    text = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
+    STDERR_CONSOLE.print(f"Page: {page.resolve()} ({text}, readable without network)")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     print_tables([TextTable("", tuple(columns), tuple(map(tuple, rows)))])
 
 
-def print_tables(sheets: Sequence[TextTable]) -> None:
-    """Each below its title."""
+def print_tables(tables: Sequence[TextTable]) -> None:
+    """Print each table below its title."""
+    from knowgate.evaluation.report.terminal import TerminalTable
+
     console = create_wide_console()
-    for sheet in sheets:
-        if sheet.title:
-            console.print(Text(sanitize_line(sheet.title), "bold"))
-        console.print(TerminalTable(sheet))
+    for table in tables:
+        if table.title:
+            console.print(Text(sanitize_line(table.title), "bold"))
+        console.print(TerminalTable(table))
 
 
-def print_text(words: str) -> None:
-    """Within the lines of a terminal, broken between words; elsewhere one line."""
-    create_wide_console().print(Text(sanitize_line(words)), soft_wrap=not sys.stdout.isatty())
+def print_text(text: str) -> None:
+    """Print a paragraph, wrapped between words on a terminal and on one line elsewhere."""
+    create_wide_console().print(Text(sanitize_line(text)), soft_wrap=not sys.stdout.isatty())

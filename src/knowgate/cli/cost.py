@@ -10,7 +10,7 @@ import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
 from knowgate.cli.options import parse_log_location, parse_path
-from knowgate.cli.replay import name_thresholds, print_log_summary, read_traffic
+from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import MISSING_VALUE, TextTable
 from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
@@ -30,13 +30,7 @@ ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_P
 
 
 def cost_command(
-    log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="Lines of `knowgate ask --json`, the server's log (--decisions), or a label run folder.",
-        ),
-    ],
+    log: LogArgument,
     options: Prices,
     gate: Annotated[
         str | None, typer.Option(help="For a label run: the gate to cost. For a log: the fitted gate that it ran with.")

@@ -1,4 +1,4 @@
-"""`knowgate doctor`: is everything here, and what to type if not. What is well and seldom asked for takes `--all`."""
+"""`knowgate doctor`: checks of the installation and of the server's settings, with what to type if one fails."""
 
 from __future__ import annotations
 
@@ -29,101 +29,7 @@ from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.auth.api_keys import read_keys
 from knowgate.server.options import ServeOptions, load_serve_options
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the check-up. `advice` is what to type; empty when all is well. minor: told only when all is."""
-
-    what: str
-    state: str
-    advice: str = ""
-    broken: bool = False
-    minor: bool = False
-
-
-REQUIRED_SERVER_PACKAGES = {"starlette": "serve", "uvicorn": "serve", "aiohttp": "serve", "prometheus_client": "serve"}
-FAST_SERVER_PACKAGES = {"uvloop": "serve", "httptools": "serve"}
-UPSTREAM_TIMEOUT = 3.0
-
-
-def check_serving(config: Path | None = None) -> Iterator[Finding]:
-    """config: as of `serve --config`."""
-    yield from _packages()
-    try:
-        settings = load_settings(config)
-        options = load_serve_options(settings)
-    except KnowgateError as error:
-        yield Finding("settings", str(error), "correct the file, then: knowgate doctor --serve", broken=True)
-        return
-    yield _documents(settings)
-    yield _port(options)
-    yield _keys(options)
-    if options.upstream is None:
-        yield Finding("upstream", f"none: {settings.model} answers in the server's process")
-    else:
-        yield _upstream(options.upstream)
-
-
-def _packages() -> Iterator[Finding]:
-    missing = [name for name in REQUIRED_SERVER_PACKAGES if importlib.util.find_spec(name) is None]
-    slower = [name for name in FAST_SERVER_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        yield Finding("server", f"{', '.join(missing)} not installed", "pip install 'knowgate[serve]'", broken=True)
-    elif slower:
-        yield Finding("server", f"works, slower without {', '.join(slower)}", "pip install 'knowgate[serve]'")
-    else:
-        yield Finding("server", "all packages are here")
-
-
-def _documents(settings: PipelineOptions) -> Finding:
-    if settings.index is None and settings.docs is None:
-        return Finding("documents", "none named", "knowgate serve --docs FOLDER, or docs = ... in knowgate.toml")
-    if settings.docs is not None and not settings.docs.exists():
-        return Finding("documents", f"'{settings.docs}' is not there", "correct docs in knowgate.toml", broken=True)
-    return Finding("documents", redact_urls(str(settings.docs or settings.index)))
-
-
-def _port(options: ServeOptions) -> Finding:
-    place = f"{options.host}:{options.port}"
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as tried:
-        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            tried.bind((options.host, options.port))
-        except OSError as error:
-            return Finding("port", f"{place}: {error.strerror}", "knowgate serve --port ANOTHER", broken=True)
-    return Finding("port", f"{place} is free")
-
-
-def _keys(options: ServeOptions) -> Finding:
-    if options.keys is None:
-        if options.is_local:
-            return Finding("API keys", "none: only this machine is answered")
-        return Finding("API keys", f"none, but {options.host} can be reached", "knowgate keys add NAME", broken=True)
-    try:
-        count = len(read_keys(options.keys))
-    except KnowgateError as error:
-        return Finding("API keys", str(error), "knowgate keys list", broken=True)
-    return Finding(
-        "API keys", f"{count} in {options.keys}", "" if count else f"knowgate keys add NAME --keys {options.keys}"
-    )
-
-
-def _upstream(url: str) -> Finding:
-    """Whether somebody listens there; nothing is asked of it."""
-    parts = urlsplit(url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    shown = redact_urls(url)
-    try:
-        socket.create_connection((parts.hostname or "", port), UPSTREAM_TIMEOUT).close()
-    except OSError as error:
-        return Finding(
-            "upstream", f"{shown}: {error.strerror or error}", "start it, or correct its address", broken=True
-        )
-    return Finding("upstream", f"{shown} listens")
-
-
-# package -> (import name, extra): what each optional capability stands on
+# Package -> (module, extra that installs it)
 OPTIONAL_PACKAGES = {
     "torch": ("torch", "local"),
     "transformers": ("transformers", "local"),
@@ -133,91 +39,119 @@ OPTIONAL_PACKAGES = {
     "pypdf": ("pypdf", "pdf"),
     "faiss-cpu": ("faiss", "faiss"),
 }
+REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
+FAST_SERVER_MODULES = ("uvloop", "httptools")
+INSTALL_SERVER = "pip install 'knowgate[serve]'"
+UPSTREAM_TIMEOUT = 3.0  # seconds
+MIN_FREE_GB = 2
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one check.
+
+    Attributes:
+        name: What was checked.
+        state: What was found.
+        advice: What to type; empty if all is well.
+        is_broken: Whether knowgate cannot work like this.
+        is_minor: Whether it is shown only with `--all`.
+    """
+
+    name: str
+    state: str
+    advice: str = ""
+    is_broken: bool = False
+    is_minor: bool = False
 
 
 def doctor(
-    everything: Annotated[bool, typer.Option("--all", help="Every package and weight, also what is well.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all checks, also of optional packages.")] = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Instead: whether `knowgate serve` would start here, and answer.")
+        bool, typer.Option("--serve", help="Check instead whether `knowgate serve` would start and answer.")
     ] = False,
     config: Annotated[
-        Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", help="With --serve: the config file it would have."),
+        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="With --serve: the settings file to check.")
     ] = None,
 ) -> None:
-    """Check packages, weights, cache and GPU; say what to type where something is missing. Ends with a verdict."""
+    """Check packages, weights, cache and GPU, and say what to type if something is missing."""
     findings = list(check_serving(config) if serve else check_installation())
-    shown = [finding for finding in findings if everything or not finding.minor]
+    listed = [finding for finding in findings if everything or not finding.is_minor]
     console = create_console()
-    width = max(len(finding.what) for finding in shown)
-    for finding in shown:
-        colour = "red" if finding.broken else "yellow" if finding.advice else "green"
-        console.print(Text.assemble(f"{finding.what:<{width}}  ", (finding.state, colour)))
-        if finding.advice:  # on a line of its own, to be copied whole
+    width = max(len(finding.name) for finding in listed)
+    for finding in listed:
+        color = "red" if finding.is_broken else "yellow" if finding.advice else "green"
+        console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
+        if finding.advice:  # on its own line, so that it can be copied
             console.print(f"{'':<{width}}  type: {finding.advice}")
     console.print(summarize_findings(findings, "knowgate serve" if serve else "knowgate demo"))
-    if any(finding.broken for finding in findings):
+    if any(finding.is_broken for finding in findings):
         raise typer.Exit(1)
 
 
-def summarize_findings(findings: Sequence[Finding], then: str = "knowgate demo") -> Text:
-    """One line: can one begin, and with what."""
-    broken = sum(finding.broken for finding in findings)
-    missing = sum(bool(finding.advice) and not finding.broken for finding in findings)
-    if broken:
-        return Text(f"Not ready: {broken} broken. Type what stands above, then: knowgate doctor", "bold red")
-    if missing:
-        return Text(f"Ready but for {missing}, which you may not need. Type what stands above.", "bold yellow")
-    return Text(f"All {len(findings)} checks are good. Next: {then}", "bold green")
+def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgate demo") -> Text:
+    """Summarize the checks in one line that says what to do next."""
+    n_broken = sum(finding.is_broken for finding in findings)
+    n_missing = sum(bool(finding.advice) and not finding.is_broken for finding in findings)
+    if n_broken:
+        return Text(f"Not ready: {n_broken} broken. Type what is shown above, then: knowgate doctor", "bold red")
+    if n_missing:
+        return Text(f"Ready, except for {n_missing} that you may not need. Type what is shown above.", "bold yellow")
+    return Text(f"All {len(findings)} checks passed. Next: {next_command}", "bold green")
+
+
+# --- installation ---------------------------------------------------------------------------------
 
 
 def check_installation() -> Iterator[Finding]:
+    """Check packages, weights, cache, GPU and benchmark data."""
     yield Finding("knowgate", f"{VERSION}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL_PACKAGES.items():
-        yield _package(package, module, extra)
+        if _is_installed(module):
+            yield Finding(package, metadata.version(package), is_minor=True)
+        else:
+            yield Finding(package, "not installed", f"pip install 'knowgate[{extra}]'")
     for name in weights.WEIGHTS:
-        yield _weights(name)
-    yield _cache()
-    yield _gpu()
-    yield _bench()
+        yield _check_weights(name)
+    yield _check_cache()
+    yield _check_gpu()
+    yield _check_benchmark_data()
 
 
-def _package(package: str, module: str, extra: str) -> Finding:
-    if importlib.util.find_spec(module) is None:
-        return Finding(package, "not installed", f"pip install 'knowgate[{extra}]'")
-    return Finding(package, metadata.version(package), minor=True)
+def _is_installed(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
-def _weights(name: str) -> Finding:
-    if not weights.is_cached(name) and not weights.get_weights(name).embedded:
-        return Finding(f"weights {name}", f"not fetched (optional): {weights.get_weights(name).summary}", minor=True)
+def _check_weights(name: str) -> Finding:
+    label, spec = f"weights {name}", weights.get_weights(name)
     if not weights.is_cached(name):
-        return Finding(f"weights {name}", "not fetched yet", f"knowgate models pull {name}")
+        if spec.embedded:
+            return Finding(label, "not downloaded yet", f"knowgate models pull {name}")
+        return Finding(label, f"not downloaded (optional): {spec.summary}", is_minor=True)
     try:
         weights.verify_weights(name)
     except WeightsError:
         command = f"rm -r '{weights.locate_weights(name)}' && knowgate models pull {name}"
-        return Finding(f"weights {name}", "corrupted (wrong sha256)", command, broken=True)
-    minor = not weights.get_weights(name).embedded
-    return Finding(f"weights {name}", "cached, checksum good", minor=minor)
+        return Finding(label, "corrupted (wrong sha256)", command, is_broken=True)
+    return Finding(label, "cached, checksum good", is_minor=not spec.embedded)
 
 
-def _cache() -> Finding:
-    path = cache_dir()
+def _check_cache() -> Finding:
+    folder = cache_dir()
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         advice = "export KNOWGATE_CACHE=/a/folder/you/can/write"
-        return Finding("cache", f"{path}: {error.strerror}", advice, broken=True)
-    free = shutil.disk_usage(path).free / 1e9
-    advice = "" if free > 2 else "free some disk space: the embedded models take 0.8 GB"
-    return Finding("cache", f"{path}, {free:.1f} GB free", advice)
+        return Finding("cache", f"{folder}: {error.strerror}", advice, is_broken=True)
+    free = shutil.disk_usage(folder).free / 1e9
+    advice = "" if free > MIN_FREE_GB else "free some disk space: the embedded models take 0.8 GB"
+    return Finding("cache", f"{folder}, {free:.1f} GB free", advice)
 
 
-def _gpu() -> Finding:
-    if importlib.util.find_spec("torch") is None:
+def _check_gpu() -> Finding:
+    if not _is_installed("torch"):
         return Finding("GPU", "unknown without torch")
     import torch
 
@@ -226,10 +160,87 @@ def _gpu() -> Finding:
     return Finding("GPU", f"none: fp32 on {torch.get_num_threads()} CPU thread(s)")
 
 
-def _bench() -> Finding:
-    chosen = os.environ.get("KNOWGATE_BENCH")
-    if not chosen:
-        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", minor=True)
-    if not Path(chosen).is_dir():
-        return Finding("benchmark data", f"{chosen} is not a folder", "unset KNOWGATE_BENCH", broken=True)
-    return Finding("benchmark data", chosen)
+def _check_benchmark_data() -> Finding:
+    folder = os.environ.get("KNOWGATE_BENCH")
+    if not folder:
+        return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", is_minor=True)
+    if not Path(folder).is_dir():
+        return Finding("benchmark data", f"{folder} is not a folder", "unset KNOWGATE_BENCH", is_broken=True)
+    return Finding("benchmark data", folder)
+
+
+# --- server ---------------------------------------------------------------------------------------
+
+
+def check_serving(config: Path | None = None) -> Iterator[Finding]:
+    """Check whether `knowgate serve` would start with a settings file. Nothing is started or changed."""
+    yield _check_server_packages()
+    try:
+        settings = load_settings(config)
+        options = load_serve_options(settings)
+    except KnowgateError as error:
+        yield Finding("settings", str(error), "correct the file, then: knowgate doctor --serve", is_broken=True)
+        return
+    yield _check_documents(settings)
+    yield _check_port(options)
+    yield _check_keys(options)
+    if options.upstream is None:
+        yield Finding("upstream", f"none: {settings.model} answers in the server's process")
+    else:
+        yield _check_upstream(options.upstream)
+
+
+def _check_server_packages() -> Finding:
+    missing = [name for name in REQUIRED_SERVER_MODULES if not _is_installed(name)]
+    if missing:
+        return Finding("server", f"{', '.join(missing)} not installed", INSTALL_SERVER, is_broken=True)
+    slow = [name for name in FAST_SERVER_MODULES if not _is_installed(name)]
+    if slow:
+        return Finding("server", f"works, but slower without {', '.join(slow)}", INSTALL_SERVER)
+    return Finding("server", "all packages are installed")
+
+
+def _check_documents(settings: PipelineOptions) -> Finding:
+    if settings.index is None and settings.docs is None:
+        return Finding("documents", "none", "knowgate serve --docs FOLDER, or docs = ... in knowgate.toml")
+    if settings.docs is not None and not settings.docs.exists():
+        return Finding("documents", f"'{settings.docs}' is missing", "correct docs in knowgate.toml", is_broken=True)
+    return Finding("documents", redact_urls(str(settings.docs or settings.index)))
+
+
+def _check_port(options: ServeOptions) -> Finding:
+    address = f"{options.host}:{options.port}"
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((options.host, options.port))
+        except OSError as error:
+            return Finding("port", f"{address}: {error.strerror}", "knowgate serve --port ANOTHER", is_broken=True)
+    return Finding("port", f"{address} is free")
+
+
+def _check_keys(options: ServeOptions) -> Finding:
+    if options.keys is None:
+        if options.is_local:
+            return Finding("API keys", "none: only this machine is answered")
+        state = f"none, but {options.host} can be reached from outside"
+        return Finding("API keys", state, "knowgate keys add NAME", is_broken=True)
+    try:
+        n_keys = len(read_keys(options.keys))
+    except KnowgateError as error:
+        return Finding("API keys", str(error), "knowgate keys list", is_broken=True)
+    advice = "" if n_keys else f"knowgate keys add NAME --keys {options.keys}"
+    return Finding("API keys", f"{n_keys} in {options.keys}", advice)
+
+
+def _check_upstream(url: str) -> Finding:
+    """Check whether a server listens at a URL, without sending a request."""
+    parts, address = urlsplit(url), redact_urls(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), UPSTREAM_TIMEOUT).close()
+    except OSError as error:
+        state = f"{address}: {error.strerror or error}"
+        return Finding("upstream", state, "start it, or correct its address", is_broken=True)
+    return Finding("upstream", f"{address} listens")

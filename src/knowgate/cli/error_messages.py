@@ -1,7 +1,7 @@
-"""Where exceptions end that nobody foresaw: a sentence with a short id, and the details in a file for who mends it.
+"""Messages for every way a command can fail: wrong usage, errors of the library, and internal errors.
 
-The id is made from where the error came from, so one defect has one id and one file, however often it happens. Knows
-nothing of commands. Nothing here fails: what cannot be written is left away.
+An internal error gets a short id and a report file. The id depends on where the error occurred, so that one defect has
+one id and one file. Nothing here raises: what cannot be written is left out.
 """
 
 from __future__ import annotations
@@ -29,40 +29,52 @@ from knowgate.errors import KnowgateError
 EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 REPORT_FOLDER = "errors"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
+# typer has its own copy of click, so its base class is not the one that `import click` gives.
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+ADVICE_VERBS = (
+    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|Look|"
+    "Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|Update|"
+    "Use|Wait|Write"
+)
+COMMAND_PATTERN = r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"
+CHOICES_PATTERN = r"\b[Aa]llowed: |\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
+ADVICE_PATTERN = rf"(^|[.;:,]\s|\bor\s)({ADVICE_VERBS}|{ADVICE_VERBS.lower()})\b"
+NEXT_STEP_PATTERN = re.compile(f"{COMMAND_PATTERN}|{CHOICES_PATTERN}|{ADVICE_PATTERN}")
+
+
+# --- internal errors ------------------------------------------------------------------------------
 
 
 def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> str:
-    """The sentence, once the details are on disk."""
-    number = compute_error_id(error)
-    file = _keep(number, format_error_report(error, arguments))
-    where = (
-        f"Details are in {file}; please send that file" if file else "Run it again with --debug and send what it says"
-    )
-    return f"{_kind(error)} (id {number}). {where} to whoever looks after knowgate."
+    """Write a report of an unexpected exception, and return the message that names it."""
+    error_id = compute_error_id(error)
+    file = _write_report(error_id, format_error_report(error, arguments))
+    request = f"Please send the report {file}" if file else "Please run it again with --debug and send the output"
+    return f"{_describe_exception(error)} (id {error_id}). {request} to the maintainers of knowgate."
 
 
-def _kind(error: BaseException) -> str:
+def _describe_exception(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return "this machine's memory is full: use a smaller model, fewer questions or a smaller index"
+        return "this machine is out of memory: use a smaller model, fewer questions or a smaller index"
     if isinstance(error, RecursionError):
-        return "something here is nested deeper than can be followed"
-    return f"this should not have happened: {type(error).__name__}"
+        return "the input is nested too deeply"
+    return f"internal error: {type(error).__name__}"
 
 
 def compute_error_id(error: BaseException) -> str:
-    """Eight digits that tell this place in the code from others."""
+    """Return eight hex digits that identify the place in the code where an exception occurred."""
     frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]
-    return hashlib.sha256("\n".join([type(error).__name__, *places]).encode()).hexdigest()[:8]
+    lines = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]
+    return hashlib.sha256("\n".join([type(error).__name__, *lines]).encode()).hexdigest()[:8]
 
 
 def format_error_report(error: BaseException, arguments: Sequence[str]) -> str:
-    """When, what with, what was typed, and where it broke; without secrets."""
+    """Format time, command line, versions and traceback, without secrets."""
     lines = [
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         f"knowgate {shlex.join(arguments)}",
         f"{platform.python_implementation()} {platform.python_version()}, {platform.platform()}",
-        ", ".join(_versions()),
+        ", ".join(_list_versions()),
         "",
         format_traceback(error),
     ]
@@ -70,11 +82,11 @@ def format_error_report(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback, without secrets."""
+    """Format a traceback without secrets."""
     return redact_secrets("".join(traceback.format_exception(error, limit=-40)), os.environ)
 
 
-def _versions() -> Iterator[str]:
+def _list_versions() -> Iterator[str]:
     from importlib import metadata
 
     for package in REPORTED_PACKAGES:
@@ -82,68 +94,50 @@ def _versions() -> Iterator[str]:
             yield f"{package} {metadata.version(package)}"
 
 
-def _keep(number: str, text: str) -> Path | None:
-    """Write the details into the cache folder, else into the system's folder for temporary files, else nowhere."""
-    for folder in (_cache, tempfile.gettempdir):
+def _write_report(error_id: str, text: str) -> Path | None:
+    """Write a report into the cache folder or, if that fails, the folder for temporary files."""
+    for get_folder in (cache_dir, tempfile.gettempdir):
         with contextlib.suppress(OSError, ValueError, RuntimeError, KnowgateError):
-            file = Path(folder()) / REPORT_FOLDER / f"{number}.log"
+            file = Path(get_folder()) / REPORT_FOLDER / f"{error_id}.log"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
             return file
     return None
 
 
-def _cache() -> str:
-    return str(cache_dir())
+# --- wrong usage ----------------------------------------------------------------------------------
 
 
-CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
-
-
-def explain_usage_error(error: Any) -> tuple[str, int]:
-    """(sentence, exit code) for an error of typer's."""
+def explain_usage_error(error: Any) -> str:
+    """Explain an error of typer in one sentence, with the known options or commands."""
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
-        return _unknown_option(error), 2
-    sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was named"
+        return _explain_unknown_option(error)
+    sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
     sentence += "" if sentence.endswith("?") else "."
     context = getattr(error, "ctx", None)
     is_value = getattr(error, "param", None) is not None
     known = ", ".join(getattr(context.command, "commands", ())) if context and not is_value else ""
     hint = f"Known: {known}." if known else f"See: {context.command_path if context else 'knowgate'} --help"
-    return f"{sentence} {hint}", 2
+    return f"{sentence} {hint}"
 
 
-def _unknown_option(error: Any) -> str:
-    """Says what is known and what may be meant; an old name that was mistyped leads to the new one."""
+def _explain_unknown_option(error: Any) -> str:
+    """List the known options and suggest the most similar one, also if an old name was mistyped."""
     command, name = error.ctx.command if error.ctx else None, error.option_name
-    params = command.params if command else ()
-    listed = sorted(opt for param in params if not getattr(param, "hidden", False) for opt in param.opts)
-    known = [opt for opt in [*listed, "--help"] if opt.startswith("--")]
-    meant = {**{opt: opt for opt in known if opt != "--help"}, **getattr(command, "renamed", {})}
-    words = {opt.lstrip("-"): new for opt, new in meant.items()}
-    near = difflib.get_close_matches(name.lstrip("-"), words, n=1)
-    hint = f" Did you mean '{words[near[0]]}'?" if near else ""
-    hint += getattr(command, "elsewhere", lambda option: "")(name)
+    parameters = command.params if command else ()
+    visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
+    known = [flag for flag in [*visible, "--help"] if flag.startswith("--")]
+    current_names = {**{flag: flag for flag in known if flag != "--help"}, **getattr(command, "renamed", {})}
+    candidates = {flag.lstrip("-"): current for flag, current in current_names.items()}
+    matches = difflib.get_close_matches(name.lstrip("-"), candidates, n=1)
+    hint = f" Did you mean '{candidates[matches[0]]}'?" if matches else ""
+    hint += getattr(command, "suggest_elsewhere", lambda option: "")(name)
     if getattr(command, "commands", None):
         hint += f" Options of a command follow its name: {error.ctx.command_path} NAME {name}."
     return f"unknown option '{name}'.{hint} Known: {', '.join(known)}."
 
 
-ADVICE_VERBS = (
-    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Fetch|Fill|Fit|Give|Install|Label|Leave|Let|Look|Make|Mark|Mend|"
-    "Move|Name|Put|Record|Rename|Repair|Run|Save|Set|Shorten|Split|Take|Try|Type|Use|Write"
-)
-COMMAND_PATTERN = (
-    r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"  # a command or an option, to be typed as it stands
-)
-CHOICES_PATTERN = r"\b[Aa]llowed\b|\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
-ADVICE_PATTERN = rf"(^|[.;:,]\s|\bor\s)({ADVICE_VERBS}|{ADVICE_VERBS.lower()})\b"
-NEXT_STEP_PATTERN = re.compile(f"{COMMAND_PATTERN}|{CHOICES_PATTERN}|{ADVICE_PATTERN}")
-
-
-def has_next_step(message: str) -> bool:
-    """Whether it has a command, an option, what is allowed, or says what to do."""
-    return NEXT_STEP_PATTERN.search(message) is not None
+# --- errors of the library ------------------------------------------------------------------------
 
 
 def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
@@ -152,6 +146,11 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
     options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
     flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
     return add_next_step(translate_arguments(message, flags), path)
+
+
+def has_next_step(message: str) -> bool:
+    """Return whether a message names a command, an option or the allowed values, or says what to do."""
+    return NEXT_STEP_PATTERN.search(message) is not None
 
 
 def add_next_step(message: str, path: Sequence[str]) -> str:

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
 from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.label import labeling_progress_bar
 from knowgate.cli.options import GatesOption, parse_path
 from knowgate.cli.progress import show_arbitration_progress
-from knowgate.data.runs.caveats import list_column_caveats
+from knowgate.core.options import Options
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
@@ -29,31 +30,35 @@ from knowgate.evaluation.report.terminal import render_tables
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
 
+OptionalRuns = Annotated[
+    list[Path] | None,
+    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
+]
+
+
+class TrackerOptions(Options):
+    """Experiment trackers that `knowgate eval` logs to."""
+
+    mlflow: bool = Field(default=False, description="Also log a run to MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
+    wandb: bool = Field(default=False, description="Also log a run to Weights & Biases (extra wandb; WANDB_PROJECT).")
+
 
 def eval_(
     options: EvaluateOptions,
     report: ReportOptions,
-    runs: Annotated[
-        list[Path] | None,
-        typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
-    ] = None,
+    trackers: TrackerOptions,
+    runs: OptionalRuns = None,
     data: Annotated[
         str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
     ] = None,
     gates: GatesOption = None,
-    mlflow: Annotated[
-        bool, typer.Option("--mlflow", help="Also log a run to MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
-    ] = False,
-    wandb: Annotated[
-        bool, typer.Option("--wandb", help="Also log a run to Weights & Biases (extra wandb; WANDB_PROJECT).")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
 ) -> None:
     """Compare gates, and say which to use at which threshold: accuracy, searches, ranking, calibration, cost.
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
-    check_trackers(mlflow=mlflow, wandb=wandb)
+    check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
     if options.out is not None:
         check_report_folder(options.out)  # before the work, not after it
     if "price_search" not in report.model_fields_set and options.price_retrieval is not None:
@@ -75,10 +80,7 @@ def eval_(
         write_report(evaluation, options.out, options=report)
         if report.html:
             print_page_location(options.out / PAGE_FILE)
-    if mlflow:
-        STDERR_CONSOLE.print(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
-    if wandb:
-        STDERR_CONSOLE.print(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
+    _log_to_trackers(evaluation, trackers)
     if data is not None:
         labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
         STDERR_CONSOLE.print(
@@ -86,9 +88,16 @@ def eval_(
         )
 
 
+def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
+    if trackers.mlflow:
+        STDERR_CONSOLE.print(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
+    if trackers.wandb:
+        STDERR_CONSOLE.print(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
+
+
 def _print_warnings(evaluation: Evaluation) -> None:
     n = len(evaluation.table.rows)
-    warnings = [*list_column_caveats(evaluation.table)]
+    warnings = [*evaluation.table.list_caveats()]
     warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
     for warning in warnings:
         if warning:

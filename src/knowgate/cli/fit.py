@@ -66,7 +66,7 @@ ArbiterMode = Annotated[
 class FitGateCommand(CommandEntry):
     """The command of one gate, made from the signature of its fit function."""
 
-    def about(self, name: str) -> str:
+    def describe(self, name: str) -> str:
         """Return the gate's summary; a gate of another package is loaded for its docstring."""
         if name in FITTED_GATES:
             return FITTED_GATES[name].summary
@@ -79,7 +79,7 @@ class FitGateCommand(CommandEntry):
         """Make the command."""
         renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
         command = create_command(name, make_gate_command(name), renamed)
-        command.elsewhere = suggest_owning_gates
+        command.suggest_elsewhere = suggest_owning_gates
         return command
 
 
@@ -102,7 +102,7 @@ class FitArbiterCommand(CommandEntry):
 class FitGroup(LazyGroup):
     """The commands of `knowgate fit`."""
 
-    def verbs(self) -> Mapping[str, CommandEntry]:
+    def get_entries(self) -> Mapping[str, CommandEntry]:
         """Return the commands by name."""
         target = "knowgate.cli.fit_reranker:fit_reranker_command"
         return {

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
+from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_table
+from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import JsonOption
 from knowgate.core.files import read_jsonl
+from knowgate.core.options import Options
 from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import MAX_COUNT, check_number
 from knowgate.data.history import history_exists, open_history
@@ -40,8 +43,6 @@ app = typer.Typer(
 HistoryOption = Annotated[
     str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
 ]
-ModelFingerprint = Annotated[str | None, typer.Option("--model-fingerprint", help="Fingerprint of the model.")]
-PromptsFingerprint = Annotated[str | None, typer.Option("--prompts-fingerprint", help="Fingerprint of the prompts.")]
 EmbedderName = Annotated[
     str | None,
     typer.Option(
@@ -55,6 +56,18 @@ log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
 ADD_BATCH = 256
 SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
+
+
+class ScopeOptions(Options):
+    """Options that select a scope of the log."""
+
+    model: str | None = Field(
+        None, description="Fingerprint of the model.", json_schema_extra={"flag": "--model-fingerprint"}
+    )
+    prompts: str | None = Field(
+        None, description="Fingerprint of the prompts.", json_schema_extra={"flag": "--prompts-fingerprint"}
+    )
+    tenant: str = Field("", description="Tenant of the labels.")
 
 
 @app.command("import")
@@ -99,17 +112,16 @@ def import_(
 
 
 @app.command()
+@expand_options
 def add(
     question: Annotated[str, typer.Argument(help="The question.")],
     label: Annotated[str, typer.Option(help="known, unknown or time-sensitive.")],
+    options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
     source: Annotated[str, typer.Option(help="human, gold, judge or agreement.")] = "human",
     outcome: Annotated[str | None, typer.Option(help="What retrieval did: better, worse or same.")] = None,
     days: Annotated[float | None, typer.Option(help="Ignore the entry after this many days.")] = None,
     embedder: EmbedderName = None,
-    model: ModelFingerprint = None,
-    prompts: PromptsFingerprint = None,
-    tenant: Tenant = "",
 ) -> None:
     """Log one question."""
     store = open_history(history, embedder)
@@ -117,7 +129,7 @@ def add(
     if days is not None:
         expires = time.time() + check_number(days, "--days", maximum=MAX_TIMESTAMP / 86_400 / 2) * 86_400
     record = {"question": question, "label": label, "source": source, "outcome": outcome, "expires": expires}
-    scope = _resolve_scope(store, model, prompts, tenant)
+    scope = _resolve_scope(store, options)
     _add(store, [entry_from_record({**record, **asdict(scope)}, "the entry")])
 
 
@@ -132,19 +144,18 @@ def list_(
 
 
 @app.command()
+@expand_options
 def search(
     question: Annotated[str, typer.Argument(help="Question to compare with.")],
+    options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
     k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of questions.")] = 10,
     embedder: EmbedderName = None,
-    model: ModelFingerprint = None,
-    prompts: PromptsFingerprint = None,
-    tenant: Tenant = "",
     as_json: JsonOption = False,
 ) -> None:
     """Show the logged questions that are most similar to a question."""
     store = _open_existing(history, embedder)
-    neighbors = store.search([question], k, _resolve_scope(store, model, prompts, tenant))[0]
+    neighbors = store.search([question], k, _resolve_scope(store, options))[0]
     _print_records([{**asdict(item), "similarity": round(item.similarity, 3)} for item in neighbors], as_json)
 
 
@@ -169,17 +180,15 @@ def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
 
 
 @app.command()
-def prune(
-    history: HistoryOption = DEFAULT_HISTORY,
-    model: ModelFingerprint = None,
-    prompts: PromptsFingerprint = None,
-    tenant: Tenant = "",
-) -> None:
+@expand_options
+def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> None:
     """Delete expired entries; with fingerprints, also those of other models or prompts."""
     store = _open_existing(history)
-    if (model is None) != (prompts is None):
+    if (options.model is None) != (options.prompts is None):
         raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
-    scope = HistoryScope(model, prompts, tenant) if model and prompts else None
+    scope = None
+    if options.model and options.prompts:
+        scope = HistoryScope(options.model, options.prompts, options.tenant)
     STDERR_CONSOLE.print(f"{store.prune(keep_scope=scope)} entries deleted")
 
 
@@ -258,11 +267,12 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
         store.add(entries[start : start + ADD_BATCH])
 
 
-def _resolve_scope(store: HistoryStore, model: str | None, prompts: str | None, tenant: str) -> HistoryScope:
+def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
     """Return the given scope, or the only one of the log that matches."""
+    model, prompts = options.model, options.prompts
     if model and prompts:
-        return HistoryScope(model, prompts, tenant)
-    scopes = [scope for scope in store.scopes() if scope.tenant == tenant]
+        return HistoryScope(model, prompts, options.tenant)
+    scopes = [scope for scope in store.scopes() if scope.tenant == options.tenant]
     matching = [scope for scope in scopes if model in (None, scope.model) and prompts in (None, scope.prompts)]
     if len(matching) != 1:
         listed = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.options import parse_path
-from knowgate.cli.progress import show_question_progress
+from knowgate.cli.progress import ProgressCallback, show_question_progress
 from knowgate.core.files import write_text
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.grading import compare_graders
@@ -47,25 +48,15 @@ def label(
     judge = load_model(options.judge) if options.judge else None
     if options.runner in (None, "local"):
         options = options.replace(judge=judge)
-    latest = LabelProgress(total=0)
-
-    def remember(show: Callable[[LabelProgress], None]) -> Callable[[LabelProgress], None]:
-        def update(progress: LabelProgress) -> None:
-            nonlocal latest
-            latest = progress
-            show(progress)
-
-        return update
-
-    try:
-        with labeling_progress_bar() as show:
-            folder = run_label(data, model=model, out=out, options=options, on_progress=remember(show))
-    except KeyboardInterrupt:
-        if latest.total:
-            done = f"{len(RunFolder(out).done())} of {latest.total} questions are saved in {out}"
-            STDERR_CONSOLE.print(f"{done}. Run the same command to continue.")
-        raise
-    _print_summary(latest, out)
+    with labeling_progress_bar() as bar:
+        try:
+            folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
+        except KeyboardInterrupt:
+            if bar.latest.total:
+                done = f"{len(RunFolder(out).done())} of {bar.latest.total} questions are saved in {out}"
+                STDERR_CONSOLE.print(f"{done}. Run the same command to continue.")
+            raise
+    _print_summary(bar.latest, out)
     if not options.closed_book:
         _print_missing_passages(folder)
     if compare:
@@ -74,11 +65,23 @@ def label(
         _write_kb_sat(folder, kb_sat, options.seed)
 
 
+@dataclass
+class LabelProgressBar:
+    """Shows the progress of a label run and keeps the latest state."""
+
+    show: ProgressCallback
+    latest: LabelProgress = field(default_factory=lambda: LabelProgress(total=0))
+
+    def __call__(self, progress: LabelProgress) -> None:
+        self.latest = progress
+        self.show(progress.done, progress.total, _format_speed(progress, " "))
+
+
 @contextmanager
-def labeling_progress_bar() -> Iterator[Callable[[LabelProgress], None]]:
-    """Show a progress bar; yields the function that updates it."""
+def labeling_progress_bar() -> Iterator[LabelProgressBar]:
+    """Show a progress bar while a label run is made."""
     with show_question_progress("labeling", STDERR_CONSOLE) as show:
-        yield lambda progress: show(progress.done, progress.total, _format_speed(progress, " "))
+        yield LabelProgressBar(show)
 
 
 def _format_speed(progress: LabelProgress, separator: str) -> str:

@@ -1,7 +1,7 @@
-"""The command line. Thin: each command is a function around one library call. Data on stdout, words on stderr.
+"""Entry point of the command line. Data goes to stdout, messages to stderr.
 
-Exit codes: 0 good, 1 something the user can mend, 2 wrong usage, 3 worse than allowed (`compare --fail-if-worse`), 70 a
-defect of knowgate's own (see `unexpected`), 130 interrupted.
+Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 worse than allowed (`compare --fail-if-worse`),
+70 an internal error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,27 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli import error_messages as unexpected
 from knowgate.cli.commands import RootGroup
-from knowgate.cli.error_messages import CommandLineError, explain_usage_error
+from knowgate.cli.error_messages import (
+    EXIT_INTERNAL_ERROR,
+    CommandLineError,
+    describe_internal_error,
+    explain_library_error,
+    explain_usage_error,
+    format_traceback,
+)
 from knowgate.core import VERSION
 from knowgate.core.display import sanitize_text
 from knowgate.core.files import cache_dir
 from knowgate.errors import KnowgateError
 
+EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
+DEBUG_FLAG = "--debug"
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+EXIT_CODES_HELP = (
+    "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 worse than allowed (compare --fail-if-worse), "
+    "70 an internal error, 130 interrupted."
+)
 QUIET_ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -35,26 +48,6 @@ QUIET_ENVIRONMENT = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "TQDM_DISABLE": "1",
 }
-
-
-def silence_libraries() -> None:
-    """Before any of them is imported: they look once."""
-    for name, value in QUIET_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if not sys.warnoptions:
-        warnings.simplefilter("ignore")
-    logging.getLogger().addHandler(logging.NullHandler())  # else Python prints what nobody handles
-
-
-__all__ = ["app", "main", "run"]
-
-EXIT_INTERRUPTED = 130
-DEBUG_FLAG = "--debug"
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-EXIT_CODES_HELP = (
-    "Exit codes: 0 good, 1 something you can mend, 2 wrong usage, 3 worse than allowed (compare --fail-if-worse), "
-    "70 a defect of knowgate's own, 130 interrupted."
-)
 app = typer.Typer(
     name="knowgate",
     cls=RootGroup,
@@ -67,15 +60,15 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def root_command(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
         bool,
-        typer.Option(DEBUG_FLAG, help="Show where an error came from; also after the command, or KNOWGATE_DEBUG=1."),
+        typer.Option(DEBUG_FLAG, help="Show the traceback of an error; also after the command, or KNOWGATE_DEBUG=1."),
     ] = False,
 ) -> None:
     """Decide, question by question, whether an LLM already knows the answer or must retrieve.
 
-    Words complete with TAB after: knowgate --install-completion
+    Enable completion with TAB: knowgate --install-completion
     """
     if version:
         typer.echo(f"knowgate {VERSION}")
@@ -85,45 +78,60 @@ def root_command(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `knowgate` command."""
+    """Run the `knowgate` command and exit."""
     silence_libraries()
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; gives back the exit code. Errors become one sentence on stderr."""
+    """Run a command and return its exit code. Errors become one sentence on stderr."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     end = words.index("--") if "--" in words else len(words)
-    given = [word for word in words[:end] if word != DEBUG_FLAG] + words[end:]
-    is_debugging = len(given) < len(words) or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
+    without_debug = [word for word in words[:end] if word != DEBUG_FLAG] + words[end:]
+    is_debug = len(without_debug) < len(words) or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
     try:
-        return _explained(given, is_debugging)
-    except Exception as error:  # noqa: BLE001 - what nobody foresaw ends here
-        return _say(unexpected.describe_internal_error(error, given), unexpected.EXIT_INTERNAL_ERROR, is_debugging)
+        return _run_and_explain(without_debug, is_debug)
+    except Exception as error:  # noqa: BLE001 - everything unexpected ends here
+        return _print_error(describe_internal_error(error, without_debug), EXIT_INTERNAL_ERROR, is_debug)
 
 
-def _explained(arguments: list[str], is_debugging: bool) -> int:
-    """Errors that are foreseen."""
+def silence_libraries() -> None:
+    """Turn off progress bars, warnings and logs of other packages. Must run before they are imported.
+
+    Only the `knowgate` command does this. Variables that the user has set are kept.
+    """
+    for name, value in QUIET_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    logging.getLogger().addHandler(logging.NullHandler())  # without a handler, Python prints warnings to stderr
+
+
+def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
+    """Run a command; print expected errors and return their exit codes."""
     try:
         return _run(arguments)
     except KnowgateError as error:
-        return _say(_explain_library_error(str(error), arguments), 1, is_debugging)
+        commands = typer.main.get_group(app).commands
+        return _print_error(explain_library_error(str(error), arguments, commands), 1, is_debug)
     except CommandLineError as error:
-        return _say(*explain_usage_error(error), is_debugging)
+        return _print_error(explain_usage_error(error), EXIT_USAGE, is_debug)
     except (KeyboardInterrupt, typer.Abort):
-        return _say("interrupted.", EXIT_INTERRUPTED, is_debugging)
-    except (BrokenPipeError, SystemExit):  # the reader of our output went away, as `head` does; typer and rich exit
+        return _print_error("interrupted.", EXIT_INTERRUPTED, is_debug)
+    except (BrokenPipeError, SystemExit):  # the reader of our output is gone, as with `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno is None:  # not the system's: a library uses the class for faults of its own
+        if error.errno is None:  # raised by a library, not by the operating system
             raise
-        return _say(_explain_file(error), 1, is_debugging)
+        return _print_error(_explain_os_error(error), 1, is_debug)
 
 
 def _run(arguments: list[str]) -> int:
     _log_to_stderr()
-    _print_any_character()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # characters that the terminal cannot encode
     code = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
     if code == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
@@ -131,7 +139,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _log_to_stderr() -> None:
-    """Our own messages only; libraries keep theirs."""
+    """Print log messages of knowgate to stderr."""
     logger = logging.getLogger("knowgate")
     logger.setLevel(logging.INFO)
     for handler in list(logger.handlers):  # of an earlier run in this process, whose stderr may be closed
@@ -142,50 +150,40 @@ def _log_to_stderr() -> None:
 
 
 class SanitizingFormatter(logging.Formatter):
-    """Messages as they are, but for what could steer the terminal."""
+    """Log formatter that escapes characters that could control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return sanitize_text(super().format(record))
 
 
-def _print_any_character() -> None:
-    """Half a character (a lone surrogate), or one the terminal does not know, is printed as an escape."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-
-
-def _say(message: str, code: int, is_debugging: bool) -> int:
-    """One line; nothing in the message is taken for markup. is_debugging: after where the error came from."""
+def _print_error(message: str, code: int, is_debug: bool) -> int:
+    """Print a message on one line, after the traceback if debugging, and return the exit code."""
     from rich.text import Text
 
     from knowgate.cli.console import STDERR_CONSOLE
 
     error = sys.exception()
     line = Text.assemble(("Error:", "red"), " ", sanitize_text(" ".join(message.split())))
-    with contextlib.suppress(OSError):  # nobody reads it, or its disk is full: the exit code still tells
-        if is_debugging and error is not None:
-            sys.stderr.write(unexpected.format_traceback(error))
+    with contextlib.suppress(OSError):  # stderr is closed or its disk is full; the exit code still tells
+        if is_debug and error is not None:
+            sys.stderr.write(format_traceback(error))
         STDERR_CONSOLE.print(line)
     return code
 
 
-def _explain_library_error(message: str, arguments: list[str]) -> str:
-    return unexpected.explain_library_error(message, arguments, typer.main.get_group(app).commands)
-
-
-def _explain_file(error: OSError) -> str:
-    """A file or folder that cannot be read or written."""
-    place = f"use '{error.filename}'" if error.filename else "read or write"
-    inside = _is_in_cache(str(error.filename))
-    advice = "Set KNOWGATE_CACHE to a folder you can write" if inside else "Check the path and its permissions"
+def _explain_os_error(error: OSError) -> str:
+    """Explain why a file or folder cannot be read or written."""
+    action = f"use '{error.filename}'" if error.filename else "read or write"
+    advice = "Check the path and its permissions"
     if error.errno in DISK_FULL_ERRORS:
-        advice = "Make room, then run the same command again"
-    return f"cannot {place}: {error.strerror or error}. {advice}."
+        advice = "Free some disk space, then run the same command again"
+    elif _is_in_cache(str(error.filename)):
+        advice = "Set KNOWGATE_CACHE to a folder that you can write to"
+    return f"cannot {action}: {error.strerror or error}. {advice}."
 
 
-def _is_in_cache(place: str) -> bool:
+def _is_in_cache(path: str) -> bool:
     try:
-        return place.startswith(str(cache_dir()))
+        return path.startswith(str(cache_dir()))
     except KnowgateError:  # there is no cache folder
         return False

@@ -47,9 +47,9 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
             values[argument] = model(**{name: value for name, value in flags.items() if value is not None})
         function(**values)
 
-    own = [parameter for name, parameter in signature.parameters.items() if name not in models]
+    arguments = [parameter for name, parameter in signature.parameters.items() if name not in models]
     flags = [flag for model in models.values() for flag in make_flags(model)]
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*own, *flags]]
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*arguments, *flags]]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     return command

@@ -99,7 +99,7 @@ def _decode(line: bytes, number: int, where: str) -> str:
 def _check_argument(text: str) -> str:
     """Return a question that is not empty and valid UTF-8; invalid bytes arrive as surrogates."""
     if not text.strip():
-        raise BadInput("the question is empty.")
+        raise BadInput("the question is empty. Type one.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

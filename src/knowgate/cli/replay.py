@@ -14,12 +14,18 @@ from knowgate.cli.options import parse_log_location
 from knowgate.core.display import TextTable
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting
-from knowgate.evaluation.replay import Price, Prices, ReplayResult, Traffic, TrafficSaving, replay_traffic
+from knowgate.evaluation.replay import Price, Prices, ReplayResult, SavedAmount, Traffic, replay_traffic
 from knowgate.evaluation.server_log import is_server_log, read_server_log
 from knowgate.evaluation.traffic_log import LoggedTraffic, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
 from knowgate.stats.proportions import Proportion
 
+LogArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="LOG", help="Lines of `knowgate ask --json`, the server's log (--decisions), or a label run folder."
+    ),
+]
 RISK_COLUMNS = {
     "retrieved": "differ, of {} retrieved",
     "audited": "differ, of {} audited",
@@ -37,13 +43,7 @@ class ReplayPrices(Prices):
 
 
 def replay_command(
-    log: Annotated[
-        str,
-        typer.Argument(
-            metavar="LOG",
-            help="Lines of `knowgate ask --json`, a label run folder, or the server's log (--decisions).",
-        ),
-    ],
+    log: LogArgument,
     prices: ReplayPrices,
     gate: Annotated[
         str | None,
@@ -144,7 +144,7 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
     return TextTable("", ("threshold", "retrieved", first, *risks.values(), *rest), tuple(rows))
 
 
-def _format_saving(saving: TrafficSaving | None) -> str:
+def _format_saving(saving: SavedAmount | None) -> str:
     if saving is None:
         return "-"
     amount = f"{saving.saved:,.0f}" if abs(saving.saved) >= 100 else f"{saving.saved:.3g}"

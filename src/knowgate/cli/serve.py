@@ -34,8 +34,8 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only if the gate says so.
 
-    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP reloads gate, threshold, rules and
-    documents. SIGTERM stops the server after all streams have ended.
+    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP reloads gate, threshold, rules
+    and documents. SIGTERM stops the server after all streams have ended.
     """
     if demo:
         if not {"docs", "index"} & pipeline.model_fields_set:

@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knowgate.types.markup import render_html_table
-
 NOT_DEFINED = "not defined"
 MISSING_VALUE = "–"
 # Unicode categories Cc, Cf, Zl, Zp and surrogates, except joiners (U+200C, U+200D) and the soft hyphen.
@@ -83,6 +81,8 @@ class TextTable:
 
     def html(self) -> str:
         """Render the table as HTML, with all cells escaped."""
+        from knowgate.types.markup import render_html_table  # imports numpy, which the help page does not need
+
         return render_html_table(self.columns, self.rows, self.title)
 
 

@@ -161,9 +161,9 @@ def _describe_unknown(name: str, known: Iterable[str]) -> str:
 def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:
     """Replace the options parameter by one keyword for each field, and an optional object."""
     keyword = inspect.Parameter.KEYWORD_ONLY
-    kept = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
-    before = [parameter for parameter in kept if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    after = [parameter for parameter in kept if parameter.kind is inspect.Parameter.VAR_KEYWORD]
+    others = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
+    before = [parameter for parameter in others if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    after = [parameter for parameter in others if parameter.kind is inspect.Parameter.VAR_KEYWORD]
     hints = typing.get_type_hints(model)  # without the constraints of Annotated
     fields = [
         inspect.Parameter(name, keyword, annotation=hints[name], default=_get_default(field))

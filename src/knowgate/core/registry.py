@@ -48,10 +48,10 @@ def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, grou
     """
     if name in registry:
         return load_target(registry[name].target, f"{kind} '{name}'", registry[name].extra)
-    found = find_plugins(group) if group else {}
-    if name in found:
-        return load_plugin(found[name], f"{kind} '{name}'")
-    raise UnknownName(kind, name, [*registry, *found], also=also)
+    plugins = find_plugins(group) if group else {}
+    if name in plugins:
+        return load_plugin(plugins[name], f"{kind} '{name}'")
+    raise UnknownName(kind, name, [*registry, *plugins], also=also)
 
 
 def find_plugins(group: str) -> dict[str, Any]:

@@ -91,9 +91,9 @@ def _explain(detail: ErrorDetails) -> str:
         return f"{'.'.join(path[:-1]) or 'it'} has no field '{path[-1]}'"
     if detail["type"] == "unexpected_keyword_argument":
         return f"{'.'.join(path[:-1]) or 'it'} has an unknown field '{path[-1]}'"
-    text = repr(detail["input"])
-    shown = text if len(text) <= MAX_VALUE_CHARS else f"{text[:MAX_VALUE_CHARS]}…"
-    return f"{'.'.join(path) or 'it'} is {shown}, not {describe_expected(detail) or detail['msg']}"
+    value = repr(detail["input"])
+    value = value if len(value) <= MAX_VALUE_CHARS else f"{value[:MAX_VALUE_CHARS]}…"
+    return f"{'.'.join(path) or 'it'} is {value}, not {describe_expected(detail) or detail['msg']}"
 
 
 def _drop_unknown(kind: type, value: Any) -> Any:

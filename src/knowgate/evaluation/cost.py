@@ -134,12 +134,12 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> TrafficCost:
     """Measure a policy. `stage` is what every question costs; None for a gate's reading plus one of both answers."""
     prompt, completion, gpu = (
-        _mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
+        _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
     return TrafficCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve))
 
 
-def _mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
+def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
     if stage is not None:
         amounts = traffic.costs[stage][measure]
     else:
@@ -218,7 +218,7 @@ class QuestionCost:
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
     """Estimate the cost of always retrieving."""
     passages = count_passage_tokens(table)
-    answer_tokens = float(_open_answer_tokens(table).mean()) if table.has_answer_lengths else None
+    answer_tokens = float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None
     return QuestionCost(1.0, None if passages is None else float(passages.mean()), answer_tokens)
 
 
@@ -237,7 +237,7 @@ def estimate_gated_cost(table: LabelTable, skips: BoolArray, gate: GateResult | 
     """
     drafts, extra_tokens = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
     draft_tokens = table.closed_tokens * drafts
-    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _open_answer_tokens(table))
+    answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
     passages = count_passage_tokens(table)
     return QuestionCost(
         float((~skips).mean()),
@@ -252,6 +252,6 @@ def count_passage_tokens(table: LabelTable) -> FloatArray | None:
     return table.passage_tokens if table.passage_tokens.any() else None
 
 
-def _open_answer_tokens(table: LabelTable) -> FloatArray:
+def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
     """Return the tokens of the answer with passages, or of the closed-book one if no passage was found."""
     return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)

@@ -305,11 +305,14 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
     """Build a narrow table: accuracy, retrieval rate and gain (with open-book answers), and AUROC."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     columns = ("gate", *(("accuracy", "retrieval", "gain") if has_open_answers else ()), "AUROC")
-    rows = [(gate.gate, *(_answer_cells(gate) if has_open_answers else ()), _auroc_cell(gate)) for gate in gates]
+    rows = [
+        (gate.gate, *(_format_answer_cells(gate) if has_open_answers else ()), _format_auroc_cell(gate))
+        for gate in gates
+    ]
     return TextTable("Gates compared", columns, tuple(rows))
 
 
-def _answer_cells(gate: GateResult) -> tuple[str, str, str]:
+def _format_answer_cells(gate: GateResult) -> tuple[str, str, str]:
     measures = gate.measures
     return (
         format_percent_estimate(measures["accuracy"]),
@@ -318,7 +321,7 @@ def _answer_cells(gate: GateResult) -> tuple[str, str, str]:
     )
 
 
-def _auroc_cell(gate: GateResult) -> str:
+def _format_auroc_cell(gate: GateResult) -> str:
     auroc = gate.measures.get("auroc")
     return MISSING_VALUE if auroc is None or auroc.value is None else auroc.format()
 
@@ -327,18 +330,18 @@ def draw_trade_off(gates: Sequence[GateResult]) -> str:
     """Draw accuracy against retrieval rate as SVG. Dots mark thresholds; the gray line is random retrieval."""
     by_name = {gate.gate: gate for gate in gates}
     ranked = [gate for gate in gates if gate.frontier is not None and gate.can_rank][:MAX_CURVES]
-    curves = [_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
+    curves = [_make_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
     ends = [
         ChartPoint(rate, by_name[name].measures["accuracy"].value or 0.0)
         for rate, name in ((0, "never"), (1, "always"))
     ]
-    oracle = _frontier_curve(by_name["oracle"], "currentColor", dashed=True)
+    oracle = _make_frontier_curve(by_name["oracle"], "currentColor", dashed=True)
     curves += [Curve("random", ends, GRAY, dashed=True), oracle]
     heights = [point.y for curve in curves for point in curve.points]
     return render_line_chart(curves, ChartFrame(Axis("retrieval rate"), fit_axis("accuracy", heights)))
 
 
-def _frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) -> Curve:
+def _make_frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) -> Curve:
     assert gate.frontier is not None
     rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
     rate, accuracy = (gate.measures[name].value or 0.0 for name in ("rate", "accuracy"))

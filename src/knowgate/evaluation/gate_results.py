@@ -16,12 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.table import LabelTable
-from knowgate.evaluation.frontier import Frontier, compute_frontier, compute_oracle_frontier
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, choose_for_accuracy, evaluate_threshold
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats import metrics
 from knowgate.stats.bootstrap import Bootstrap, Estimate, WeightedMetric, summarize_resamples
-from knowgate.stats.metrics import BoolArray, FloatArray, WeightMatrix
+from knowgate.stats.metrics import (
+    BoolArray,
+    FloatArray,
+    Frontier,
+    WeightMatrix,
+    compute_frontier,
+    compute_oracle_frontier,
+)
 
 MAX_EXACT_QUESTIONS = 20_000
 NEED_LEVELS = 1_024  # levels of need that cells are formed from, each with about as many questions
@@ -113,19 +119,19 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
     """Measure all gates on the same bootstrap resamples."""
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
-        resampled = bootstrap.apply([_gate_metric(outcome) for outcome in outcomes])
+        resampled = bootstrap.apply([_build_gate_metric(outcome) for outcome in outcomes])
     else:
         resampled = _resample_cells(outcomes, bootstrap)
-    return [_gate_result(table, gate, values) for gate, values in zip(gates, resampled, strict=True)]
+    return [_build_gate_result(table, gate, values) for gate, values in zip(gates, resampled, strict=True)]
 
 
-def _gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, FloatArray]) -> GateResult:
+def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, FloatArray]) -> GateResult:
     retrieve = gate.needs > gate.threshold
     result = GateResult(
         gate=gate.name,
         threshold=gate.threshold,
         measures={name: summarize_resamples(values) for name, values in resampled.items()},
-        cost=_gate_cost(table, gate, retrieve),
+        cost=_compute_gate_cost(table, gate, retrieve),
         note=gate.note,
         needs=gate.needs,
         right=table.closed_right,
@@ -146,8 +152,8 @@ def _gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, Floa
     )
 
 
-def _gate_cost(table: LabelTable, gate: TableScores, retrieve: BoolArray) -> GateCost:
-    """Skipped questions continue their draft; retrieved ones pay for the draft and a second answer."""
+def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: BoolArray) -> GateCost:
+    """Compute the mean cost: skipped questions continue their draft, retrieved ones need a second answer."""
     closed, opened = table.closed_tokens, table.open_tokens
     draft = closed if gate.drafts else np.zeros_like(closed)
     tokens = np.where(retrieve, draft + opened, closed).mean() + gate.extra_tokens
@@ -259,13 +265,13 @@ class GradedNeeds:
         return self.needs > self.threshold
 
 
-def _gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
+def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
     """Build the function that computes every measure of a gate from resample weights."""
-    ranking, decisions = _ranking_metric(outcomes), _decision_metric(outcomes)
+    ranking, decisions = _build_ranking_metric(outcomes), _build_decision_metric(outcomes)
     return lambda weights: {**ranking(weights), **(decisions(weights) if decisions else {})}
 
 
-def _ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
+def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     """Measure how well need predicts unknown questions and questions that retrieval helps."""
     unknown, needs, ranking = ~outcomes.closed, outcomes.needs, metrics.NeedRanking(outcomes.needs)
     helped = outcomes.opened & unknown if outcomes.opened is not None else None
@@ -282,7 +288,7 @@ def _ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
     return measure
 
 
-def _decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
+def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     """Measure the decisions at the gate's threshold. None without open-book answers."""
     if outcomes.opened is None:
         return None
@@ -342,14 +348,14 @@ class QuestionCells:
 
     def metric(self) -> WeightedMetric:
         """Return the metric of the cells as a function of question weights."""
-        measure_cells = _gate_metric(self.cells)
+        measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, FloatArray]]:
     """Measure the questions exactly and the resamples on cells, corrected by the cells' error on all questions."""
     full_sample = metrics.unit_weights(bootstrap.n)
-    exact = [_gate_metric(gate)(full_sample) for gate in gates]
+    exact = [_build_gate_metric(gate)(full_sample) for gate in gates]
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     resampled = bootstrap.resample(cell_metrics)
     results = []
@@ -364,17 +370,17 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions by level of need and by the grades of both answers."""
-    level = _need_levels(outcomes)
+    level = _assign_need_levels(outcomes)
     opened = outcomes.closed if outcomes.opened is None else outcomes.opened
     # The cell id holds the level and, in its two lowest bits, the two grades.
     ids, cell_of_question = np.unique(level.astype(np.int64) * 4 + 2 * outcomes.closed + opened, return_inverse=True)
-    means = _level_means(outcomes.needs, level)[ids // 4]
+    means = _compute_level_means(outcomes.needs, level)[ids // 4]
     closed, opened = (ids % 4) // 2 == 1, ids % 2 == 1
     cells = GradedNeeds(means, outcomes.threshold, closed, None if outcomes.opened is None else opened)
     return QuestionCells(cells, cell_of_question.astype(np.int32))
 
 
-def _need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
+def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
     """Number each question by its level of need. A level never spans the threshold or the edge of an ECE bin."""
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
@@ -388,7 +394,7 @@ def _need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
     return level
 
 
-def _level_means(needs: FloatArray, level: NDArray[np.int32]) -> FloatArray:
+def _compute_level_means(needs: FloatArray, level: NDArray[np.int32]) -> FloatArray:
     """Return the mean need of each level, clipped so that a level of equal needs keeps its exact value."""
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)

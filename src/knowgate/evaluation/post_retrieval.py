@@ -18,7 +18,6 @@ from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.storage import question_from_row
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadSetting
-from knowgate.evaluation.frontier import compute_frontier
 from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
@@ -26,7 +25,7 @@ from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate
 from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray, compute_frontier
 from knowgate.stats.proportions import mcnemar_test
 from knowgate.types import PassageFilter
 

@@ -242,7 +242,7 @@ def _count_skips(needs: FloatArray, closed: BoolArray, opened: BoolArray, thresh
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
-    """Count for a gate that stays at its own threshold."""
+    """Count wins, losses and skips of a gate that stays at its own threshold."""
     right, opened = option.right[rows], answers.opened[rows]
     columns = (right & ~opened, opened & ~right, option.needs[rows] <= threshold)
     return SkipCounts(*(np.array([column.sum()]) for column in columns))

@@ -109,7 +109,7 @@ class TrafficEvent:
 
 
 @dataclass(frozen=True)
-class TrafficSaving:
+class SavedAmount:
     """An amount saved against always retrieving; negative if the gate costs more than it saves.
 
     Attributes:
@@ -134,7 +134,7 @@ class ReplayResult:
     threshold: float
     retrieved: int
     rate: float
-    savings: dict[str, TrafficSaving | None]
+    savings: dict[str, SavedAmount | None]
     risks: dict[str, Proportion]
 
     def to_dict(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
     saved = {measure: _measure_saving(traffic, measure, retrieve) for measure in COST_MEASURES}
-    searches = TrafficSaving(n - n_retrieved, n)
+    searches = SavedAmount(n - n_retrieved, n)
     savings = {
         "retrievals": searches,
         "tokens": _add_savings((saved["prompt"], 1.0), (saved["completion"], 1.0)),
@@ -229,15 +229,15 @@ def make_proportion(flags: BoolArray) -> Proportion:
     return Proportion(hits, n, hits / n, *wilson_interval(hits, n))
 
 
-def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> TrafficSaving | None:
+def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> SavedAmount | None:
     """Return what retrieving only where `retrieve` is true saves in one measure; None if unknown."""
     reading, closed, opened = (traffic.costs[stage][measure] for stage in COST_STAGES)
     always = float(opened.sum())
     gated = float((reading + np.where(retrieve, opened, closed)).sum())
-    return None if math.isnan(always) or math.isnan(gated) else TrafficSaving(always - gated, always)
+    return None if math.isnan(always) or math.isnan(gated) else SavedAmount(always - gated, always)
 
 
-def _add_savings(*parts: tuple[TrafficSaving | None, float]) -> TrafficSaving | None:
+def _add_savings(*parts: tuple[SavedAmount | None, float]) -> SavedAmount | None:
     """Add savings, each times its price. None if one that has a price is unknown, or nothing has a price."""
     saved = always = 0.0
     priced = [(saving, price) for saving, price in parts if price]
@@ -246,4 +246,4 @@ def _add_savings(*parts: tuple[TrafficSaving | None, float]) -> TrafficSaving | 
             return None
         saved += saving.saved * price
         always += saving.always * price
-    return TrafficSaving(saved, always) if priced else None
+    return SavedAmount(saved, always) if priced else None

@@ -112,13 +112,13 @@ def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPro
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
     """Build a prompt with as many passages as fit, dropping from the end; the last one is halved until it fits."""
     limit = min(max_tokens, judge.model.context_window - 1)
-    kept = list(passages)
-    while kept and _count_tokens(judge, build_kbm_prompt(question, kept)) > limit:
-        if len(kept) == 1 and len(kept[0].text) > 1:
-            kept[0] = replace(kept[0], text=kept[0].text[: len(kept[0].text) // 2])
+    remaining = list(passages)
+    while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:
+        if len(remaining) == 1 and len(remaining[0].text) > 1:
+            remaining[0] = replace(remaining[0], text=remaining[0].text[: len(remaining[0].text) // 2])
         else:
-            kept.pop()
-    return build_kbm_prompt(question, kept)
+            remaining.pop()
+    return build_kbm_prompt(question, remaining)
 
 
 def _count_tokens(judge: CausalJudge, prompt: str) -> int:

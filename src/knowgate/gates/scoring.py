@@ -216,11 +216,11 @@ def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
 
 def _check_sample_layers(gates: Sequence[Gate]) -> None:
     """Raise BadSetting if gates read their samples at different layers or tokens, because a pass reads one."""
-    requests = {gate.name: gate.request for gate in gates if gate.request.sample_layer is not None}
-    if len({(request.sample_layer, request.sample_end) for request in requests.values()}) > 1:
+    requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
+    if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
         listed = ", ".join(
             f"{name}: {request.sample_layer}{'' if request.sample_end else ', before the end token'}"
-            for name, request in requests.items()
+            for name, request in requests
         )
         raise BadSetting(f"gates in one pass must read their samples at the same layer and token, not at {listed}.")
 

@@ -10,23 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
-from knowgate.data.signals.confidence import (
-    ASSESSMENT_LABELS,
-    SELF_ASSESSMENT,
-    has_distinct_logits,
-    self_assessment_logit,
-)
-from knowgate.data.signals.samples import (
-    SEAKR_END,
-    SEAKR_SIZE,
-    canonical_answer,
-    certainty,
-    log_determinant,
-    log_mean_square,
-    mastery,
-    retrieval_benefit,
-    retrieval_effect,
-)
+from knowgate.data.signals import confidence, samples
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
 from knowgate.labels.grading import Grade, Grader, StringGrader, list_gold_answers
 from knowgate.labels.mask import mask_passages
@@ -202,14 +186,14 @@ class Labeler:
             [self._make_empty_row(question) for question in questions], questions, "closed", closed
         )
 
-    def _read(self, prompts: Sequence[Prompt], samples: int, *, with_states: bool = False) -> list[Reading]:
+    def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0
         request = SignalRequest(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if with_states else (),
             after_draft=with_states,
-            samples=max(samples, seakr_samples),
+            samples=max(n_samples, seakr_samples),
             sample_tokens=plan.max_tokens,
             sampling=plan.sampling,
             seed=plan.seed,
@@ -218,7 +202,7 @@ class Labeler:
             resumable=False,
         )
         readings = self.model.read(prompts, request)
-        return [replace(reading, resume=None, samples=reading.samples[:samples]) for reading in readings]
+        return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
         """Return the self-assessment and the SeaKR dispersion of each question."""
@@ -229,18 +213,23 @@ class Labeler:
         if reading.sample_states is None:
             return {}
         states = reading.sample_states[: self.plan.seakr]
-        return {SEAKR_END: log_determinant(states), SEAKR_SIZE: log_mean_square(states)}
+        return {samples.SEAKR_END: samples.log_determinant(states), samples.SEAKR_SIZE: samples.log_mean_square(states)}
 
     def _assess(self, questions: Sequence[Question]) -> list[dict[str, float]]:
         """Ask whether the model can answer, as a difference of logits; empty if it gives no such logits."""
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
-        prompts = [build_self_assessment_prompt(question, *ASSESSMENT_LABELS) for question in questions]
+        prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
-            logits = self.model.label_logits(prompts, ASSESSMENT_LABELS)
+            logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
         except NotOffered:  # no reason to lose the answers
             return [{} for _ in questions]
-        return [{SELF_ASSESSMENT: self_assessment_logit(rows)} if has_distinct_logits(rows) else {} for rows in logits]
+        return [
+            {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}
+            if confidence.has_distinct_logits(rows)
+            else {}
+            for rows in logits
+        ]
 
     # --- open book --------------------------------------------------------------------------------
 
@@ -258,8 +247,8 @@ class Labeler:
         return evidence, [self.prompts.open(question, item.passages) for question, item in pairs if item.passages]
 
     def _read_open_answers(self, prompts: Sequence[Prompt]) -> list[Reading]:
-        samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
-        return self._read(prompts, samples) if prompts else []
+        n_samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
+        return self._read(prompts, n_samples) if prompts else []
 
     def _add_open_answers(
         self,
@@ -341,8 +330,8 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
         answer,
         correct=grades[0].correct,
         sample_correct=sampled,
-        mastery=mastery(sampled),
-        certainty=certainty([canonical_answer(text, question) for text in answer.samples]),
+        mastery=samples.mastery(sampled),
+        certainty=samples.certainty([samples.canonical_answer(text, question) for text in answer.samples]),
     )
 
 
@@ -359,9 +348,9 @@ def _compare_answers(row: LabelRow) -> LabelRow:
         return row
     return replace(
         row,
-        effect_mastery=retrieval_effect(row.closed.mastery, row.open.mastery),
-        effect_certainty=retrieval_effect(row.closed.certainty, row.open.certainty),
-        benefit=retrieval_benefit(row.closed.correct, row.open.correct),
+        effect_mastery=samples.retrieval_effect(row.closed.mastery, row.open.mastery),
+        effect_certainty=samples.retrieval_effect(row.closed.certainty, row.open.certainty),
+        benefit=samples.retrieval_benefit(row.closed.correct, row.open.correct),
     )
 
 

@@ -90,11 +90,14 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
     """Find the runs of pieces that form an answer; overlapping runs are merged."""
     numbered = [(token, number) for number, piece in enumerate(pieces) for token in piece.tokens]
     tokens = [token for token, _ in numbered]
+    positions: dict[str, list[int]] = {}
+    for position, token in enumerate(tokens):
+        positions.setdefault(token, []).append(position)
     spans = sorted(
         PieceSpan(numbered[start][1], numbered[start + len(answer) - 1][1] + 1)
         for answer in answers
-        for start in range(len(tokens) - len(answer) + 1)
-        if tokens[start] == answer[0] and tokens[start : start + len(answer)] == answer
+        for start in positions.get(answer[0], ())
+        if tokens[start : start + len(answer)] == answer
     )
     merged: list[PieceSpan] = []
     for span in spans:

@@ -20,7 +20,7 @@ CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for minutes
 OBJECT_STORE_BYTES = 256 << 20  # of a cluster that is started here; rows pass through it batch by batch
 MAX_WORKERS = 10_000
 START_HINT = (
-    "Start one there (`ray start --head`), name its address (runner='ray:HOST:PORT'), or use this machine: "
+    "Start one there with `ray start`, name its address (runner='ray:HOST:PORT'), or use this machine: "
     "runner='ray:local'"
 )
 

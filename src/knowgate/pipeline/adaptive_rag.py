@@ -288,8 +288,8 @@ class AdaptiveRAG:
             self.prompts.open_fingerprint,
             self.reranker.fingerprint if self.reranker else None,
             RERANK_CANDIDATES,
-            at_times=self.rerank_margin is not None,
-            looks_twice=self.second_look is not None,
+            reranks_sometimes=self.rerank_margin is not None,
+            filters_passages=self.second_look is not None,
             arbiter=self.bound_arbiter.fingerprint if self.bound_arbiter else None,
         )
 

@@ -171,7 +171,7 @@ def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
     """
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
-        problem = f"rerank='{settings.rerank}' is none" if settings.rerank else "`rerank` is missing"
+        problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"
         raise BadSetting(
             f"preset='cbdr' takes an aligned reranker; {problem}. Make one with `knowgate prefer` and "
             "`knowgate fit reranker`."

@@ -43,7 +43,7 @@ class IndexOptions(Options):
     kind: IndexKind = Field(
         default="bm25",
         description="Index for search by shared words (bm25), by meaning (dense) or both (hybrid).",
-        json_schema_extra={"flag": "--retriever"},
+        json_schema_extra={"flag_name": "retriever"},
     )
     max_words: Count = Field(default=MAX_PASSAGE_WORDS, description="Longest passage in words.")
 

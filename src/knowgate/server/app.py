@@ -87,6 +87,7 @@ class EndpointApp:
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request and record what happened to it."""
         trace, request = RequestTrace(), Request(scope, receive, send)
         response = await self._respond(request, trace)
         self.service.record(self.endpoint.path, response, trace)
@@ -189,8 +190,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
 class SettingsReloader:
     """Reads the settings again when the process receives SIGHUP: gate, threshold, rules and documents.
 
-    Requests in progress keep the old settings. The LLM stays loaded unless the settings name another one. Changes of the
-    table [serve] need a restart.
+    Requests in progress keep the old settings. The LLM stays loaded unless the settings name another one. Changes of
+    the table [serve] need a restart.
     """
 
     def __init__(
@@ -207,9 +208,10 @@ class SettingsReloader:
         """Install the signal handler. Only the main thread of a process can do that."""
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._read_settings is not None and RELOAD_SIGNAL is not None and is_main_thread:
-            self.loop.add_signal_handler(RELOAD_SIGNAL, self._start)
+            self.loop.add_signal_handler(RELOAD_SIGNAL, self._start_reload)
 
-    def _start(self) -> None:
+    def _start_reload(self) -> None:
+        """Start a reload from the signal handler."""
         task = asyncio.ensure_future(self.reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -28,6 +28,7 @@ class CircuitBreaker:
 
     @property
     def state(self) -> str:
+        """State of the breaker: "closed", "open" or "half-open"."""
         if self.failure_count < self.failure_threshold:
             return "closed"
         return "open" if self.clock() < self.last_failure + self.recovery_seconds else "half-open"

@@ -154,6 +154,7 @@ def open_store(location: str, tables: Sequence[str], *, lock_timeout: float, is_
 
 
 def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_durable: bool) -> sqlite3.Connection:
+    """Open an SQLite file in WAL mode, and create its tables."""
     for attempts_left in reversed(range(OPEN_ATTEMPTS)):
         connection = sqlite3.connect(path, timeout=lock_timeout)
         try:

@@ -46,7 +46,7 @@ ENDPOINTS = (
              schemas.DeletionRequest, schemas.DeletionResponse),
     Endpoint("GET", "/v1/decisions/{id}", Service.get_decision, "Return a decision and its feedback.",
              None, schemas.StoredDecision),
-    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision and everything about its question.",
+    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision and all about its question.",
              None, schemas.DeletionResponse),
     Endpoint("GET", "/v1/learning", Service.get_learning, "Return losses, alarms and drift.",
              None, schemas.LearningResponse),

@@ -16,14 +16,14 @@ from starlette.responses import Response
 from knowgate.server.schemas import ErrorResponse
 
 REFERENCE = "#/components/schemas/{model}"
-DOCS_PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>knowgate: endpoints</title><style>
+DOCS_PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
+<meta name="viewport" content="width=device-width"><title>knowgate: endpoints</title><style>
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow:auto;padding:.6rem;border:1px solid #8885}
 summary{cursor:pointer;padding:.3rem 0}b{display:inline-block;min-width:4.5rem}</style>
-<h1>knowgate</h1><p>Applications that use OpenAI's API change their base URL to <code>/v1</code> of this server, and nothing
-else. The decision is in the field <code>knowgate</code> of a response and in its <code>x-knowgate-</code> headers. For
-programs: <a href="openapi.json">openapi.json</a>.</p>
+<h1>knowgate</h1><p>Applications that use OpenAI's API change their base URL to <code>/v1</code> of this server, and
+nothing else. The decision is in the field <code>knowgate</code> of a response and in its <code>x-knowgate-</code>
+headers. For programs: <a href="openapi.json">openapi.json</a>.</p>
 """
 
 
@@ -76,6 +76,7 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
+    """Describe one endpoint as an OpenAPI operation."""
     operation: dict[str, Any] = {
         "summary": endpoint.summary,
         "operationId": f"{endpoint.method.lower()} {endpoint.path}",
@@ -93,6 +94,7 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _describe_content(model: type[BaseModel] | None) -> dict[str, Any]:
+    """Describe a JSON body by reference to the schema of its model."""
     if model is None:
         return {}
     return {"content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}}
@@ -104,6 +106,7 @@ def build_docs_page(endpoints: Sequence[Endpoint]) -> str:
 
 
 def _format_endpoint(endpoint: Endpoint) -> str:
+    """Format one endpoint as HTML."""
     heading = f"<b>{endpoint.method}</b> <code>{html.escape(endpoint.path)}</code><br>{html.escape(endpoint.summary)}"
     if endpoint.request is None:
         return f"<p>{heading}</p>"

@@ -216,11 +216,13 @@ class Service:
     # --- the decision log -------------------------------------------------------------------------
 
     def _require_decision_log(self) -> DecisionLog:
+        """Return the decision log, or raise a 404 error if there is none."""
         if self.decision_log is None:
             raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
         return self.decision_log
 
     async def _find_decision(self, id: str) -> dict[str, Any]:
+        """Return a decision of the log, or raise a 404 error."""
         decision = await self._require_decision_log().find(id)
         if decision is None:
             raise ApiError(404, f"there is no decision '{id[:80]}'.", "no_decision")
@@ -269,6 +271,7 @@ class Service:
     # --- learning and monitoring ------------------------------------------------------------------
 
     def _require_learner(self) -> TrafficLearner:
+        """Return the learner, or raise a 404 error if there is none."""
         if self.learner is None:
             message = "this server does not learn from traffic. Set `audit`, `shadow` or `log` in its settings."
             raise ApiError(404, message, "off")

@@ -139,6 +139,7 @@ class CancelOnDisconnect:
         self._watcher = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
+        """Cancel the body when the client disconnects."""
         await wait_for_disconnect(self._receive)
         self._is_disconnected = True
         self._body.cancel()
@@ -183,6 +184,7 @@ class EventStreamResponse(Response):
             self.on_close()
 
     async def _send_events(self, send: Send) -> None:
+        """Send the events; after the deadline, send an error event and stop."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
             async with asyncio.timeout_at(self.deadline):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from knowgate.gates.artifacts.gate_folder import SEEN_FILE, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.stats.bootstrap import Bootstrap, Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
+from knowgate.training import model_card
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, load_answer_pairs
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.fit_function import (
@@ -33,7 +33,6 @@ from knowgate.training.fit_function import (
     select_injected_arguments,
 )
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
-from knowgate.training.model_card import format_facts, format_metrics, join_card
 
 EXTRA = "train"
 ARBITER_METRIC_NAMES = {
@@ -178,22 +177,14 @@ def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
 
 def _build_manifest(result: ArbiterResult, pairs: AnswerPairs) -> dict[str, Any]:
     """Build the part of the manifest that says what the arbiter was fitted on and what it works with."""
-    settings = pairs.table.settings
     left_out = [f"{count} rows were left out: {reason}" for reason, count in pairs.left_out.items() if count]
     return {
         "arbiter": result.arbiter,
         "options": dict(result.options),
         "needs": sorted(result.needs),
         "wants_passages": result.wants_passages,
-        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
-        "prompts": settings["prompts_fingerprint"],
-        "retriever": settings.get("retriever_fingerprint"),
-        "grader": settings["grader"],
-        "data": [{"run": Path(run).name} for run in pairs.table.runs],
-        "data_hash": settings["data_fingerprint"],
-        "split": pairs.split.sizes(),
+        **model_card.describe_training_data(pairs.table, pairs.split),
         "base_rates": {"closed": float(pairs.closed_right.mean()), "open": float(pairs.open_right.mean())},
-        "created": time.strftime("%Y-%m-%d", time.gmtime()),
         "notes": [*result.notes, *left_out],
     }
 
@@ -203,10 +194,7 @@ def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
     rates = manifest["base_rates"]
     reads = [*manifest["needs"], *(["passages"] if manifest["wants_passages"] else [])]
     facts = [
-        ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
-        ("prompts", manifest["prompts"]),
-        ("label runs", ", ".join(item["run"] for item in manifest["data"])),
-        ("graded by", manifest["grader"]),
+        *model_card.list_training_facts(manifest),
         ("questions", ", ".join(f"{name} {count}" for name, count in manifest["split"].items())),
         ("right", f"{rates['closed']:.0%} closed-book, {rates['open']:.0%} open-book"),
         ("needs", ", ".join(reads) or "the two texts"),
@@ -218,7 +206,8 @@ def render_arbiter_card(manifest: Mapping[str, Any], command: str) -> str:
         "```python\nimport knowgate as kg\n\n"
         'settings = kg.load_settings(arbiter="THIS_FOLDER", gate="GATE", docs="FOLDER")\n'
         'print(kg.build_pipeline(settings).answer("a question"))\n```',
-        format_facts(facts),
-        "## Measured on the held-out test split\n\n" + format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),
+        model_card.format_facts(facts),
+        "## Measured on the held-out test split\n\n"
+        + model_card.format_metrics(manifest["metrics"], ARBITER_METRIC_NAMES),
     ]
-    return join_card(parts, manifest["notes"], command)
+    return model_card.join_card(parts, manifest["notes"], command)

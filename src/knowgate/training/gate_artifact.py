@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,10 +20,10 @@ from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, GateOutc
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray
+from knowgate.training import model_card
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
-from knowgate.training.model_card import format_estimate_cells, format_facts, format_metrics, join_card
 from knowgate.types import SignalRequest
 
 DEFAULT_FIT_MAX_LOSS = 0.01  # accuracy that the default threshold may lose against always retrieving: one point
@@ -108,22 +107,14 @@ def save_fitted(
 
 def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]:
     """Build the part of a manifest that says what the gate was fitted on and what it works with."""
-    settings = examples.settings
     return {
         "gate": result.gate,
         "options": dict(result.options),
         "needs": sorted(result.needs),
         "want": {**_list_changed_fields(result.request), "layers": list(result.request.layers)},
         "target": examples.target,
-        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
-        "prompts": settings["prompts_fingerprint"],
-        "retriever": settings.get("retriever_fingerprint"),
-        "grader": settings["grader"],
-        "data": [{"run": Path(run).name} for run in examples.runs],
-        "data_hash": settings["data_fingerprint"],
-        "split": examples.split.sizes(),
+        **model_card.describe_training_data(examples.table, examples.split),
         "base_rate": float(examples.needed.mean()),
-        "created": time.strftime("%Y-%m-%d", time.gmtime()),
         "synthetic": count_synthetic(examples.rows),
         "notes": [*result.notes, *list_caveats(examples.rows)],
     }
@@ -211,22 +202,20 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
         f'settings = kg.load_settings(gate="THIS_FOLDER", model="{model}", docs="FOLDER")\n'
         'print(kg.build_pipeline(settings).answer("a question"))\n```',
         _format_gate_facts(manifest),
-        "## Measured on the held-out test split\n\n" + format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows),
+        "## Measured on the held-out test split\n\n"
+        + model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows),
         *_format_metrics_by_run(manifest),
         "![ROC curve on the test split](curve.svg)",
     ]
-    return join_card(parts, manifest["notes"], command)
+    return model_card.join_card(parts, manifest["notes"], command)
 
 
 def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
     sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
     options = {key: value for key, value in manifest["options"].items() if not isinstance(value, list)}
-    return format_facts(
+    return model_card.format_facts(
         [
-            ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
-            ("prompts", manifest["prompts"]),
-            ("label runs", ", ".join(item["run"] for item in manifest["data"])),
-            ("graded by", manifest["grader"]),
+            *model_card.list_training_facts(manifest),
             ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them positive"),
             ("needs", ", ".join(manifest["needs"]) or "no signals of the LLM"),
             ("options", ", ".join(f"{key} {value}" for key, value in options.items())),
@@ -245,7 +234,9 @@ def _format_metrics_by_run(manifest: Mapping[str, Any]) -> list[str]:
     lines = [f"By label run ({weighting}):", "", header]
     for name, run in manifest["sets"].items():
         share = "" if run["base_rate"] is None else f"{run['base_rate']:.0%}"
-        lines.append(f"| {escape_markdown(name)} | {run['n']} | {share} | {format_estimate_cells(run['auroc'])} |")
+        lines.append(
+            f"| {escape_markdown(name)} | {run['n']} | {share} | {model_card.format_estimate_cells(run['auroc'])} |"
+        )
     return ["\n".join(lines)]
 
 

@@ -1,10 +1,15 @@
-"""Model cards in Markdown: the parts that cards of gates, arbiters and rerankers share."""
+"""Model cards and manifests: the parts that gates, arbiters and rerankers share."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from knowgate.core.display import escape_markdown, escape_markdown_code
+from knowgate.data.runs.table import LabelTable
+from knowgate.data.splits import Split
 
 EstimateRecord = Mapping[str, float | None]
 
@@ -43,3 +48,28 @@ def format_metrics(
         if extra_rows and name in extra_rows:
             lines.append(extra_rows[name])
     return "\n".join(lines)
+
+
+def describe_training_data(table: LabelTable, split: Split) -> dict[str, Any]:
+    """Return the part of a manifest that says which LLM and label runs an artifact was fitted on, and when."""
+    settings = table.settings
+    return {
+        "model": {"name": settings["model"], "fingerprint": settings["model_fingerprint"]},
+        "prompts": settings["prompts_fingerprint"],
+        "retriever": settings.get("retriever_fingerprint"),
+        "grader": settings["grader"],
+        "data": [{"run": Path(run).name} for run in table.runs],
+        "data_hash": settings["data_fingerprint"],
+        "split": split.sizes(),
+        "created": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def list_training_facts(manifest: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """List the rows of a card's fact table that describe the LLM and the label runs."""
+    return [
+        ("model", f"{manifest['model']['name']} ({manifest['model']['fingerprint']})"),
+        ("prompts", manifest["prompts"]),
+        ("label runs", ", ".join(item["run"] for item in manifest["data"])),
+        ("graded by", manifest["grader"]),
+    ]

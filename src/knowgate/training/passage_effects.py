@@ -25,7 +25,7 @@ from knowgate.types import (
 )
 
 ANSWER_TOKENS = 32
-FIT_PROBE_HINT = "Fit one: knowgate fit probe --target known --balanced --labels RUN --out DIR"
+FIT_PROBE_HINT = "Fit one with target='known' and balanced=True: knowgate fit probe"
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,8 @@ def _check_classes(truth: BoolArray, criterion: str) -> None:
 def _describe_head(name: str, truth: BoolArray, needs: FloatArray, n_left_out: int) -> str:
     left_out = f"; {n_left_out} too long for the context window left out" if n_left_out else ""
     score = _format_auroc(auroc(truth, needs))
-    return f"head {name}: AUROC {score}, accuracy {accuracy(truth, needs):.3f} on {len(truth)} held-out labeled questions{left_out}"
+    quality = f"AUROC {score}, accuracy {accuracy(truth, needs):.3f}"
+    return f"head {name}: {quality} on {len(truth)} held-out labeled questions{left_out}"
 
 
 def _measure_tree(
@@ -231,7 +232,8 @@ def _measure_tree(
     unknown = apply_calibration(apply_head(tensors, SELF_HEAD, states[split.test]), calibration)
     heads = apply_heads(tensors, calibrations, states[split.test], unknown)
     score = auroc(needed[split.test], (apply_hard_tree if tree == "hard" else apply_soft_tree)(heads))
-    return f"the metrics are those of the head self; the whole tree has AUROC {_format_auroc(score)} on the same test split"
+    whole = f"the whole tree has AUROC {_format_auroc(score)} on the same test split"
+    return f"the metrics are those of the head self; {whole}"
 
 
 def _format_auroc(score: float | None) -> str:

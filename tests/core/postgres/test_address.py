@@ -24,18 +24,18 @@ from knowgate.errors import BadSetting
         ("postgresql://me:a@b/c@h/db", "postgresql://me:a@b/c@h/db", "knowgate", "postgresql://***@h/db"),
     ],
 )
-def test_an_address_is_split_into_what_is_libpqs_and_what_is_ours(spec, conninfo, schema, shown):
+def test_an_address_is_split_into_conninfo_and_schema(spec, conninfo, schema, shown):
     address = parse_database_address(spec)
     assert (address.conninfo, address.schema, address.redacted) == (conninfo, schema, shown)
 
 
 @pytest.mark.parametrize("schema", ["A", "a-b", "1a", "pg_catalog", "a;drop", "x" * 64, "", 'a"b'])
-def test_odd_names_of_schemas_are_refused(schema):
+def test_invalid_schema_names_are_rejected(schema):
     with pytest.raises(BadSetting, match="its name must be lowercase letters"):
         parse_database_address(f"postgresql://h/db?schema={schema}")
 
 
-def test_what_is_no_address_is_refused_with_an_example():
+def test_an_invalid_address_is_rejected_with_an_example():
     with pytest.raises(BadSetting, match=r"not the address of a database\. Write postgresql://USER@HOST"):
         parse_database_address("mysql://h/db")
     assert not is_postgres_address("history.db")

@@ -25,7 +25,7 @@ def address():
     return parse_database_address(postgres_server().address())
 
 
-def test_an_older_version_is_brought_up_to_date_and_keeps_its_rows(address):
+def test_an_older_version_is_migrated_and_keeps_its_rows(address):
     assert PostgresDatabase(address, FIRST).read("SELECT * FROM things") == [("kept",)]
     assert PostgresDatabase(address, SECOND).read("SELECT * FROM things") == [("kept", 7)]
     assert PostgresDatabase(address, SECOND).read("SELECT part, version FROM versions") == [("toys", 2)]
@@ -60,7 +60,7 @@ assert PostgresDatabase(parse_database_address(sys.argv[1]), SECOND).read("SELEC
 """
 
 
-def test_processes_that_come_at_once_make_the_tables_once():
+def test_concurrent_processes_create_the_tables_once():
     place = postgres_server().address()
     with ExitStack() as stack:
         makers = [stack.enter_context(child([sys.executable, "-c", MAKER, place])) for _ in range(4)]

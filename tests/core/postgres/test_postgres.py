@@ -28,7 +28,7 @@ print("files work:", not history_exists("no/such/log.db"))
 """
 
 
-def test_without_the_extra_it_is_named_and_files_work():
+def test_a_missing_extra_is_named_and_files_work():
     said = python(WITHOUT).splitlines()
     assert len(said) == 5
     assert all(

@@ -48,7 +48,7 @@ SHAPES = {"langsmith": LANGSMITH, "langfuse": LANGFUSE, "phoenix": PHOENIX, "lan
 
 @pytest.mark.parametrize("tool", SHAPES)
 @pytest.mark.parametrize("ending", ["jsonl", "json"])
-def test_question_and_answers_are_found_where_each_tool_puts_them(tmp_path, tool, ending):
+def test_questions_and_answers_are_read_from_the_fields_of_each_tool(tmp_path, tool, ending):
     record, file = SHAPES[tool], tmp_path / f"export.{ending}"
     file.write_text(json.dumps(record) if ending == "jsonl" else json.dumps({"data": [record]}), encoding="utf-8")
     (one,) = load_questions(f"{tool.partition('-')[0]}:{file}")
@@ -65,7 +65,7 @@ def test_spans_are_read_from_parquet(tmp_path):
     assert (one.text, one.meta["answer"]) == ("Who wrote Emma?", "Jane Austen")
 
 
-def test_a_label_run_is_made_of_an_export(tmp_path):
+def test_a_label_run_is_imported_from_an_export(tmp_path):
     file = tmp_path / "runs.jsonl"
     rows = [LANGSMITH, {**LANGSMITH, "id": "0190-c", "outputs": {"answer": "Brontë"}}]
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -74,7 +74,7 @@ def test_a_label_run_is_made_of_an_export(tmp_path):
     assert [row.closed.correct for row in open_run(tmp_path / "run").rows()] == [True, False]
 
 
-def test_other_places_are_named_in_the_spec(tmp_path):
+def test_fields_can_be_named_in_the_spec(tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps({"in": {"ask": "Who?"}, "out": {"said": "Ada"}, "right": "Ada"}), encoding="utf-8")
     (one,) = load_questions(f"langfuse:{file}?question=in.ask&answer=out.said&answers=right")
@@ -89,7 +89,7 @@ def test_other_places_are_named_in_the_spec(tmp_path):
         ("a.json", "[1]", "is not a list of objects"),
     ],
 )
-def test_an_export_that_cannot_be_read_says_why(tmp_path, name, text, said):
+def test_an_invalid_export_is_reported(tmp_path, name, text, said):
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match=said):
         load_questions(f"langsmith:{tmp_path / name}")

@@ -26,17 +26,17 @@ def folder(tmp_path, monkeypatch):
     return source
 
 
-def test_nested_columns_are_found_by_their_path(folder):
+def test_nested_columns_are_read_by_path(folder):
     first, second = load_questions(f"hub:{folder}?question=q&answers=answer.aliases")
     assert (first.text, first.answers, first.id) == ("Who wrote Hamlet?", ("Shakespeare",), "test-1")
     assert second.answers == ()
 
 
-def test_an_unknown_option_names_the_known_ones(folder):
+def test_an_unknown_option_error_lists_the_known_ones(folder):
     with pytest.raises(BadSetting, match=r"'hub:' has no option 'column'\. Known options: split, config"):
         load_questions(f"hub:{folder}?column=q")
 
 
-def test_a_missing_split_is_a_sentence(folder):
+def test_a_missing_split_is_reported(folder):
     with pytest.raises(BadInput, match=r"cannot load hub:.*split nothing"):
         load_questions(f"hub:{folder}?split=nothing&question=q")

@@ -27,7 +27,7 @@ def write(tmp_path):
     return make
 
 
-def test_every_field_of_a_record_is_taken(write):
+def test_every_field_of_a_record_is_parsed(write):
     assert load_questions(write(FULL)) == [
         Question(
             text="Who wrote Hamlet?",
@@ -41,14 +41,14 @@ def test_every_field_of_a_record_is_taken(write):
     ]
 
 
-def test_a_question_alone_will_do_and_has_its_line_number_as_id(write):
+def test_a_question_without_id_gets_its_line_number(write):
     assert load_questions(write({"question": "a?"}, {"question": "b?", "id": None})) == [
         Question("a?", id="1"),
         Question("b?", id="2"),
     ]
 
 
-def test_fields_that_are_null_are_left_out(write):
+def test_null_fields_are_ignored(write):
     record = dict.fromkeys(FULL) | {"question": "a?"}
     assert load_questions(write(record)) == [Question("a?", id="1")]
 
@@ -58,7 +58,7 @@ def test_a_limit_takes_the_first_ones(write):
     assert [question.text for question in load_questions(spec, limit=2)] == ["0?", "1?"]
 
 
-def test_an_id_that_comes_twice_is_named(write):
+def test_a_duplicate_id_is_rejected(write):
     with pytest.raises(BadInput, match="line 2 has the id 'x' of line 1"):
         load_questions(write({"question": "a?", "id": "x"}, {"question": "b?", "id": "x"}))
 
@@ -83,16 +83,16 @@ def test_ids_are_compared_as_text(write):
         ({"question": "a?", "meta": ["x"]}, "'meta' must be an object"),
     ],
 )
-def test_a_wrong_record_is_named_by_its_line(write, record, message):
+def test_an_invalid_record_is_reported_with_its_line(write, record, message):
     with pytest.raises(BadInput, match=rf"data\.jsonl line 2: {message}"):
         load_questions(write({"question": "fine?"}, record))
 
 
-def test_a_file_without_questions_is_refused(write):
+def test_a_file_without_questions_is_rejected(write):
     with pytest.raises(BadInput, match="holds no questions"):
         load_questions(write())
 
 
-def test_a_missing_file_is_named(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(BadInput, match=r"there is no file '.*none\.jsonl'"):
         load_questions(f"jsonl:{tmp_path / 'none.jsonl'}")

@@ -20,14 +20,14 @@ def table(tmp_path):
     return file
 
 
-def test_columns_are_named_in_the_spec_and_the_others_are_meta(table):
+def test_columns_are_named_in_the_spec_and_others_go_into_meta(table):
     one, two = load_questions(f"csv:{table}?question=q&answers=gold&id=nr&split=%7C")
     assert (one.text, one.id, one.answers) == ("Who wrote Emma?", "7", ("Austen", "Jane Austen"))
     assert (two.text, two.answers) == ("Capital; of Peru?", ("Lima",))
     assert two.meta["alone"] == "Cusco"
 
 
-def test_a_label_run_is_made_of_a_table(table, tmp_path):
+def test_a_label_run_is_imported_from_a_table(table, tmp_path):
     data = f"csv:{table}?question=q&answers=gold&id=nr&split=%7C"
     line = ["import-answers", "--data", data, "--model", "gpt", "--closed", "alone", "--open", "searched"]
     assert run([*line, "--out", str(tmp_path / "run")]) == 0
@@ -35,7 +35,7 @@ def test_a_label_run_is_made_of_a_table(table, tmp_path):
     assert [(row.closed.correct, row.open.correct) for row in rows] == [(True, True), (False, True)]
 
 
-def test_a_list_in_a_cell_is_several_answers(tmp_path):
+def test_a_json_list_in_a_cell_is_parsed(tmp_path):
     file = tmp_path / "a.csv"
     file.write_text('question,answers\nWho?,"[""Ada"", ""Bob""]"\n', encoding="utf-8")
     assert load_questions(f"csv:{file}")[0].answers == ("Ada", "Bob")
@@ -63,24 +63,24 @@ def test_parquet_is_read_like_csv(tmp_path):
         ("question\n", "", "holds no questions"),
     ],
 )
-def test_a_table_that_cannot_be_read_says_why(tmp_path, text, options, said):
+def test_an_invalid_table_is_reported(tmp_path, text, options, said):
     file = tmp_path / "a.csv"
     file.write_text(text, encoding="utf-8")
     with pytest.raises(BadInput, match=said):
         load_questions(f"csv:{file}{options}")
 
 
-def test_bytes_that_are_no_text_are_named(tmp_path):
+def test_invalid_bytes_are_reported(tmp_path):
     (tmp_path / "a.csv").write_bytes(b"question\n\xff\xfe\n")
     with pytest.raises(BadInput, match="UTF-8"):
         load_questions(f"csv:{tmp_path / 'a.csv'}")
 
 
 @pytest.mark.parametrize(("options", "said"), [("?colour=1", "Known options"), ("?sep=ab", "one character")])
-def test_options_that_cannot_be_are_refused(table, options, said):
+def test_invalid_options_are_rejected(table, options, said):
     with pytest.raises(BadSetting, match=said):
         load_questions(f"csv:{table}{options}")
 
 
-def test_a_file_is_known_by_its_ending(table):
+def test_a_table_is_recognized_by_its_suffix(table):
     assert guess_data_spec(str(table)) == f"csv:{table}"

@@ -27,42 +27,42 @@ def run_of(folder: Path, name: str, *, synthetic: bool) -> Path:
     return folder / name
 
 
-def test_real_questions_with_gold_answers_need_no_words():
+def test_real_questions_with_gold_answers_have_no_caveats():
     assert list_caveats([LabelRow("1", "q", "en", grader="contains")]) == []
 
 
-def test_a_run_says_how_many_of_its_questions_an_llm_wrote(tmp_path: Path):
+def test_a_run_records_its_number_of_synthetic_questions(tmp_path: Path):
     written = json.loads((run_of(tmp_path, "s", synthetic=True) / "run.json").read_text(encoding="utf-8"))
     assert written["settings"]["synthetic"] == 3
     asked = json.loads((run_of(tmp_path, "r", synthetic=False) / "run.json").read_text(encoding="utf-8"))
     assert "synthetic" not in asked["settings"]
 
 
-def test_synthetic_and_real_runs_are_not_taken_together_in_silence(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_mixing_synthetic_and_real_runs_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     runs = [run_of(tmp_path, "s", synthetic=True), run_of(tmp_path, "r", synthetic=False)]
     with caplog.at_level(logging.WARNING):
         load_label_table(runs)
     assert "wrote 3 of the 6 questions from the documents, mixed with 3 real ones" in caplog.text
 
 
-def test_runs_of_one_kind_are_taken_together_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_runs_of_one_kind_log_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         load_label_table([run_of(tmp_path, "r", synthetic=False), run_of(tmp_path, "q", synthetic=False)])
     assert caplog.text == ""
 
 
-def test_agreement_is_named_where_there_are_no_gold_answers():
+def test_grading_by_agreement_is_a_caveat():
     said = list_caveats([LabelRow("1", "q", "en", grader="agreement"), LabelRow("2", "q", "en", grader="contains")])
     assert said[0].startswith("No gold answers: for 1 of the 2 questions")
 
 
 @pytest.mark.parametrize(("count", "words"), [(0, ""), (4, "Synthetic: an LLM wrote all 4 questions")])
-def test_the_words_for_synthetic_questions(count: int, words: str):
+def test_synthetic_questions_are_described(count: int, words: str):
     assert describe_synthetic(count, 4).startswith(words)
     assert bool(describe_synthetic(count, 4)) == bool(words)
 
 
-def test_a_threshold_chosen_on_synthetic_questions_says_so():
+def test_a_threshold_records_that_it_was_chosen_on_synthetic_questions():
     evidence = {"n": 50, "chosen_on": {"n": 50}, "synthetic": 50}
     assert "an LLM wrote all 50 questions" in summarize_threshold(0.5, "accuracy", evidence)
     assert "LLM wrote" not in summarize_threshold(0.5, "accuracy", {**evidence, "synthetic": 0})

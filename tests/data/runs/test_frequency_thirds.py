@@ -15,11 +15,11 @@ from tests.support.trials_by_hand import trial_run
 FIVE = (0, 1, 2, 5, 9)  # thirds end with the second and the fourth: 0 1 | 2 5 | 9
 
 
-def test_five_counts_by_hand():
+def test_five_counts_are_split_as_by_hand():
     assert assign_frequency_thirds(FIVE) == ["rare", "rare", "middle", "middle", "frequent"]
 
 
-def test_report_and_evaluation_cut_five_rows_alike(tmp_path):
+def test_report_and_evaluation_use_the_same_thirds(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0), side(True), answer_frequency=count) for i, count in enumerate(FIVE)]
     reported = {one.value: one.n for one in measure_boundary(rows).slices if one.dimension == "answer frequency"}
     trial = load_label_table([trial_run(tmp_path / "run", rows)])
@@ -28,12 +28,12 @@ def test_report_and_evaluation_cut_five_rows_alike(tmp_path):
     assert reported == evaluated == {"rare": 2, "middle": 2, "frequent": 1}
 
 
-def test_unknown_counts_are_in_no_third():
+def test_unknown_counts_have_no_third():
     assert assign_frequency_thirds([3, None, 1]) == ["middle", None, "rare"]
 
 
 @pytest.mark.parametrize("counts", [[], [None, None], [4, 4, None]])
-def test_counts_that_do_not_differ_have_no_thirds(counts):
+def test_equal_counts_have_no_thirds(counts):
     assert assign_frequency_thirds(counts) == [None] * len(counts)
 
 

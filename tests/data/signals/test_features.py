@@ -17,21 +17,21 @@ def test_self_assessment_is_the_difference_of_logits_at_the_last_position():
     assert self_assessment_logit(np.array([[9.0, 0.0], [1.5, 0.25]], dtype=np.float32)) == 1.25
 
 
-def test_uncertainty_is_that_on_record():
+def test_dispersion_is_read_from_the_recorded_signal():
     assert FEATURES["seakr"](ASKED, Reading(signals={"seakr": -3.0}, sample_states=STATES)) == -3.0
 
 
-def test_uncertainty_is_worked_out_where_none_is_on_record():
+def test_dispersion_is_computed_if_not_recorded():
     expected = (math.log(4 + 1e-3) + 2 * math.log(1e-3)) / 3
     assert FEATURES["seakr"](ASKED, Reading(sample_states=STATES)) == pytest.approx(expected)
 
 
-def test_a_feature_is_available_where_every_reading_has_it():
+def test_a_feature_is_available_if_every_reading_has_it():
     told, silent = Reading(signals={"seakr": 1.0, "self_assessment": 2.0}), Reading(signals={"seakr": 1.0})
     assert available_features([ASKED] * 2, [told, silent]) == ["question_length", "seakr"]
 
 
-def test_what_is_missing_is_no_number():
+def test_missing_features_are_nan():
     rows = feature_matrix(["self_assessment", "seakr"], [ASKED], [Reading(signals={"self_assessment": 2.0})])
     assert rows.shape == (1, 2)
     assert rows[0, 0] == 2.0

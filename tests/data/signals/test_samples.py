@@ -11,11 +11,11 @@ def test_mastery_is_the_share_of_correct_samples():
     assert mastery([True] * 20 + [False] * 10) == pytest.approx(2 / 3)
 
 
-def test_mastery_counts_only_what_could_be_graded():
+def test_mastery_ignores_ungraded_samples():
     assert mastery([True, None, False, None]) == 0.5
 
 
-def test_mastery_is_absent_not_zero_without_grades():
+def test_mastery_is_none_without_grades():
     assert mastery([None, None]) is None
     assert mastery([]) is None
 
@@ -52,7 +52,7 @@ def test_the_effect_compares_the_indicator_with_and_without_retrieval(closed, op
     assert retrieval_effect(closed, opened) == expected
 
 
-def test_rounding_in_the_last_bit_is_no_effect():
+def test_rounding_in_the_last_bit_is_neutral():
     assert retrieval_effect(0.1 + 0.2, 0.3) == Effect.NEUTRAL
 
 

@@ -32,7 +32,7 @@ def section(found, name):
     return re.search(rf'<(section|details) [^>]*id="{name}">.*?(?=<section|<details class="fold"|<footer)', found, re.S)
 
 
-def test_without_open_book_answers_the_page_ranks_and_leaves_the_rest_out(tmp_path):
+def test_without_open_book_answers_the_page_shows_only_ranking(tmp_path):
     found = page_of(trial_run(tmp_path / "run", varied_rows(60, opened=False)), tmp_path / "p.html")
     assert "Cannot be said" in found
     assert "no question was answered with passages" in found
@@ -40,13 +40,13 @@ def test_without_open_book_answers_the_page_ranks_and_leaves_the_rest_out(tmp_pa
     assert "AUROC" in section(found, "gates")[0]
 
 
-def test_without_golds_the_evaluation_is_refused_with_what_to_type(tmp_path):
+def test_without_gold_answers_the_evaluation_is_rejected_with_advice(tmp_path):
     run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
     with pytest.raises(BadInput, match=r"1 not graded\. Label questions that have gold answers. .* knowgate report"):
         evaluate(runs=run)
 
 
-def test_without_golds_the_page_of_the_run_says_what_to_type_and_draws_no_empty_chart(tmp_path):
+def test_without_gold_answers_the_page_gives_advice_and_no_empty_chart(tmp_path):
     run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
     write_boundary_page(read_run_reports([run]), tmp_path / "p.html")
     found = (tmp_path / "p.html").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def test_two_hundred_gates_stay_a_small_page_with_five_lines(tmp_path):
     assert section(found, "gates")[0].count('<th scope="row">') == 203
 
 
-def test_texts_from_right_to_left_and_cjk_ones_stand_for_themselves(tmp_path):
+def test_right_to_left_and_cjk_texts_are_isolated(tmp_path):
     rows = [
         row(f"q{i}", side(i % 2 == 0, text=text), side(True, text=text), question=text, answers=(text,))
         for i, text in enumerate([ARABIC, HEBREW, CHINESE] * 4)

@@ -50,7 +50,7 @@ def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
     assert out.read_text(encoding="utf-8").count("<script>") == 1
 
 
-def test_a_page_is_made_from_source_that_was_never_installed(tmp_path, monkeypatch):
+def test_a_page_is_rendered_without_an_installed_package(tmp_path, monkeypatch):
     def missing(package):
         raise metadata.PackageNotFoundError(package)
 
@@ -73,7 +73,7 @@ def test_hostile_names_of_lines_stay_text():
     assert "<script" not in found
 
 
-def test_a_closed_book_run_says_so_instead_of_empty_plots(tmp_path):
+def test_a_closed_book_run_shows_a_remark_instead_of_empty_charts(tmp_path):
     found = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", varied_rows(10, opened=False))])))
     assert found.count('class="chart"') == 2  # what it knows, and accuracy
     assert f"fake: {NO_OPEN_ANSWERS}." in found
@@ -92,25 +92,25 @@ def test_long_passages_are_cut(tmp_path):
     assert found.count("w" * MAX_TEXT_LENGTH + " … (cut)") == 1
 
 
-def test_a_row_with_half_a_character_is_refused_before_the_page_is_written(tmp_path):
+def test_a_row_with_half_a_character_is_rejected_before_the_page_is_written(tmp_path):
     path = write_run(tmp_path / "a", [row("a", side(), side())], model="fake")
     (path / "labels.jsonl").write_text((path / "labels.jsonl").read_text().replace("q a", r"\ud83d"), encoding="utf-8")
     with pytest.raises(ArtifactError, match="half a character"):
         write_boundary_page(read_run_reports([path]), tmp_path / "report.html")
 
 
-def test_the_parts_of_the_picture_are_those_of_the_questions(tmp_path):
+def test_the_knowledge_shares_follow_from_both_grades(tmp_path):
     rows = [row("a", side(True), side(True)), row("b", side(True), side(False)), row("c", side(False), side(True))]
     (run,) = read_run_reports([write_run(tmp_path / "a", [*rows, row("d", side(False), side(False))])])
     assert charts.compute_knowledge_shares(run) == {"known": 0.25, "harmed": 0.25, "helped": 0.25, "hopeless": 0.25}
 
 
-def test_without_open_book_answers_the_picture_shows_what_is_known(tmp_path):
+def test_without_open_book_answers_the_shares_are_known_and_unknown(tmp_path):
     (run,) = read_run_reports([write_run(tmp_path / "a", [row("a", side(True)), row("b", side(False))])])
     assert charts.compute_knowledge_shares(run) == {"known": 0.5, "hopeless": 0.5}
 
 
-def test_what_the_llm_knows_is_said_first(tmp_path):
+def test_the_description_starts_with_what_the_llm_knows(tmp_path):
     rows = [row(str(number), side(number < 3), side(number < 6)) for number in range(10)]
     (run,) = read_run_reports([write_run(tmp_path / "a", rows)])
     first, sure, passages = describe_boundary(run)
@@ -119,7 +119,7 @@ def test_what_the_llm_knows_is_said_first(tmp_path):
     assert "they turn 30.0 % of the answers right, spoil 0.0 %" in passages
 
 
-def test_a_run_without_golds_says_that_nothing_is_graded(tmp_path):
+def test_a_run_without_gold_answers_is_described_as_ungraded(tmp_path):
     (run,) = read_run_reports([write_run(tmp_path / "a", [row("a", side(None, None), answers=())])])
     assert describe_boundary(run) == [
         "What fake knows cannot be said: none of its 1 answers is graded.",

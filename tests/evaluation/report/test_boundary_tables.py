@@ -26,7 +26,7 @@ def test_accuracy_is_shown_with_its_interval_and_n(tmp_path):
     assert line(text, "retrieval helps").split()[-1] == "5"
 
 
-def test_closed_and_open_book_stand_side_by_side_on_the_same_questions(tmp_path):
+def test_closed_and_open_book_are_compared_on_the_same_questions(tmp_path):
     both = [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
     alone = [row(f"alone {i}", side(True)) for i in range(10)]
     path = write_run(tmp_path / "a", [*both, *alone])
@@ -42,13 +42,13 @@ def test_the_grader_is_always_named(tmp_path):
     assert line(shown(write_run(tmp_path / "a", [row("a", side())])), "grader").split() == ["grader", "contains"]
 
 
-def test_a_closed_book_run_says_so(tmp_path):
+def test_a_closed_book_run_is_shown_as_such(tmp_path):
     text = shown(write_run(tmp_path / "a", varied_rows(10, opened=False)))
     assert sheets.NO_OPEN_ANSWERS in line(text, "open book")
     assert sheets.NO_MASK_ANSWERS in line(text, "MASK")
 
 
-def test_a_correlation_that_is_not_defined_says_so(tmp_path):
+def test_an_undefined_correlation_is_shown_as_such(tmp_path):
     assert "not defined" in line(shown(write_run(tmp_path / "a", [row("a", side())])), "Pearson")
 
 
@@ -66,7 +66,7 @@ def test_failures_and_missing_gold_answers_are_counted(tmp_path):
     assert "1: 1 × timeout" in line(text, "failed")
 
 
-def test_throughput_is_that_of_the_rows(tmp_path):
+def test_throughput_is_computed_from_the_rows(tmp_path):
     rows = [row(str(i), side(), seconds=0.5, tokens=30) for i in range(4)]
     assert "2.00 questions/s, 60 tokens/s" in line(shown(write_run(tmp_path / "a", rows)), "throughput")
 

@@ -70,7 +70,7 @@ def test_other_questions_are_compared_as_independent_samples(tmp_path):
     assert difference.high == pytest.approx((half[0] ** 2 + half[1] ** 2) ** 0.5)
 
 
-def test_how_many_questions_are_shared_and_needed_is_said(tmp_path):
+def test_the_number_of_shared_and_needed_questions_is_shown(tmp_path):
     """The second side shares 20 of its 100 questions; half of a side are needed."""
     sides = [
         load_evaluation_summary(report(tmp_path / f"r{n}", run(tmp_path / f"run{n}", 80, start=n)), []) for n in (0, 80)
@@ -80,7 +80,7 @@ def test_how_many_questions_are_shared_and_needed_is_said(tmp_path):
     assert describe_pairing(found).startswith("A and B share 20 questions; pairing needs 50.")
 
 
-def test_gates_that_one_side_alone_has_are_named(tmp_path, both, capsys):
+def test_gates_of_one_side_only_are_listed(tmp_path, both, capsys):
     other = write_report(evaluate(["good", "poor"], tmp_path / "run60", resamples=50), tmp_path / "o", html=False)
     page = tmp_path / "c.html"
     assert knowgate(["compare", str(both[0]), str(other), "--out", str(page)]) == 0
@@ -98,7 +98,7 @@ def test_a_report_without_decisions_is_compared_by_its_intervals(both):
     assert changes(found, "always")["accuracy"].difference.value == pytest.approx(-0.2)
 
 
-def test_what_is_recommended_is_compared_at_its_threshold(both):
+def test_the_recommended_policies_are_compared_at_their_thresholds(both):
     found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
     assert found.watched == ["never", "always", "recommended"]
     assert changes(found, "recommended")["accuracy"].first.value == pytest.approx(0.85)  # 20 to 80 right, and 5 known
@@ -123,7 +123,7 @@ def arbitrated(tmp_path):
     return folders
 
 
-def test_gates_with_an_arbiter_behind_are_compared_in_pairs_and_count(arbitrated):
+def test_gates_with_an_arbiter_are_compared_in_pairs_and_watched(arbitrated):
     found = diff_evaluations(*(load_evaluation_summary(one, []) for one in arbitrated))
     accuracy = changes(found, "always + arbiter")["accuracy"]
     assert (accuracy.first.value, accuracy.second.value) == (1.0, 0.7)
@@ -133,7 +133,7 @@ def test_gates_with_an_arbiter_behind_are_compared_in_pairs_and_count(arbitrated
     assert "always" not in [one.gate for one in found.find_worse(0.01)]
 
 
-def test_a_worse_arbiter_ends_with_3_and_without_decisions_too(arbitrated, capsys):
+def test_a_worse_arbiter_exits_with_3_even_without_decisions(arbitrated, capsys):
     given = ["compare", *map(str, arbitrated), "--no-html", "--gate", "always", "--fail-if-worse", "0.01"]
     assert knowgate(given) == 3
     assert "'always + arbiter'" in capsys.readouterr().err
@@ -142,19 +142,19 @@ def test_a_worse_arbiter_ends_with_3_and_without_decisions_too(arbitrated, capsy
     assert knowgate(given) == 3
 
 
-def test_an_arbiter_that_one_side_alone_has_is_named(arbitrated, tmp_path, capsys):
+def test_an_arbiter_of_one_side_only_is_listed(arbitrated, tmp_path, capsys):
     plain = write_report(evaluate("logprob:first", tmp_path / "first", resamples=50), tmp_path / "plain", html=False)
     assert knowgate(["compare", str(arbitrated[0]), str(plain), "--no-html"]) == 0
     assert "only A has always + arbiter" in capsys.readouterr().out
 
 
-def test_only_a_certain_fall_beyond_the_tolerated_one_counts(both):
+def test_only_a_certain_drop_beyond_the_tolerance_counts(both):
     found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
     assert [one.gate for one in found.find_worse(0.01)] == ["always", "recommended"]
     assert [one.gate for one in found.find_worse(0.25)] == []
 
 
-def test_a_fall_that_may_be_chance_does_not_count():
+def test_a_drop_that_may_be_chance_does_not_count():
     sides = [
         EvaluationSummary(
             name, "m", 50, {"always": GateSummary({"accuracy": Estimate(value, value - 0.1, value + 0.1)})}
@@ -166,7 +166,7 @@ def test_a_fall_that_may_be_chance_does_not_count():
     assert build_diff_verdict(found).headline == "No difference between A and B is shown."
 
 
-def test_sides_without_a_gate_in_common_are_refused():
+def test_sides_without_a_gate_in_common_are_rejected():
     with pytest.raises(BadInput, match="no gate in common"):
         diff_evaluations(
             EvaluationSummary("a", "m", 1, {"x": GateSummary({})}),
@@ -179,13 +179,13 @@ def test_a_gate_to_watch_must_be_on_both_sides(both):
         diff_evaluations(*(load_evaluation_summary(one, []) for one in both), ["bad"])
 
 
-def test_a_summary_of_something_else_is_refused(tmp_path):
+def test_a_summary_of_something_else_is_rejected(tmp_path):
     (tmp_path / "summary.json").write_text('{"runs": []}')
     with pytest.raises(BadInput, match="does not belong to an evaluation"):
         load_evaluation_summary(tmp_path, [])
 
 
-def test_the_command_fails_with_three_where_answers_got_worse(both, tmp_path, capsys):
+def test_the_command_exits_with_3_if_accuracy_dropped(both, tmp_path, capsys):
     page = tmp_path / "c.html"
     command = ["compare", *map(str, both), "--out", str(page), "--fail-if-worse", "0.01"]
     assert knowgate(command) == 3
@@ -196,7 +196,7 @@ def test_the_command_fails_with_three_where_answers_got_worse(both, tmp_path, ca
     assert knowgate(["compare", *map(str, reversed(both)), "--no-html", "--fail-if-worse", "0.01"]) == 0
 
 
-def test_the_command_gives_every_difference_as_json(both, capsys):
+def test_the_command_prints_every_difference_as_json(both, capsys):
     assert knowgate(["compare", *map(str, both), "--no-html", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["paired"] == N

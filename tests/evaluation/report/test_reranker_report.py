@@ -22,7 +22,7 @@ def test_a_reranker_that_ranks_better_is_worth_a_try_until_answers_show_it():
     assert "name one in `model` to see whether answers improve" in said.sentences[1]
 
 
-def test_a_reranker_that_ranks_no_better_is_left(tmp_path):
+def test_a_reranker_that_ranks_no_better_is_not_recommended(tmp_path):
     said = build_reranker_verdict(compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)}))
     assert said.level == "leave"
     assert said.headline == "Leave the retriever's order as it is."

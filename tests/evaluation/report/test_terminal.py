@@ -45,22 +45,22 @@ def test_no_line_is_wider_and_no_word_or_interval_is_cut(width: int):
         assert unit in text
 
 
-def test_an_interval_that_does_not_fit_stands_below_its_number():
+def test_an_interval_that_does_not_fit_goes_below_its_number():
     first, second = shown(WIDE, 46)[2:4]
     assert first.split() == ["logprob:mean", "61.0", "%", "+9.9"]
     assert second.split() == ["[55.1,", "67.2]", "[+7.0,", "+12.8]"]
 
 
-def test_columns_without_room_are_named():
+def test_columns_that_do_not_fit_are_listed():
     assert shown(WIDE, 60)[-1] == "(no room for: what it does)"
 
 
-def test_a_name_that_a_remark_stands_beside_has_room():
+def test_a_name_beside_a_remark_is_not_cut():
     sheet = TextTable("", ("run", "n", "share"), (("qwen2.5-coder-1.5b", "no open-book answers in this run"),))
     assert shown(sheet, 80)[1].startswith("qwen2.5-coder-1.5b  no")
 
 
-def test_a_long_text_takes_lines_of_readable_length():
+def test_long_texts_wrap_at_a_readable_width():
     sheet = TextTable("", ("gate", "why"), (("a", "word " * 20),))
     assert len(shown(sheet, 40)) == 1 + 3
 

@@ -79,6 +79,7 @@ def test_numbers_out_of_range_are_rejected(run, base, tmp_path, wrong, said):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, **wrong)
 
 
+@pytest.mark.slow
 def test_with_folds_every_pair_is_measured_by_a_judge_that_did_not_see_it(run, base, tmp_path):
     folded = fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, epochs=12, learning_rate=5e-3, folds=2)
     assert folded.artifact.manifest["metrics"]["auroc_open"]["value"] > 0.85

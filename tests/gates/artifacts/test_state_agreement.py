@@ -139,7 +139,7 @@ def test_a_gate_that_reads_unavailable_layers_is_rejected_when_bound(folder, ser
     with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
         bind_gate(load_gate(str(folder / "costly")), connect(server, tmp_path), PROMPTS)
     with pytest.raises(
-        NotOffered, match="'seakr' cannot work with openai:m: this server gives no hidden states of sampled"
+        NotOffered, match="'seakr' does not work with openai:m: this server gives no hidden states of sampled"
     ):
         bind_gate(load_gate("seakr"), connect(server, tmp_path), PROMPTS)
     assert server.ids == []

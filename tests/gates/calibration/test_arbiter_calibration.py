@@ -36,7 +36,7 @@ def test_the_threshold_is_for_gate_and_arbiter_together(gate, place):
     both = calibrate(gate, place / "run", best_accuracy=True, arbiter=place / "arbiter")
     assert both.chosen.right > alone.chosen.right
     assert both.threshold < alone.threshold  # after retrieval little is left to lose
-    assert both.held.right_chosen > both.held.right_always
+    assert both.held_out.right_chosen > both.held_out.right_always
 
 
 def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
@@ -85,7 +85,7 @@ def test_net_counts_what_is_gained_and_skips_more(gate, place):
         calibrate(gate, place / "run", max_loss=0.15, confidence=0.9, net=net, arbiter=place / "arbiter")
         for net in (False, True)
     )
-    assert net.held.rate < harm.held.rate
+    assert net.held_out.rate < harm.held_out.rate
 
 
 def test_an_arbiter_object_is_accepted(gate, place):

@@ -70,7 +70,7 @@ def test_a_gate_that_is_not_fitted_keeps_its_threshold(run):
 
 def test_a_gate_written_by_the_user_can_be_calibrated(run):
     calibration = calibrate(Half(), run, best_accuracy=True, held_out=0)
-    assert calibration.held is None
+    assert calibration.held_out is None
     assert calibration.chosen.n == 300
 
 
@@ -101,7 +101,7 @@ def test_a_calibration_prints_its_sentence_and_table(gate, run):
     first, second, *rows = repr(calibration).splitlines()
     assert first == f"<Calibration of gate: For a retrieval rate of 50 %: threshold {calibration.threshold:g}.>"
     assert second.split() == ["chosen", "on", "held", "out"]
-    assert rows[1].split() == ["questions", str(calibration.chosen.n), str(calibration.held.n)]
+    assert rows[1].split() == ["questions", str(calibration.chosen.n), str(calibration.held_out.n)]
 
 
 def test_in_a_notebook_it_is_a_table(gate, run):

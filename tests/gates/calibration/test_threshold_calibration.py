@@ -43,7 +43,7 @@ def refused(gate, runs, target=LOSS, **options):
 
 def test_a_guarantee_is_chosen_on_one_half_and_tested_on_the_other(gate, run):
     found = find_threshold(gate, [run], LOSS)
-    assert found.chosen.n + found.held.n == 300
+    assert found.chosen.n + found.held_out.n == 300
     assert 0.2 < found.threshold < 0.5  # R(t) = t^2 / 2, so 0.1 is lost at 0.45
     assert found.evidence["p_value"] <= 0.1
     assert found.evidence["harmed"] == found.chosen.harmed
@@ -51,7 +51,7 @@ def test_a_guarantee_is_chosen_on_one_half_and_tested_on_the_other(gate, run):
 
 def test_all_questions_can_be_used_to_choose(gate, run):
     found = find_threshold(gate, [run], LOSS, held_out=0)
-    assert (found.chosen.n, found.held) == (300, None)
+    assert (found.chosen.n, found.held_out) == (300, None)
 
 
 def test_the_evidence_names_the_setup(gate, run):
@@ -79,7 +79,7 @@ def test_runs_of_different_rerankers_have_no_common_threshold(gate, run, tmp_pat
 def test_a_budget_holds_on_the_questions_it_was_chosen_on(gate, run):
     found = find_threshold(gate, [run], HALF)
     assert 0.48 <= found.chosen.rate <= 0.5
-    assert found.held.rate == pytest.approx(0.5, abs=0.12)
+    assert found.held_out.rate == pytest.approx(0.5, abs=0.12)
 
 
 def test_the_best_accuracy_is_at_least_that_of_always_retrieving(gate, run):
@@ -117,7 +117,7 @@ def test_questions_the_gate_was_fitted_on_are_left_out(tmp_path, run):
     texts = [row.question for row in varied_rows(300)[:100]]
     found = find_threshold(str(write_gate(tmp_path / "fitted", seen=texts)), [run], LOSS)
     assert found.left_out == {"fitted on": 100}
-    assert found.chosen.n + found.held.n == 200
+    assert found.chosen.n + found.held_out.n == 200
 
 
 def test_a_question_counts_once(gate, tmp_path, run):

@@ -16,7 +16,7 @@ from tests.support.judge_data import LETTERS, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "x", *LETTERS, "?", "no", "idea"]
-HOW = {"epochs": 6, "batch": 8, "learning_rate": 1e-2}
+HOW = {"epochs": 8, "batch": 8, "learning_rate": 1e-2}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -33,45 +33,45 @@ def outside(request, tmp_path):
     return ENGINES[request.param](tmp_path)
 
 
-def test_the_best_passage_comes_first_and_scores_fall(engine):
+def test_passages_are_sorted_by_decreasing_score(engine):
     (found,) = engine.retriever.search([QUERY], 3)
     assert (found[0].id.split("#")[0], found[0].text) == ("canteen", DOCUMENTS["canteen"]["text"])
-    scores = [one.score for one in found]
+    scores = [item.score for item in found]
     assert scores == sorted(scores, reverse=True)
 
 
-def test_no_more_than_k_come_and_fewer_where_there_are_fewer(engine):
+def test_at_most_k_passages_are_returned(engine):
     assert [len(row) for row in engine.retriever.search([QUERY, OTHER], 1)] == [1, 1]
     assert len(engine.retriever.search([QUERY], 50)[0]) <= 3
 
 
-def test_a_batch_gives_what_its_queries_give_one_by_one(engine):
+def test_a_batch_equals_its_single_queries(engine):
     together = engine.retriever.search([QUERY, OTHER, QUERY], 2)
     alone = [engine.retriever.search([query], 2)[0] for query in (QUERY, OTHER, QUERY)]
-    assert [[one.id for one in row] for row in together] == [[one.id for one in row] for row in alone]
+    assert [[item.id for item in row] for row in together] == [[item.id for item in row] for row in alone]
     assert together[0][0].id != together[1][0].id
 
 
-def test_no_queries_find_nothing_and_no_k_is_an_error(engine):
+def test_an_empty_batch_is_empty_and_k_must_be_positive(engine):
     assert engine.retriever.search([], 3) == []
     with pytest.raises(BadSetting, match="k=0 is not allowed"):
         engine.retriever.search([QUERY], 0)
 
 
-def test_odd_queries_are_searched_like_others(engine):
+def test_unusual_queries_are_searched(engine):
     found = engine.retriever.search(ODD, 2)
     assert len(found) == len(ODD)
     assert all(len(row) <= 2 for row in found)
 
 
-def test_the_fingerprint_is_that_of_the_collection_and_changes_with_it(engine):
+def test_the_fingerprint_changes_with_the_collection(engine):
     before = engine.retriever.fingerprint
     assert engine.reopen().fingerprint == before
     engine.add()
     assert engine.reopen().fingerprint != before
 
 
-def test_another_thread_than_the_one_that_made_it_may_search(engine):
+def test_another_thread_can_search(engine):
     with ThreadPoolExecutor(1) as other:
         (found,) = other.submit(engine.retriever.search, [QUERY], 1).result()
         assert other.submit(lambda: engine.retriever.fingerprint).result() == engine.retriever.fingerprint
@@ -101,38 +101,38 @@ def test_titles_and_ids_come_from_the_named_fields(outside):
         ({"team": "it's nobody's"}, set()),
     ],
 )
-def test_a_filter_leaves_only_what_fits(outside, where, ids):
+def test_a_filter_keeps_only_matching_records(outside, where, ids):
     words = "Mira Ada wrote runs the canteen stove glossary"
     found = outside.retriever.filtered(where).search([words], 5)[0]
-    assert {one.id for one in found} == ids
+    assert {item.id for item in found} == ids
 
 
 def test_filters_only_narrow(outside):
     """Whoever was given part of a collection cannot ask for another part of it."""
     office, words = outside.retriever.filtered({"team": "office"}), "Mira Ada runs the canteen stove glossary"
     assert office.filtered({"team": "mountain"}).search([words], 5) == [[]]
-    assert {one.id for one in office.filtered({"team": ["office", "mountain"]}).search([words], 5)[0]} == {
+    assert {item.id for item in office.filtered({"team": ["office", "mountain"]}).search([words], 5)[0]} == {
         "canteen",
         "glossary",
     }
-    assert {one.id for one in office.filtered({"year": 2024}).search([words], 5)[0]} == {"glossary"}
+    assert {item.id for item in office.filtered({"year": 2024}).search([words], 5)[0]} == {"glossary"}
 
 
-def test_a_filter_is_part_of_the_fingerprint_and_changes_nobody_else(outside):
+def test_a_filter_changes_the_fingerprint_of_the_copy_only(outside):
     before = outside.retriever.fingerprint
     assert outside.retriever.filtered({"team": "office"}).fingerprint != before
     assert outside.retriever.fingerprint == before
     assert len(outside.retriever.search(["Mira Ada the"], 5)[0]) >= 2
 
 
-def test_a_text_field_that_is_not_there_is_named(outside):
+def test_a_missing_text_field_is_an_error(outside):
     other = outside.reopen()
     other.fields = dataclasses.replace(other.fields, text="body")
     with pytest.raises(AdapterError, match=r"without a text in the field 'body'.*Name the field: \?text=FIELD"):
         other.search([QUERY], 1)
 
 
-def test_vectors_of_another_width_are_refused(outside):
+def test_vectors_of_another_width_are_an_error(outside):
     other = outside.reopen()
     other.__dict__["embedder"] = HashEmbedder(8, "other")
     if not other.is_dense:  # searches by words: which embedder there would be is all the same
@@ -160,7 +160,7 @@ def test_a_spec_is_parsed():
 
 
 @pytest.mark.parametrize("value", ["", "collection", "http://host", "http://", "x?text=a"])
-def test_a_spec_without_a_collection_says_how_to_write_it(value):
+def test_a_spec_without_a_collection_explains_the_format(value):
     with pytest.raises(BadSetting, match=r"names no collection\. Write qdrant:ADDRESS/COLLECTION"):
         parse_collection_spec("qdrant", value)
 
@@ -171,19 +171,19 @@ def test_an_unknown_option_lists_the_known_ones():
 
 
 @pytest.mark.parametrize("where", [{"a b": 1}, {"a": []}, {"a": {"b": 1}}, {"a; DROP": 1}, {"a": None}])
-def test_a_filter_that_is_none_is_refused(where):
+def test_an_invalid_filter_is_an_error(where):
     with pytest.raises(BadSetting, match="cannot be used"):
         check_filter(where)
 
 
-def test_fields_inside_fields_are_found():
+def test_nested_fields_are_found():
     assert get_field({"meta": {"a": {"b": 1}}, "x.y": 2}, "meta.a.b") == 1
     assert get_field({"x.y": 2}, "x.y") == 2
     assert get_field({"meta": "text"}, "meta.a") is None
 
 
 @pytest.mark.parametrize("engine", ["qdrant", "chroma", "lancedb"])
-def test_a_collection_that_is_not_there_is_named(engine, tmp_path, monkeypatch):
+def test_a_missing_collection_is_an_error(engine, tmp_path, monkeypatch):
     pytest.importorskip({"qdrant": "qdrant_client", "chroma": "chromadb"}.get(engine, engine))
     monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: EMBEDDER)
     with pytest.raises(AdapterError, match="failed"):
@@ -214,17 +214,17 @@ def kept_by_chroma(folder):
 
 def kept_by_lancedb(folder):
     lance = pytest.importorskip("lancedb", reason="needs the extra lancedb")
-    rows = [{"body": one["text"], "team": one["team"], "vector": vector(one["text"])} for one in DOCUMENTS.values()]
+    rows = [{"body": item["text"], "team": item["team"], "vector": vector(item["text"])} for item in DOCUMENTS.values()]
     lance.connect(str(folder)).create_table("handbook", rows)
 
 
 @pytest.mark.parametrize("keep", [kept_by_qdrant, kept_by_chroma, kept_by_lancedb], ids=lambda keep: keep.__name__[8:])
-def test_a_folder_that_an_engine_keeps_is_opened_by_spec(keep, tmp_path, monkeypatch):
+def test_a_local_folder_is_opened_by_spec(keep, tmp_path, monkeypatch):
     monkeypatch.setattr("knowgate.retrieval.engines.base.load_embedder", lambda spec: {"hash": EMBEDDER}[spec])
     keep(tmp_path)
     spec = f"{keep.__name__[8:]}:{tmp_path}/handbook?text=body&embedder=hash&filter.team=mountain"
     (found,) = load_retriever(spec).search([QUERY], 3)
-    assert [one.text for one in found] == [DOCUMENTS["stove"]["text"]]
+    assert [item.text for item in found] == [DOCUMENTS["stove"]["text"]]
 
 
 # --- Elasticsearch and OpenSearch over HTTP -------------------------------------------------------
@@ -234,13 +234,13 @@ def elastic(handler, **options):
     return ElasticRetriever("http://search.test:9200", "handbook", transport=httpx.MockTransport(handler), **options)
 
 
-def test_an_index_that_is_not_there_is_told_in_the_servers_words():
+def test_a_missing_index_gives_the_message_of_the_server():
     stub = ElasticStub("elastic", "other", {})
     with pytest.raises(ServerError, match=r"status 404.*no such index \[handbook\]"):
         elastic(stub).search([QUERY], 1)
 
 
-def test_the_key_is_sent_and_never_shown(monkeypatch):
+def test_the_api_key_is_sent_and_never_appears_in_errors(monkeypatch):
     monkeypatch.setenv("KNOWGATE_SEARCH_KEY", "c2VjcmV0a2V5")
     seen = []
 
@@ -255,25 +255,25 @@ def test_the_key_is_sent_and_never_shown(monkeypatch):
 
 
 @pytest.mark.parametrize("reply", [b"", b"<html>", b"[]", b'{"hits": {}}', b'{"hits": {"hits": [{}]}}', b"null"])
-def test_a_reply_that_is_none_of_theirs_is_an_error(reply):
+def test_a_response_in_another_format_is_an_error(reply):
     with pytest.raises(ServerError):
         elastic(lambda request: httpx.Response(200, content=reply)).search([QUERY], 1)
 
 
-def test_half_a_result_is_not_taken_for_a_whole_one():
+def test_partial_results_are_an_error():
     late = {"timed_out": True, "hits": {"hits": []}}
     with pytest.raises(ServerError, match="ran out of time"):
         elastic(lambda request: httpx.Response(200, json=late)).search([QUERY], 1)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"mode": "fuzzy"}, "must be bm25 or knn"), ({"mode": "knn"}, "vector=FIELD")]
+    ("options", "message"), [({"mode": "fuzzy"}, "must be bm25 or knn"), ({"mode": "knn"}, "vector=FIELD")]
 )
-def test_a_mode_that_cannot_be_is_refused(options, said):
-    with pytest.raises(BadSetting, match=said):
+def test_an_invalid_mode_is_an_error(options, message):
+    with pytest.raises(BadSetting, match=message):
         elastic(lambda request: httpx.Response(500), **options)
 
 
-def test_specs_open_both(monkeypatch):
+def test_specs_open_elasticsearch_and_opensearch(monkeypatch):
     assert load_retriever("elastic:http://127.0.0.1:9/i?mode=knn&vector=v").name == "elastic"
     assert load_retriever("opensearch:http://127.0.0.1:9/i").name == "opensearch"

@@ -37,7 +37,7 @@ def test_the_query_is_posted_as_json():
     ]
 
 
-def test_a_template_is_fetched_with_get():
+def test_a_url_template_is_requested_by_get():
     def handler(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json=[{"id": request.method, "text": str(request.url.params)}])
 
@@ -47,17 +47,17 @@ def test_a_template_is_fetched_with_get():
 
 @pytest.mark.parametrize("name", ["passages", "results", "documents", "hits"])
 @pytest.mark.parametrize("text", ["text", "content"])
-def test_usual_shapes_are_read(name: str, text: str):
+def test_usual_response_formats_are_parsed(name: str, text: str):
     reply = {name: [{"id": 4, "title": "T", text: "body", "score": 2}], "took": 3}
     assert retriever(answering(reply)).search(["q"], 5) == [[Passage("4", "body", "T", 2.0)]]
 
 
-def test_more_passages_than_asked_for_are_cut_off():
+def test_surplus_passages_are_dropped():
     (found,) = retriever(answering([{"id": str(n), "text": "x"} for n in range(9)])).search(["q"], 2)
     assert [passage.id for passage in found] == ["0", "1"]
 
 
-def test_an_empty_list_is_an_answer():
+def test_an_empty_response_gives_no_passages():
     assert retriever(answering({"results": []})).search(["q"], 2) == [[]]
 
 
@@ -73,23 +73,23 @@ def test_an_empty_list_is_an_answer():
         ([{"id": [], "text": "x"}], "id or title"),
     ],
 )
-def test_nonsense_names_the_url_and_what_was_expected(reply: object, problem: str):
+def test_an_invalid_response_names_the_url_and_the_expected_format(reply: object, problem: str):
     with pytest.raises(ServerError, match=rf"https://search\.example/find.*{problem}.*Expected: a JSON list"):
         retriever(answering(reply)).search(["q"], 2)
 
 
-def test_a_reply_that_is_not_json_is_nonsense():
+def test_a_response_that_is_not_json_is_an_error():
     with pytest.raises(ServerError, match=r"not valid JSON.*'<html>"):
         retriever(lambda request: httpx.Response(200, text="<html>hello")).search(["q"], 2)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_busy_server_is_asked_again(status: int):
+def test_a_busy_server_is_retried(status: int):
     replies = iter([httpx.Response(status), httpx.Response(200, json=[{"id": "1", "text": "x"}])])
     assert retriever(lambda request: next(replies)).search(["q"], 1) == [[Passage("1", "x")]]
 
 
-def test_a_lost_connection_is_tried_three_times_in_all():
+def test_a_lost_connection_is_tried_three_times():
     tries: list[int] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -101,7 +101,7 @@ def test_a_lost_connection_is_tried_three_times_in_all():
     assert len(tries) == 3
 
 
-def test_a_refusal_is_not_tried_again():
+def test_a_client_error_is_not_retried():
     tries: list[int] = []
 
     def handler(request: httpx.Request) -> httpx.Response:
@@ -113,7 +113,7 @@ def test_a_refusal_is_not_tried_again():
     assert len(tries) == 1
 
 
-def test_a_wait_beyond_the_deadline_is_not_waited():
+def test_a_retry_after_the_deadline_is_not_awaited():
     def busy(request: httpx.Request) -> httpx.Response:
         return httpx.Response(429, headers={"Retry-After": "1000000"})
 
@@ -121,7 +121,7 @@ def test_a_wait_beyond_the_deadline_is_not_waited():
         retriever(busy).search(["q"], 1)
 
 
-def test_a_reply_that_drips_ends_at_the_deadline():
+def test_a_slow_response_ends_at_the_deadline():
     def drip() -> Iterator[bytes]:
         while True:
             time.sleep(0.02)
@@ -131,7 +131,7 @@ def test_a_reply_that_drips_ends_at_the_deadline():
         retriever(lambda request: httpx.Response(200, content=drip()), deadline=0.1).search(["q"], 1)
 
 
-def test_keys_in_the_url_are_not_shown():
+def test_keys_in_the_url_never_appear_in_errors():
     with pytest.raises(ServerError) as caught:
         retriever(lambda request: httpx.Response(403), "https://me:secret@x.example/s?key=hidden").search(["q"], 1)
     assert "https://x.example/s" in str(caught.value)
@@ -140,6 +140,6 @@ def test_keys_in_the_url_are_not_shown():
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "search.example", "http://x:notaport/"])
-def test_what_is_not_a_url_is_refused(url: str):
+def test_an_invalid_url_is_an_error(url: str):
     with pytest.raises(BadSetting, match="is not an address of the search server"):
         HttpRetriever(url)

@@ -53,7 +53,7 @@ def retriever(server, more=COLUMNS, table="lib.docs"):
 
 def test_the_nearest_rows_come_first_with_their_titles_and_cosines(server):
     (found,) = retriever(server).search(["what is the capital of Peru"], 2)
-    assert [(one.id, one.title, one.text) for one in found] == [
+    assert [(item.id, item.title, item.text) for item in found] == [
         ("pe", "On pe", TEXTS["pe"]),
         ("fr", "On fr", TEXTS["fr"]),
     ]
@@ -61,7 +61,7 @@ def test_the_nearest_rows_come_first_with_their_titles_and_cosines(server):
     assert found[0].score == pytest.approx(float(vectors[0] @ vectors[1]), abs=1e-5)
 
 
-def test_as_many_queries_as_asked_and_no_more_rows_than_there_are(server):
+def test_each_query_gets_at_most_all_rows(server):
     found = retriever(server).search(["snake", "mountain"], 10)
     assert [row[0].id for row in found] == ["py", "ev"]
     assert [len(row) for row in found] == [4, 4]
@@ -69,13 +69,13 @@ def test_as_many_queries_as_asked_and_no_more_rows_than_there_are(server):
 
 
 @pytest.mark.parametrize("distance", ["cosine", "ip", "l2"])
-def test_all_distances_rank_unit_vectors_alike(server, distance):
+def test_all_distances_rank_unit_vectors_equally(server, distance):
     (found,) = retriever(server, f"{COLUMNS}&distance={distance}").search(["capital of France"], 4)
     assert found[0].id == "fr"
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert [item.score for item in found] == sorted((item.score for item in found), reverse=True)
 
 
-def test_filters_leave_only_what_fits_and_enough_of_it(server):
+def test_filters_keep_only_matching_rows_and_still_return_k(server):
     server.sql(
         "CREATE TABLE lib.many (id INT PRIMARY KEY, text TEXT, lang TEXT, embedding vector(64))",
         f"INSERT INTO lib.many SELECT i, 'capital ' || i, CASE WHEN i % 100 = 0 THEN 'de' ELSE 'en' END, "
@@ -85,12 +85,12 @@ def test_filters_leave_only_what_fits_and_enough_of_it(server):
     )
     (found,) = retriever(server, "&filter.lang=de", "lib.many").search(["capital of France"], 15)
     assert len(found) == 15
-    assert {int(one.id) % 100 for one in found} == {0}
+    assert {int(item.id) % 100 for item in found} == {0}
     (both,) = retriever(server, "&filter.lang=de&filter.lang=en&filter.id=7", "lib.many").search(["x"], 15)
-    assert [one.id for one in both] == ["7"]
+    assert [item.id for item in both] == ["7"]
 
 
-def test_half_precision_vectors_are_searched_too(server):
+def test_half_precision_vectors_are_searched(server):
     server.sql(
         "CREATE TABLE lib.halves (id TEXT, text TEXT, embedding halfvec(64))",
         f"INSERT INTO lib.halves VALUES ('a', 'snake', {vector('snake')}), ('b', 'hill', {vector('hill')})",
@@ -114,7 +114,7 @@ def test_the_fingerprint_changes_with_rows_texts_vectors_columns_and_filters(ser
     assert len(set(seen)) == 6
 
 
-def test_a_version_stands_for_what_is_in_a_table(server):
+def test_a_version_replaces_the_content_in_the_fingerprint(server):
     before = retriever(server, f"{COLUMNS}&version=1").fingerprint
     server.sql("INSERT INTO lib.docs SELECT 'new', body, head, lang, year, vec FROM lib.docs WHERE key = 'py'")
     try:
@@ -125,7 +125,7 @@ def test_a_version_stands_for_what_is_in_a_table(server):
 
 
 @pytest.mark.parametrize(
-    ("table", "more", "said"),
+    ("table", "more", "message"),
     [
         ("lib.none", "", r"no table 'lib\.none' in .*table=SCHEMA\.TABLE"),
         ("lib.docs", "&id=key&vector=vec", "no column 'text'; it has key, body, head, lang, year, vec"),
@@ -137,17 +137,17 @@ def test_a_version_stands_for_what_is_in_a_table(server):
         ("a.b.c", "", r"Write TABLE or SCHEMA\.TABLE"),
     ],
 )
-def test_tables_that_cannot_be_used_are_said_in_a_sentence(server, table, more, said):
-    with pytest.raises(BadSetting, match=said):
+def test_an_unusable_table_is_explained(server, table, more, message):
+    with pytest.raises(BadSetting, match=message):
         retriever(server, more, table).search(["x"], 1)
 
 
-def test_vectors_of_another_embedding_are_refused(server):
+def test_vectors_of_another_embedding_model_are_an_error(server):
     with pytest.raises(BadSetting, match="holds vectors of 64 numbers, and the embedding model 'minilm' returns 32"):
         PgvectorRetriever(spec(server), HashEmbedder(32)).search(["x"], 1)
 
 
-def test_a_password_is_never_said(server):
+def test_a_password_never_appears_in_errors(server):
     with pytest.raises(KnowgateError, match="names no table") as caught:
         load_retriever("pgvector:postgresql://me:hunter2-Xyzzy@h/db?text=body")
     assert "hunter2" not in str(caught.value)

@@ -101,18 +101,18 @@ def web(tmp_path):
     return opened
 
 
-def test_searxng_is_asked_in_its_own_words_and_markup_becomes_text(web):
+def test_searxng_gets_its_parameters_and_markup_becomes_text(web):
     engine = Engine(SEARXNG)
     (found,) = web("searxng", engine, lang="en", safe=2).search(["canteen"], 5)
     assert dict(engine.requests[0].url.params) == {
         "q": "canteen", "format": "json", "safesearch": "2", "language": "en"
     }  # fmt: skip
-    assert [(one.id, one.title, one.text, one.score) for one in found] == [
+    assert [(item.id, item.title, item.text, item.score) for item in found] == [
         ("https://bala.example/canteen", "Canteen", "Mira runs the canteen & bar.", 2.5)
     ]
 
 
-def test_tavily_is_asked_in_its_own_words(web):
+def test_tavily_gets_its_parameters(web):
     engine = Engine(TAVILY)
     (found,) = web("tavily", engine).search(["canteen"], 3)
     assert engine.requests[0].headers["Authorization"] == "Bearer tvly-secret"
@@ -120,7 +120,7 @@ def test_tavily_is_asked_in_its_own_words(web):
     assert (found[0].id, found[0].text, found[0].score) == ("https://bala.example/c", "Mira runs it.", 0.91)
 
 
-def test_brave_is_asked_in_its_own_words(web):
+def test_brave_gets_its_parameters(web):
     engine = Engine(BRAVE)
     (found,) = web("brave", engine, lang="en").search(["canteen"], 3)
     request = engine.requests[0]
@@ -129,18 +129,18 @@ def test_brave_is_asked_in_its_own_words(web):
     assert found[0].text == "Mira runs it. Since 1990."
 
 
-def test_nothing_found_is_nothing(web):
+def test_no_results_give_no_passages(web):
     assert web("brave", Engine({"type": "search"})).search(["x"], 3) == [[]]
     assert web("searxng", Engine({"results": []})).search(["x", "  ", ""], 3) == [[], [], []]
 
 
-def test_a_long_question_is_cut_and_odd_ones_are_asked(web):
+def test_long_queries_are_shortened_and_unusual_ones_are_sent(web):
     engine = Engine(SEARXNG)
     web("searxng", engine).search(["word " * 500, "\0a\ud800"], 3)
     assert sorted(len(request.url.params["q"]) for request in engine.requests) == [2, 249]
 
 
-def test_the_same_question_is_asked_once(web):
+def test_the_same_query_is_sent_once(web):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine)
     retriever.search(["canteen", " canteen ", "canteen"], 3)
@@ -148,7 +148,7 @@ def test_the_same_question_is_asked_once(web):
     assert len(engine.requests) == 1
 
 
-def test_a_kept_reply_expires(web, monkeypatch):
+def test_a_cached_response_expires(web, monkeypatch):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine, days=1)
     retriever.search(["canteen"], 3)
@@ -161,7 +161,7 @@ def test_a_kept_reply_expires(web, monkeypatch):
     assert len(engine.requests) == 2
 
 
-def test_an_expired_reply_is_used_where_that_was_chosen_and_it_is_said(web, caplog):
+def test_an_expired_response_is_used_with_a_warning_if_allowed(web, caplog):
     refusing = Engine(SEARXNG, httpx.Response(200, json=SEARXNG), *[httpx.Response(400)] * 4)
     web("searxng", refusing, days=1e-9).search(["canteen"], 3)
     with pytest.raises(ServerError, match="status 400"):
@@ -171,7 +171,7 @@ def test_an_expired_reply_is_used_where_that_was_chosen_and_it_is_said(web, capl
     assert "using an expired response" in caplog.text
 
 
-def test_a_damaged_reply_is_asked_for_again(web, tmp_path):
+def test_a_damaged_cache_file_is_requested_again(web, tmp_path):
     engine = Engine(SEARXNG)
     retriever = web("searxng", engine)
     retriever.search(["canteen"], 3)
@@ -181,7 +181,7 @@ def test_a_damaged_reply_is_asked_for_again(web, tmp_path):
     assert len(engine.requests) == 2
 
 
-def test_busy_engines_are_tried_again_and_then_said_to_be_over_quota(web):
+def test_busy_engines_are_retried_and_then_an_error(web):
     busy = httpx.Response(429, headers={"Retry-After": "0"})
     engine = Engine(BRAVE, busy)
     assert web("brave", engine).search(["canteen"], 1)[0]
@@ -190,18 +190,18 @@ def test_busy_engines_are_tried_again_and_then_said_to_be_over_quota(web):
         web("brave", Engine(BRAVE, *[busy] * 3)).search(["other"], 1)
 
 
-def test_a_plan_that_is_used_up_is_said_so(web):
+def test_a_used_up_plan_is_an_error(web):
     spent = httpx.Response(432, json={"detail": {"error": "This request exceeds your plan's set usage limit."}})
     with pytest.raises(ServerError, match=r"over its quota: .*usage limit"):
         web("tavily", Engine(TAVILY, spent)).search(["canteen"], 1)
 
 
-def test_a_searxng_without_json_says_how_to_allow_it(web):
+def test_a_searxng_without_json_explains_how_to_allow_it(web):
     with pytest.raises(ServerError, match=r"formats: \[html, json\]"):
         web("searxng", Engine(SEARXNG, httpx.Response(403))).search(["canteen"], 1)
 
 
-def test_keys_are_never_shown(web):
+def test_keys_never_appear_in_errors(web):
     with pytest.raises(ServerError) as told:
         web("brave", Engine(BRAVE, httpx.Response(401, text="bad token brave-secret"))).search(["canteen"], 1)
     assert "brave-secret" not in str(told.value)
@@ -214,7 +214,7 @@ def test_a_missing_key_names_its_variable(name, monkeypatch):
         open_web(name.split("_")[0].lower())
 
 
-def test_the_budget_of_a_minute_and_a_day_is_kept(web):
+def test_the_budgets_per_minute_and_per_day_are_enforced(web):
     slow = web("searxng", Engine(SEARXNG), minute=2, deadline=0.2, days=0)
     slow.search(["a", "b"], 1)
     with pytest.raises(ServerError, match="2 searches per minute is used up"):
@@ -223,13 +223,13 @@ def test_the_budget_of_a_minute_and_a_day_is_kept(web):
         web("searxng", Engine(SEARXNG), day=2, days=0).search(["d"], 1)
 
 
-def test_a_recording_is_replayed_without_anybody_being_asked(web, tmp_path):
+def test_a_recording_is_replayed_without_requests(web, tmp_path):
     recording = tmp_path / "recorded"
     web("searxng", Engine(SEARXNG), record=str(recording)).search([UNKNOWN], 3)
     retriever = load_retriever(f"web:replay@{recording}")
     rag = AdaptiveRAG(FakeModel(TABLE), load_gate("always"), retriever)
     answer = rag.answer(UNKNOWN)
-    assert [one.id for one in answer.passages] == ["https://bala.example/canteen"]
+    assert [item.id for item in answer.passages] == ["https://bala.example/canteen"]
     before = retriever.fingerprint
     with pytest.raises(BadInput, match=r"contains no search for 'who else\?'\. Record it"):
         retriever.search(["who else?"], 3)
@@ -238,18 +238,18 @@ def test_a_recording_is_replayed_without_anybody_being_asked(web, tmp_path):
 
 
 @pytest.mark.parametrize("reply", [[], {"results": 5}, {"results": None}, "text"])
-def test_a_reply_that_is_none_of_theirs_is_an_error(web, reply):
+def test_a_response_in_another_format_is_an_error(web, reply):
     with pytest.raises(ServerError, match="no list of results"):
         web("searxng", Engine(reply)).search(["x"], 1)
 
 
-def test_results_of_odd_kinds_are_left_out(web):
+def test_malformed_results_are_left_out(web):
     odd = {"results": [5, {}, {"url": 5}, {"url": "http://a/", "content": 7, "title": None, "score": "high"}]}
     assert web("searxng", Engine(odd)).search(["x"], 3) == [[]]
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("web:google", "Known: searxng, tavily, brave, replay"),
         ("web:searxng", "needs its address: web:searxng@https"),
@@ -264,19 +264,19 @@ def test_results_of_odd_kinds_are_left_out(web):
         ("web:tavily?lang=../..", "must be a language"),
     ],
 )
-def test_a_spec_that_cannot_be_says_what_can(spec, said):
-    with pytest.raises(BadSetting, match=said):
+def test_an_invalid_spec_explains_what_is_allowed(spec, message):
+    with pytest.raises(BadSetting, match=message):
         load_retriever(spec)
 
 
-def test_options_are_read_by_their_kind():
+def test_options_are_parsed_by_their_type():
     assert parse_web_options("lang=en&day=5&days=0.5&stale=true") == WebOptions(lang="en", day=5, days=0.5, stale=True)
 
 
-def test_pages_and_texts_come_once():
+def test_duplicate_pages_and_texts_are_dropped():
     same = [
         WebResult("https://a/x", "t", "one"),
         WebResult("https://a/x/", "t", "two"),
         WebResult("https://b/", "t", " one "),
     ]
-    assert [one.id for one in convert_results(same)] == ["https://a/x"]
+    assert [item.id for item in convert_results(same)] == ["https://a/x"]

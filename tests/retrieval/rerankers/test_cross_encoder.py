@@ -66,7 +66,7 @@ def test_scores_are_the_logits_of_each_pair_in_order(folder: Path):
     assert len(set(expected)) == 4
 
 
-def test_no_questions_do_not_load_the_model():
+def test_an_empty_batch_does_not_load_the_model():
     assert CrossEncoderReranker("no/such-model").score([], []) == []
 
 
@@ -80,23 +80,23 @@ def test_a_nan_score_is_an_error(tmp_path: Path):
         CrossEncoderReranker(str(broken)).score(["what"], [[Passage("1", "red")]])
 
 
-def test_a_model_of_three_classes_is_refused(tmp_path: Path):
+def test_a_model_with_three_classes_is_an_error(tmp_path: Path):
     classifier = write_model(tmp_path / "three", labels=3)
     with pytest.raises(ModelError, match="returns 3 scores per pair"):
         CrossEncoderReranker(str(classifier)).score(["what"], [[Passage("1", "red")]])
 
 
-def test_a_folder_without_a_model_is_named(tmp_path: Path):
+def test_a_folder_without_a_model_is_an_error(tmp_path: Path):
     with pytest.raises(WeightsError, match="cannot be loaded"):
         CrossEncoderReranker(str(tmp_path)).score(["what"], [[Passage("1", "red")]])
 
 
-def test_questions_and_passages_must_be_as_many(folder: Path):
+def test_questions_and_passage_lists_must_have_the_same_length(folder: Path):
     with pytest.raises(BadInput, match="got 2 questions and 1 lists"):
         CrossEncoderReranker(str(folder)).score(["a", "b"], [[]])
 
 
-def test_a_pair_that_comes_twice_is_scored_once():
+def test_a_repeated_pair_is_scored_once():
     asked = []
 
     class Counting:

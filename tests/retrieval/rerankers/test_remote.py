@@ -25,7 +25,7 @@ def ours(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"results": sorted(results, key=lambda result: -result["relevance_score"])})
 
 
-def test_scores_come_back_in_the_order_of_the_passages():
+def test_scores_are_in_the_order_of_the_passages():
     scores = served(ours).score(["what?", "why?", "none"], [PASSAGES, PASSAGES[:1], []])
     assert [sorted(range(3), key=lambda place: -scores[0][place]), scores[1], scores[2]] == [
         [1, 2, 0], [scores[0][0]], [],
@@ -44,14 +44,14 @@ def test_model_title_and_key_are_sent(monkeypatch):
     assert seen == [({"model": "big", "query": "what?", "documents": ["red\nan apple"]}, "Bearer secret")]
 
 
-def test_a_busy_server_is_asked_again():
+def test_a_busy_server_is_retried():
     replies = iter([httpx.Response(503), httpx.Response(429)])
     scores = served(lambda request: next(replies, None) or ours(request)).score(["q"], [PASSAGES[:1]])
     assert len(scores[0]) == 1
 
 
 @pytest.mark.parametrize(
-    ("reply", "said"),
+    ("reply", "message"),
     [
         (httpx.Response(401, text="no key"), "status 401: no key"),
         (httpx.Response(500), "status 500"),
@@ -64,18 +64,18 @@ def test_a_busy_server_is_asked_again():
         ),
     ],
 )
-def test_a_server_that_does_not_rerank_is_named(reply, said):
-    with pytest.raises(ServerError, match=said):
+def test_an_invalid_server_is_an_error(reply, message):
+    with pytest.raises(ServerError, match=message):
         served(lambda request: reply).score(["q"], [PASSAGES])
 
 
 @pytest.mark.parametrize("spec", ["api:", "api:model", "api:@https://x", "api:model@ftp://x"])
-def test_a_spec_without_a_server_is_refused(spec):
+def test_a_spec_without_a_server_is_an_error(spec):
     with pytest.raises(BadSetting, match="Write api:MODEL@URL"):
         load_reranker(spec)
 
 
-def test_a_login_in_the_url_is_refused():
+def test_a_login_in_the_url_is_an_error():
     with pytest.raises(BadSetting, match="KNOWGATE_RERANK_KEY"):
         load_reranker("api:m@https://user:pass@host/rerank")
 
@@ -87,7 +87,7 @@ def tei(handle) -> TeiReranker:
     return TeiReranker("http://tei.example/rerank", pause=0.0, transport=httpx.MockTransport(handle))
 
 
-def test_a_tei_server_is_asked_in_its_own_words_in_batches():
+def test_a_tei_server_gets_its_format_in_batches():
     seen = []
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -102,7 +102,7 @@ def test_a_tei_server_is_asked_in_its_own_words_in_batches():
 
 
 @pytest.mark.parametrize("reply", [{}, {"results": []}, [{"index": 0}], [5], [{"index": 9, "score": 1.0}]])
-def test_a_reply_that_is_not_of_tei_is_an_error(reply):
+def test_a_response_that_is_not_from_tei_is_an_error(reply):
     with pytest.raises(ServerError):
         tei(lambda request: httpx.Response(200, json=reply)).score(["q"], [PASSAGES[:1]])
 

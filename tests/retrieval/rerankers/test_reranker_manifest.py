@@ -24,42 +24,42 @@ def aligned(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_manifest_that_fits_its_weights_is_read(aligned: Path):
+def test_a_manifest_that_matches_its_weights_is_read(aligned: Path):
     assert is_aligned_reranker(aligned)
     check_reranker_files(aligned)
     assert read_reranker_manifest(aligned)["version"] == 1
 
 
-def test_changed_weights_are_refused(aligned: Path):
+def test_changed_weights_are_an_error(aligned: Path):
     (aligned / RERANKER_WEIGHTS).write_bytes(b"Weights")
     with pytest.raises(ArtifactError, match="were changed or damaged"):
         read_reranker_manifest(aligned)
 
 
-def test_another_format_is_refused(aligned: Path):
+def test_another_format_version_is_an_error(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 9, "weights_sha256": "x"})
     with pytest.raises(ArtifactError, match="has format 9, this knowgate reads 1"):
         read_reranker_manifest(aligned)
 
 
-def test_a_manifest_that_lacks_something_is_broken(aligned: Path):
+def test_an_incomplete_manifest_is_an_error(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 1})
     with pytest.raises(ArtifactError, match="is damaged"):
         read_reranker_manifest(aligned)
 
 
-def test_a_folder_without_a_manifest_says_how_to_make_one(tmp_path: Path):
+def test_a_folder_without_a_manifest_explains_how_to_train_one(tmp_path: Path):
     with pytest.raises(ArtifactError, match="Train one with `knowgate fit reranker`"):
         read_reranker_manifest(tmp_path)
 
 
-def test_a_foreign_file_beside_the_weights_is_refused(aligned: Path):
+def test_an_unexpected_file_beside_the_weights_is_an_error(aligned: Path):
     (aligned / "code.py").write_bytes(b"")
     with pytest.raises(ArtifactError, match=r"contains 'code\.py', which knowgate did not write"):
         check_reranker_files(aligned)
 
 
-def test_pickled_weights_are_refused(tmp_path: Path):
+def test_pickled_weights_are_an_error(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(WeightsError, match=r"no safetensors weights \(only pytorch_model\.bin, which is pickle\)"):
         check_reranker_files(tmp_path)

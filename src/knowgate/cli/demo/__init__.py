@@ -1,4 +1,4 @@
-"""`knowgate demo`: says what it is about at once, then gives the tour; what the tour needs takes seconds to load."""
+"""`knowgate demo`: prints what it is about at once; the tour, which takes seconds to load, is imported afterwards."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ INTRODUCTION = "knowgate: an LLM searches where it must, and not where it knows.
 def demo(
     model: Annotated[str, typer.Option(help="Any model spec; the embedded one by default.")] = "smollm",
     gate: Annotated[str, typer.Option(help="Any gate spec.")] = "default",
-    threshold: Annotated[float | None, typer.Option(help="Search when need is above this.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many messages.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Search if the need is above this.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first messages, this many.")] = None,
     search_seconds: Annotated[
         float | None,
-        typer.Option(help="How long each search waits, as real ones do. Default: as `eval` assumes."),
+        typer.Option(help="How long each search waits, as real ones do. Default: what `eval` assumes."),
     ] = None,
 ) -> None:
-    """A tour in three minutes: one question two ways, a stream of messages answered never, always and gated, what
-    records say of an 8B LLM, and what to type next."""
+    """Take a tour of three minutes.
+
+    It shows one question with and without a search, a stream of messages answered never, always and gated, recorded
+    results of an 8B LLM, and what to type next.
+    """
     if limit is not None:
-        check_integer(limit, "the limit")
+        check_integer(limit, "limit")
     if search_seconds is not None:
-        check_number(search_seconds, "--search-seconds", maximum=MAX_SEARCH_SECONDS)
+        check_number(search_seconds, "search_seconds", maximum=MAX_SEARCH_SECONDS)
     console = create_console()
     console.print(INTRODUCTION, style="bold")
 
     from knowgate.cli.demo.tour import DemoTour
 
-    DemoTour(model, gate, threshold, limit, search_seconds).give(console)
+    DemoTour(model, gate, threshold, limit, search_seconds).run(console)

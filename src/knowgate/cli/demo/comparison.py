@@ -1,7 +1,6 @@
-"""The messages of the demo, each answered in three ways: without searching, after a search, and as the gate decides.
+"""The messages of the demo, each answered in three modes: never searching, always searching, and as the gate decides.
 
-What the gate decides is one of the other two ways: what it made on its way is counted there and not made again. Knows
-pipelines, gold answers and counts; prints nothing.
+The gated answer is also the answer of one of the other modes: it is counted there and not generated again.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ MESSAGES_FILE, PAIR_FILE = "messages.jsonl", "two_ways.jsonl"
 
 
 def demo_folder() -> Path:
+    """Return the folder with the data of the demo."""
     return Path(str(resources.files("knowgate.cli.demo"))) / "data"
 
 
-def demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> list[Question]:
-    """What people write, in its order: a follow-up stands after what it follows."""
+def load_demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> list[Question]:
+    """Load the messages of the demo in order; a follow-up comes after the message it refers to."""
     return load_questions(f"jsonl:{demo_folder() / name}", limit)
 
 
 @dataclass(frozen=True)
 class DelayedRetriever:
-    """A search as far away as real ones are: the retriever, and a wait before it."""
+    """Retriever that waits before each search, like a hosted one."""
 
     inner: Retriever
     seconds: float
@@ -54,122 +54,121 @@ class DelayedRetriever:
 
 
 def build_mode_pipelines(gated: AdaptiveRAG) -> dict[str, AdaptiveRAG]:
-    """Pipelines that differ in nothing but who decides."""
-    plain = {way: replace(gated, gate=load_gate(way), threshold=None) for way in (NEVER, ALWAYS)}
-    return {**plain, GATED: gated}
+    """Build one pipeline per mode; they differ only in the gate."""
+    others = {mode: gated.replace(gate=load_gate(mode), threshold=None) for mode in (NEVER, ALWAYS)}
+    return {**others, GATED: gated}
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """One answer. extra: seconds in which a follow-up was made to stand alone."""
+    """Answer of one mode. `rewrite_seconds` is the time to turn a follow-up into a standalone question."""
 
     answer: Answer
-    extra: float = 0.0
+    rewrite_seconds: float = 0.0
 
     @property
     def is_right(self) -> bool | None:
-        """None where there is nothing to get right, as with a greeting."""
+        """Whether the answer is right; None for messages without a gold answer, such as greetings."""
         question = self.answer.question
         return grade_contains(self.answer.text, question).correct if question.answers else None
 
     @property
-    def searched(self) -> bool:
+    def has_searched(self) -> bool:
         return self.answer.decision.retrieve
 
     @property
     def seconds(self) -> float:
-        return self.answer.seconds["total"] + self.extra
+        return self.answer.seconds["total"] + self.rewrite_seconds
 
     @property
     def tokens(self) -> int:
-        """Written, a draft that was not used among them, and read in passages (estimated from their length)."""
+        """Generated tokens, including an unused draft, and an estimate of those read in passages."""
         draft = self.answer.draft.n_tokens if self.answer.draft and self.answer.passages else 0
-        read = sum(estimate_tokens(f"{one.title} {one.text}") for one in self.answer.passages)
-        return draft + self.answer.n_tokens + round(read)
+        passages = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in self.answer.passages)
+        return draft + self.answer.n_tokens + round(passages)
 
 
 @dataclass(frozen=True)
 class OutcomeTotals:
-    """All answers of one way."""
+    """Sums over all answers of one mode."""
 
-    outcomes: Sequence[DemoOutcome]
-
-    @property
-    def right(self) -> int:
-        return sum(bool(one.is_right) for one in self.outcomes)
-
-    @property
-    def graded(self) -> int:
-        return sum(one.is_right is not None for one in self.outcomes)
-
-    @property
-    def searches(self) -> int:
-        return sum(one.searched for one in self.outcomes)
-
-    @property
-    def tokens(self) -> int:
-        return sum(one.tokens for one in self.outcomes)
-
-    @property
-    def seconds(self) -> float:
-        return sum(one.seconds for one in self.outcomes)
+    right: int
+    graded: int
+    searches: int
+    tokens: int
+    seconds: float
 
 
-OutcomesByMode = dict[str, DemoOutcome]  # by way
+OutcomesByMode = dict[str, DemoOutcome]
+
+
+def sum_outcomes(outcomes: Sequence[OutcomesByMode]) -> dict[str, OutcomeTotals]:
+    """Sum the outcomes of all messages, by mode."""
+    return {mode: sum_mode_outcomes([by_mode[mode] for by_mode in outcomes]) for mode in MODES}
+
+
+def sum_mode_outcomes(outcomes: Sequence[DemoOutcome]) -> OutcomeTotals:
+    """Sum the outcomes of one mode."""
+    return OutcomeTotals(
+        right=sum(bool(outcome.is_right) for outcome in outcomes),
+        graded=sum(outcome.is_right is not None for outcome in outcomes),
+        searches=sum(outcome.has_searched for outcome in outcomes),
+        tokens=sum(outcome.tokens for outcome in outcomes),
+        seconds=sum(outcome.seconds for outcome in outcomes),
+    )
 
 
 @dataclass(frozen=True)
 class DemoConversation:
-    """A conversation that is answered in all ways; what was said before is what the gated way answered."""
+    """Conversation in which every message is answered in all modes. Its history contains the gated answers."""
 
-    ways: dict[str, AdaptiveRAG]
+    pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
 
-    def answer(self, message: Question, hear: Callable[[DemoOutcome], None] = lambda outcome: None) -> OutcomesByMode:
-        """hear: told of each answer as it comes, in the order of the ways."""
+    def answer(
+        self, message: Question, on_outcome: Callable[[DemoOutcome], None] = lambda outcome: None
+    ) -> OutcomesByMode:
+        """Answer a message in all modes, and call `on_outcome` with each outcome as it comes."""
         start = time.perf_counter()
-        understood = self.conversation.rewrite(message.text)
-        question = replace(message, text=understood.text, meta={**message.meta, **understood.meta})
-        extra = time.perf_counter() - start
-        rag = self.ways[GATED]
+        rewritten = self.conversation.rewrite(message.text)
+        question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
+        rewrite_seconds = time.perf_counter() - start
+        rag = self.pipelines[GATED]
         gated = rag.answer(question)
         shared = {
             NEVER: extract_closed_book_answer(gated, rag.max_tokens),
             ALWAYS: extract_open_book_answer(gated),
             GATED: gated,
         }
-        found: OutcomesByMode = {}
-        for way in MODES:
-            found[way] = DemoOutcome(shared[way] or self.ways[way].answer(question), extra)
-            hear(found[way])
+        outcomes: OutcomesByMode = {}
+        for mode in MODES:
+            answer = shared[mode] or self.pipelines[mode].answer(question)
+            outcomes[mode] = DemoOutcome(answer, rewrite_seconds)
+            on_outcome(outcomes[mode])
         self.conversation.remember(gated)
-        return found
+        return outcomes
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
-    """The answer without a search, where the gate's own way has made it; None where it broke off after some tokens."""
+    """Return the closed-book answer that the gated mode generated; None if it generated none or only a part."""
     if not gated.decision.retrieve:
-        return _only(gated, "read", "answer")
+        return _keep_stages(gated, "read", "answer")
     if gated.draft is None or not is_complete_draft(gated.draft, max_tokens):
         return None
-    unsearched = replace(gated.decision, retrieve=False)
-    told = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=unsearched)
-    return _only(told, "read")
+    decision = replace(gated.decision, retrieve=False)
+    closed = replace(gated, text=gated.draft.text, n_tokens=gated.draft.n_tokens, passages=(), decision=decision)
+    return _keep_stages(closed, "read")
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:
-    """The answer after a search, where the gate's own way has made it. An arbiter may have given the other one."""
+    """Return the open-book answer that the gated mode generated, even if an arbiter chose the other one."""
     if not gated.passages:
         return None
-    told = replace(gated, text=gated.choice.open) if gated.choice else gated
-    return _only(told, "retrieve", "fit", "answer")
+    answer = replace(gated, text=gated.choice.open) if gated.choice else gated
+    return _keep_stages(answer, "retrieve", "fit", "answer")
 
 
-def _only(answer: Answer, *stages: str) -> Answer:
-    """With these stages' seconds alone, and no draft beside it."""
-    seconds = {stage: took for stage, took in answer.seconds.items() if stage in stages}
+def _keep_stages(answer: Answer, *stages: str) -> Answer:
+    """Return an answer with the time of only these stages, and without its draft."""
+    seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)
-
-
-def sum_outcomes(answered: Sequence[OutcomesByMode]) -> dict[str, OutcomeTotals]:
-    return {way: OutcomeTotals([one[way] for one in answered]) for way in MODES}

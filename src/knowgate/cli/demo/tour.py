@@ -1,4 +1,7 @@
-"""The tour of `knowgate demo`, part by part. Every figure is measured now or comes out of records."""
+"""The tour of `knowgate demo`. Every number is measured now or comes from records.
+
+It is laid out for a terminal of 80 columns. Lines are broken between words.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from knowgate.cli.demo.comparison import (
     OutcomeTotals,
     build_mode_pipelines,
     demo_folder,
-    demo_messages,
+    load_demo_messages,
     sum_outcomes,
 )
 from knowgate.cli.progress import show_waiting
@@ -31,7 +34,6 @@ from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
 from knowgate.evaluation.cost import DEFAULT_SEARCH_SECONDS, SAVINGS_QUESTIONS
 from knowgate.gates import DEFAULT_GATE, default_gate, load_gate
-from knowgate.gates.rules.rule_set import load_rules
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -41,114 +43,124 @@ from knowgate.retrieval import load_retriever
 from knowgate.types import Decision, Question
 
 PAGE_WIDTH, INDENT = 80, 2
-MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = (
-    40,
-    7,
-    16,
-)  # columns of a message, a mark, and of what stands before a wrapped text
+MESSAGE_WIDTH, MARK_WIDTH, NAME_WIDTH = 40, 7, 16  # columns of a message, a mark, and a name before a paragraph
 MARKS = {True: ("right", "green"), False: ("wrong", "red"), None: ("-", "dim")}
 PAIR_MODES = {NEVER: "from memory", ALWAYS: "after a search"}
 SLOWER_NOTE = (
     "Gated took longer than always here: a search was cheaper than the draft that decides. Try --search-seconds 1."
 )
+MAX_BAR_WIDTH = 54  # characters
+POINT_STEP = 2  # every second recorded point is shown
+NEXT_STEPS = {
+    "all of it": "knowgate start --docs FOLDER",
+    "your documents": "knowgate ask -i --docs FOLDER",
+    "your LLM": "knowgate ask -i --docs FOLDER --model openai:NAME@URL",
+    "your questions": "knowgate label --data jsonl:FILE --index DIR --out RUN",
+    "a gate for them": "knowgate fit fusion --labels RUN --out GATE",
+    "only text back?": "knowgate fit judge --labels RUN --out GATE",
+    "and the proof": "knowgate eval --labels RUN --gates GATE --out REPORT",
+}
 
 
 @dataclass(frozen=True)
 class DemoPage:
-    """Where the demo is told."""
+    """Prints the parts of the tour."""
 
     console: Console
 
     @property
     def block(self) -> str:
-        """What bars are made of."""
+        """The character that bars are made of."""
         return "#" if self.console.options.ascii_only else "█"
 
-    def title(self, text: str) -> None:
+    def print_title(self, text: str) -> None:
         self.console.print()
         self.console.print(Text(text, "bold"))
 
-    def say(self, text: str, name: str = "", style: str = "") -> None:
-        """A text within the columns; name: stands before it, in a column of its own."""
-        before = " " * INDENT + (f"{name:{NAME_WIDTH}}" if name else "")
-        rest = " " * len(before)
-        for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=before, subsequent_indent=rest):
+    def print_paragraph(self, text: str, name: str = "", style: str = "") -> None:
+        """Print an indented paragraph, with an optional name in a column before it."""
+        prefix = " " * INDENT + (f"{name:{NAME_WIDTH}}" if name else "")
+        indent = " " * len(prefix)
+        for line in textwrap.wrap(sanitize_line(text), PAGE_WIDTH, initial_indent=prefix, subsequent_indent=indent):
             self.console.print(Text(line, style))
 
-    # --- one question, two ways ---------------------------------------------------------------------
-
-    def say_both(self, question: Question, outcomes: OutcomesByMode) -> None:
-        self.say(question.text, style="bold")
-        for way, name in PAIR_MODES.items():
-            mark, style = MARKS[outcomes[way].is_right]
-            self.say(f"{outcomes[way].answer.text} ({mark})", name, style)
+    def print_pair(self, question: Question, outcomes: OutcomesByMode) -> None:
+        """Print a question with its closed-book and open-book answers, and the gate's decision."""
+        self.print_paragraph(question.text, style="bold")
+        for mode, name in PAIR_MODES.items():
+            mark, style = MARKS[outcomes[mode].is_right]
+            self.print_paragraph(f"{outcomes[mode].answer.text} ({mark})", name, style)
         decision = outcomes[GATED].answer.decision
-        self.say(f"{_verdict(decision)}: {decision.reason}", "the gate says")
+        self.print_paragraph(f"{_format_verdict(decision)}: {decision.reason}", "the gate says")
 
-    # --- row by row -------------------------------------------------------------------------------
+    def print_header(self) -> None:
+        self.console.print(Text(f"{_format_row('message', MODES)}the gate", "dim"))
 
-    def head(self) -> None:
-        self.console.print(Text(f"{_row('message', MODES)}the gate", "dim"))
-
-    def begin(self, message: Question) -> None:
+    def start_row(self, message: Question) -> None:
+        """Print a message; its marks follow on the same line."""
         *lines, last = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
         self.console.print(Text(f"{'':{INDENT}}{last:{MESSAGE_WIDTH}}"), end="")
 
-    def mark(self, outcome: DemoOutcome) -> None:
-        words, style = MARKS[outcome.is_right]
-        self.console.print(Text(f"{words:{MARK_WIDTH}}", style), end="")
+    def print_mark(self, outcome: DemoOutcome) -> None:
+        mark, style = MARKS[outcome.is_right]
+        self.console.print(Text(f"{mark:{MARK_WIDTH}}", style), end="")
 
-    def finish(self, outcomes: OutcomesByMode) -> None:
+    def finish_row(self, outcomes: OutcomesByMode) -> None:
+        """Print what the gate decided, and how a follow-up was understood."""
         decision, question = outcomes[GATED].answer.decision, outcomes[GATED].answer.question
-        said = (
-            f"{_verdict(decision)}, {decision.rule}" if decision.rule else f"{_verdict(decision)}, {decision.need:.2f}"
-        )
-        self.console.print(Text(said, "yellow" if decision.retrieve else "green"))
+        text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
+        self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
         if "asked" in question.meta:
-            self.say(f"understood as: {question.text}", style="dim")
+            self.print_paragraph(f"understood as: {question.text}", style="dim")
 
-    # --- in sum -----------------------------------------------------------------------------------
-
-    def table(self, sums: Mapping[str, OutcomeTotals]) -> None:
+    def print_totals(self, totals: Mapping[str, OutcomeTotals]) -> None:
+        """Print the sums of all modes as a table."""
         rows = {
-            f"right answers, of {sums[GATED].graded}": [f"{sums[way].right}" for way in MODES],
-            "searches": [f"{sums[way].searches}" for way in MODES],
-            "tokens of passages and answers": [f"{sums[way].tokens:,}" for way in MODES],
-            "seconds": [f"{sums[way].seconds:.1f}" for way in MODES],
+            f"right answers, of {totals[GATED].graded}": [f"{totals[mode].right}" for mode in MODES],
+            "searches": [f"{totals[mode].searches}" for mode in MODES],
+            "tokens of passages and answers": [f"{totals[mode].tokens:,}" for mode in MODES],
+            "seconds": [f"{totals[mode].seconds:.1f}" for mode in MODES],
         }
-        self.console.print(Text(_row("in sum", MODES).rstrip(), "dim"))
+        self.console.print(Text(_format_row("in sum", MODES).rstrip(), "dim"))
         for name, cells in rows.items():
-            self.console.print(Text(_row(name, cells).rstrip(), "bold"))
+            self.console.print(Text(_format_row(name, cells).rstrip(), "bold"))
 
 
-def _row(name: str, cells: Sequence[str]) -> str:
+def _format_row(name: str, cells: Sequence[str]) -> str:
     return f"{'':{INDENT}}{name:{MESSAGE_WIDTH}}" + "".join(f"{cell:{MARK_WIDTH}}" for cell in cells)
 
 
-def _verdict(decision: Decision) -> str:
+def _format_verdict(decision: Decision) -> str:
     return "search" if decision.retrieve else "skip"
 
 
-def summarize_totals(sums: Mapping[str, OutcomeTotals]) -> str:
-    """What to conclude, whichever way it went."""
-    always, gated = sums[ALWAYS], sums[GATED]
+def summarize_totals(totals: Mapping[str, OutcomeTotals]) -> str:
+    """Summarize what the gate saved, and what it cost."""
+    always, gated = totals[ALWAYS], totals[GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
     answers = "as many" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'}"
-    said = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
+    summary = f"The gate saved {saved} of {always.searches} searches, with {answers} right answers"
     if gated.seconds > always.seconds:
-        return f"{said}. {SLOWER_NOTE}"
-    return f"{said}, in {gated.seconds:.0f} s instead of {always.seconds:.0f}."
+        return f"{summary}. {SLOWER_NOTE}"
+    return f"{summary}, in {gated.seconds:.0f} s instead of {always.seconds:.0f}."
 
 
-MAX_BAR_WIDTH = 54  # characters of a bar
-POINT_STEP = 2  # every so many of the points
+# --- recorded results -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RecordedPoint:
-    """The gate at one threshold. gain, low, high: right answers against always searching, with the 95 % interval."""
+    """Recorded results of the gate at one threshold.
+
+    Attributes:
+        searched: Share of questions that were searched for.
+        right: Share of right answers.
+        gain: Right answers compared with always searching.
+        low: Lower end of the 95 % interval of the gain.
+        high: Upper end of the 95 % interval of the gain.
+    """
 
     searched: float
     right: float
@@ -159,8 +171,16 @@ class RecordedPoint:
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """Shares of right answers. weighed: always searching, and an arbiter gives the better answer; oracle: of somebody
-    who always knew which of both to give.
+    """Recorded results of an 8B LLM behind an API, in `judge.json`, which `make results` writes.
+
+    Attributes:
+        predictions: The file of predictions they were computed from.
+        questions: Number of questions.
+        never: Share of right answers without searching.
+        always: Share of right answers if every question is searched for.
+        weighed: The same if an arbiter chooses between the two answers.
+        oracle: The same if the choice were always right.
+        points: Results of the gate at several thresholds.
     """
 
     predictions: str
@@ -178,7 +198,7 @@ def read_demo_record() -> DemoRecord:
 
 
 def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
-    """A bar for each way, all from 0. block: the character bars are made of."""
+    """Yield the lines of a bar chart of right answers; bars start at 0 and are made of `block`."""
     bars = [
         ("never", 0.0, record.never),
         *(("gated", point.searched, point.right) for point in record.points[::POINT_STEP]),
@@ -192,35 +212,27 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """What the gate does at its fewest searches, and at the fewest where it is surely better than always searching."""
-    few, surely = record.points[0], [point for point in record.points if point.low > 0]
-    said = [_against(point) for point in dict.fromkeys((few, *surely[:1]))]
-    saved = round((1 - few.searched) * SAVINGS_QUESTIONS, -3)
+    """Summarize the gate at its fewest searches, and at the fewest at which it is significantly better."""
+    fewest, better = record.points[0], [point for point in record.points if point.low > 0]
+    gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]
+    saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
     return (
-        f"Against always searching, in points of right answers: {'; '.join(said)} (95 % intervals). The first saves "
+        f"Against always searching, in points of right answers: {'; '.join(gains)} (95 % intervals). The first saves "
         f"about {saved:,.0f} of {SAVINGS_QUESTIONS:,} searches."
     )
 
 
-def _against(point: RecordedPoint) -> str:
+def _format_gain(point: RecordedPoint) -> str:
     gain, low, high = (f"{100 * value:+.1f}" for value in (point.gain, point.low, point.high))
     return f"{gain} [{low}, {high}] with {point.searched:.0%} of the searches"
 
 
-NEXT_STEPS = {
-    "all of it": "knowgate start --docs FOLDER",
-    "your documents": "knowgate ask -i --docs FOLDER",
-    "your LLM": "knowgate ask -i --docs FOLDER --model openai:NAME@URL",
-    "your questions": "knowgate label --data jsonl:FILE --index DIR --out RUN",
-    "a gate for them": "knowgate fit fusion --labels RUN --out GATE",
-    "only text back?": "knowgate fit judge --labels RUN --out GATE",
-    "and the proof": "knowgate eval --labels RUN --gates GATE --out REPORT",
-}
+# --- tour -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class DemoTour:
-    """What is shown, and on what. None: as everywhere else in knowgate."""
+    """Settings of the tour. None means the default that knowgate uses elsewhere."""
 
     model: str
     gate: str = DEFAULT_GATE
@@ -228,62 +240,61 @@ class DemoTour:
     limit: int | None = None
     search_seconds: float | None = None
 
-    def give(self, console: Console) -> None:
-        page, messages = DemoPage(console), demo_messages(self.limit)
+    def run(self, console: Console) -> None:
+        """Print the tour."""
+        page, messages = DemoPage(console), load_demo_messages(self.limit)
         with show_waiting(f"Loading {self.model} (takes longest the first time)"):
-            talk = self._open()
-        page.title(f"1. One question, two ways ({self.model}, on this machine)")
-        for question in demo_messages(name=PAIR_FILE):
-            page.say_both(question, talk.answer(question))
-        page.title(f"2. A stream of {len(messages)} messages, as people write them")
-        page.say(
-            "Picked by hand, as the embedded LLM is small and knows little: a picture, no proof; that is part 3. Each "
-            f"search waits {self._wait:g} s, about what a hosted one takes (--search-seconds). always: one for every "
-            "message. gated: by a rule, or where need is high (0: the LLM knows, 1: it must look up). An answer that "
-            "two ways share is made once and counted in both."
+            conversation = self._load()
+        page.print_title(f"1. One question, two ways ({self.model}, on this machine)")
+        for question in load_demo_messages(name=PAIR_FILE):
+            page.print_pair(question, conversation.answer(question))
+        page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
+        page.print_paragraph(
+            "Chosen by hand, because the embedded LLM is small and knows little: an illustration; the proof is part 3. "
+            f"Each search waits {self._wait_seconds:g} s, about what a hosted one takes (--search-seconds). always: one "
+            "search per message. gated: by a rule, or if the need is high (0: the LLM knows, 1: it must search). An "
+            "answer that two modes share is generated once and counted in both."
         )
-        _stream(page, talk, messages)
-        _records(page)
-        page.title("4. Next")
-        for name, line in NEXT_STEPS.items():
-            page.say(line, name)
+        _print_stream(page, conversation, messages)
+        _print_record(page)
+        page.print_title("4. Next")
+        for name, command in NEXT_STEPS.items():
+            page.print_paragraph(command, name)
 
     @property
-    def _wait(self) -> float:
+    def _wait_seconds(self) -> float:
         return DEFAULT_SEARCH_SECONDS if self.search_seconds is None else self.search_seconds
 
-    def _open(self) -> DemoConversation:
-        """Everything loaded, and one question decided, so that no clock counts the start."""
-        retriever = DelayedRetriever(
-            load_retriever(str(build_cached_index(demo_folder() / "handbook", "bm25"))), self._wait
-        )
+    def _load(self) -> DemoConversation:
+        """Load everything, and decide on one question so that no measured time includes the start."""
+        index = load_retriever(str(build_cached_index(demo_folder() / "handbook", "bm25")))
         llm = load_model(self.model)
         gate = default_gate(llm, AnswerPrompts().fingerprint) if self.gate == DEFAULT_GATE else load_gate(self.gate)
-        rag = AdaptiveRAG(llm, gate, retriever, threshold=self.threshold, k=2, rules=load_rules())
+        rag = AdaptiveRAG(llm, gate, DelayedRetriever(index, self._wait_seconds), threshold=self.threshold, k=2)
         rag.decide("Who is there?")
         return DemoConversation(build_mode_pipelines(rag), Conversation(rag))
 
 
-def _stream(page: DemoPage, talk: DemoConversation, messages: Sequence[Question]) -> None:
-    """Rows that grow while they are answered, then the sums."""
-    page.head()
-    answered = []
+def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequence[Question]) -> None:
+    """Print a row for each message while it is answered, then the sums."""
+    page.print_header()
+    outcomes = []
     for message in messages:
-        page.begin(message)
-        answered.append(talk.answer(message, page.mark))
-        page.finish(answered[-1])
-    sums = sum_outcomes(answered)
-    page.table(sums)
-    page.say(summarize_totals(sums))
+        page.start_row(message)
+        outcomes.append(conversation.answer(message, page.print_mark))
+        page.finish_row(outcomes[-1])
+    totals = sum_outcomes(outcomes)
+    page.print_totals(totals)
+    page.print_paragraph(summarize_totals(totals))
 
 
-def _records(page: DemoPage) -> None:
+def _print_record(page: DemoPage) -> None:
     record = read_demo_record()
-    page.title("3. An 8B LLM behind an API, which gives nothing but text (from records)")
-    page.say(
+    page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
+    page.print_paragraph(
         f"Llama-3.1-8B-Instruct on {record.questions:,} questions. Gated: a small judge reads its draft and decides, "
-        "and after a search an arbiter gives the better answer. Arbiter: it does so after every search."
+        "and after a search an arbiter chooses the better answer. Arbiter: it chooses after every search."
     )
     for line in render_chart(record, page.block):
         page.console.print(f"  {line}")
-    page.say(summarize_record(record))
+    page.print_paragraph(summarize_record(record))

@@ -25,20 +25,19 @@ from knowgate.data.history.entries import (
     HistoryScope,
     KnowledgeLabel,
     LogEntry,
-    RetrievalOutcome,
-    entry_from_row,
     entry_to_row,
 )
 from knowgate.data.history.similarity import (
     DEPTH_FACTOR,
     EXTRA_CANDIDATES,
-    EmbeddedHistory,
+    IN_SCOPE,
+    NOT_EXPIRED,
     LogEmbedder,
-    draw_neighbors,
+    SqlHistory,
     select_neighbors,
 )
 from knowgate.data.history.sqlite_connection import ENTRY_COLUMNS
-from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+from knowgate.errors import ArtifactError, BadSetting, KnowgateError
 from knowgate.types import Embedder, Neighbor, Vector
 
 log = logging.getLogger(__name__)
@@ -70,8 +69,6 @@ BUILD_STATEMENTS = (
 )
 # The default ef_search of 40 misses too many random vectors, which are the hardest case.
 HNSW_SETTINGS = (("hnsw.iterative_scan", "relaxed_order"), ("hnsw.ef_search", "120"))
-NOT_EXPIRED = "(expires IS NULL OR expires > ?)"
-IN_SCOPE = "tenant = ? AND model = ? AND prompts = ?"
 EXACT_SCOPE_ROWS = 5_000  # reading and sorting 3,000 vectors of 384 numbers takes the database 4 ms
 PAGE_ROWS = 1_000  # rows read at a time
 
@@ -121,7 +118,7 @@ class HnswIndex:
         self._builder = None
 
 
-class PostgresHistory(EmbeddedHistory):
+class PostgresHistory(SqlHistory):
     """A history log in PostgreSQL; see `HistoryStore`.
 
     Args:
@@ -130,6 +127,9 @@ class PostgresHistory(EmbeddedHistory):
             log was filled with.
         exact_rows: Search scopes up to this size exactly.
     """
+
+    vector_column = "vector::real[]"
+    _database: PostgresDatabase
 
     def __init__(self, address: str, embedder: str | Embedder | None = None, *, exact_rows: int = EXACT_SCOPE_ROWS):
         self._database = open_postgres(parse_database_address(address), HISTORY_TABLES, HNSW_SETTINGS)
@@ -199,7 +199,7 @@ class PostgresHistory(EmbeddedHistory):
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
         """Yield entries, newest first."""
-        where, values = (IN_SCOPE, _scope_values(scope)) if scope is not None else ("true", [])
+        where, values = (IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
         last, remaining = 2**63 - 1, limit
         while remaining is None or remaining > 0:
@@ -209,28 +209,6 @@ class PostgresHistory(EmbeddedHistory):
             if len(rows) < PAGE_ROWS:
                 return
             last, remaining = rows[-1][0], None if remaining is None else remaining - len(rows)
-
-    def batches(self, size: int = PAGE_ROWS) -> Iterator[tuple[list[LogEntry], Vector]]:
-        """Yield all entries with their vectors, oldest first."""
-        last, query = 0, f"SELECT {SELECTED_COLUMNS}, vector::real[] FROM entries WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._database.read(query, [last, size]):
-            last = rows[-1][0]
-            yield [self._parse_entry(row[:-1]) for row in rows], np.asarray([row[-1] for row in rows], np.float32)
-
-    def find_ids(self, key: str) -> list[int]:
-        """Return the ids of a question in all scopes, by its `question_key`."""
-        return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
-
-    def scopes(self) -> dict[HistoryScope, int]:
-        """Return the number of entries of each scope."""
-        query = "SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant"
-        rows = self._database.read(query, [])
-        return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
-
-    def count(self, scope: HistoryScope) -> int:
-        """Return the number of entries of a scope."""
-        query = f"SELECT count(*) FROM entries WHERE {IN_SCOPE}"
-        return int(self._database.read(query, _scope_values(scope))[0][0])
 
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
@@ -252,7 +230,7 @@ class PostgresHistory(EmbeddedHistory):
         """Count the entries of a scope, up to the limit of exact search; a large scope is not counted again."""
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
-            size = int(self._database.read(query, [*_scope_values(scope), self._exact_rows + 1])[0][0])
+            size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
             if size <= self._exact_rows:
                 return size
             self._large_scopes.add(scope)
@@ -287,7 +265,7 @@ class PostgresHistory(EmbeddedHistory):
             "AND label <> ALL(?) ORDER BY distance LIMIT ?"
         )
         labels = [str(label) for label in exclude]
-        rows = self._database.read(query, [vector, *_scope_values(scope), time.time(), labels, depth])
+        rows = self._database.read(query, [vector, *self._scope_values(scope), time.time(), labels, depth])
         rows.sort(key=lambda row: (row[-1], row[0]))
         return [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
 
@@ -295,36 +273,15 @@ class PostgresHistory(EmbeddedHistory):
         """Wait until the index, if it is being built, is ready."""
         self._hnsw.wait()
 
-    def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
-        query = (
-            f"SELECT outcome, vector::real[] FROM entries WHERE {IN_SCOPE} AND outcome IS NOT NULL AND {NOT_EXPIRED} "
-            "ORDER BY id"
-        )
-        rows = self._database.read(query, [*_scope_values(scope), time.time()])
-        if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
-        vectors = np.asarray([row[1] for row in rows], np.float32) if rows else np.empty((0, 0), np.float32)
-        return [RetrievalOutcome(row[0]) for row in rows], vectors
-
-    def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
-    ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
-        query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND {NOT_EXPIRED} AND label <> ALL(?) ORDER BY id"
-        labels = [str(label) for label in exclude]
-        ids = [row[0] for row in self._database.read(query, [*_scope_values(scope), time.time(), labels])]
-        return draw_neighbors(ids, k, seed, self._load_entries)
-
     def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
         rows = self._database.read(f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id = ANY(?)", [sorted(ids)])
         return {row[0]: self._parse_entry(row) for row in rows}
 
-    def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
-        try:
-            return entry_from_row(row)
-        except BadInput as error:
-            raise self._make_error(str(error)) from None
+    def _scope_values(self, scope: HistoryScope) -> list[str]:
+        return [to_storable_text(value) for value in super()._scope_values(scope)]
+
+    def _parse_vectors(self, values: Sequence[Any]) -> Vector:
+        return np.asarray(values, np.float32) if values else np.empty((0, 0), np.float32)
 
     def _make_error(self, problem: str) -> Exception:
         return ArtifactError(f"the log {self.path} cannot be used: {problem}. It was not changed; restore it.")
@@ -332,10 +289,6 @@ class PostgresHistory(EmbeddedHistory):
     def close(self) -> None:
         """Release the connections; the log can still be used."""
         self._database.close()
-
-
-def _scope_values(scope: HistoryScope) -> list[Any]:
-    return [to_storable_text(scope.tenant), to_storable_text(scope.model), to_storable_text(scope.prompts)]
 
 
 def _make_row(entry: LogEntry, vector: Vector) -> list[Any]:

@@ -1,23 +1,34 @@
-"""What all history stores share: the embedding of a log, and the selection of neighbors."""
+"""What the history stores share: the embedding of a log, common queries, and the selection of neighbors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from knowgate.data.history.entries import KnowledgeLabel, LogEmbedding, LogEntry, question_key
-from knowgate.errors import BadSetting
+from knowgate.data.history.entries import (
+    SELECTED_COLUMNS,
+    HistoryScope,
+    KnowledgeLabel,
+    LogEmbedding,
+    LogEntry,
+    RetrievalOutcome,
+    entry_from_row,
+    question_key,
+)
+from knowgate.errors import BadInput, BadSetting
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.types import Embedder, Neighbor, Vector
 
 NAME_KEY, FINGERPRINT_KEY = "embedder_name", "embedder"  # keys in the table `meta`; older logs have no name
 EXTRA_CANDIDATES = 8  # neighbors fetched in addition to k, since some are filtered out
 DEPTH_FACTOR = 4  # fetch this many times more if too many were filtered out
+NOT_EXPIRED = "(expires IS NULL OR expires > ?)"
+IN_SCOPE = "tenant = ? AND model = ? AND prompts = ?"
 SELECT_META = "SELECT value FROM meta WHERE key = ?"
 INSERT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
 
@@ -102,9 +113,15 @@ class LogEmbedder:
         )
 
 
-class EmbeddedHistory:
-    """Base class of history stores: methods about the embedding of the log."""
+class SqlHistory:
+    """Base class of history stores: everything that SQLite and PostgreSQL do with the same SQL.
 
+    Attributes:
+        vector_column: SQL expression that reads a vector.
+    """
+
+    vector_column: ClassVar[str]
+    _database: MetaReader
     _embedder: LogEmbedder
 
     @property
@@ -119,6 +136,71 @@ class EmbeddedHistory:
     def embed(self, questions: Sequence[str]) -> Vector:
         """Embed questions with the embedding of the log."""
         return self._embedder.embed(questions)
+
+    def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
+        """Yield all entries with their vectors, oldest first."""
+        last, columns = 0, f"{SELECTED_COLUMNS}, {self.vector_column}"
+        while rows := self._read(f"SELECT {columns} FROM entries WHERE id > ? ORDER BY id LIMIT ?", [last, size]):
+            last = rows[-1][0]
+            yield [self._parse_entry(row[:-1]) for row in rows], self._parse_vectors([row[-1] for row in rows])
+
+    def scopes(self) -> dict[HistoryScope, int]:
+        """Return the number of entries of each scope."""
+        rows = self._read("SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant", [])
+        return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
+
+    def find_ids(self, key: str) -> list[int]:
+        """Return the ids of a question in all scopes, by its `question_key`."""
+        return [row[0] for row in self._read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
+
+    def count(self, scope: HistoryScope) -> int:
+        """Return the number of entries of a scope."""
+        return int(self._read(f"SELECT count(*) FROM entries WHERE {IN_SCOPE}", self._scope_values(scope))[0][0])
+
+    def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
+        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
+        where = f"{IN_SCOPE} AND outcome IS NOT NULL AND {NOT_EXPIRED}"
+        query = f"SELECT outcome, {self.vector_column} FROM entries WHERE {where} ORDER BY id"
+        rows = self._read(query, [*self._scope_values(scope), time.time()])
+        if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
+            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
+        return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
+
+    def sample(
+        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
+    ) -> tuple[Neighbor, ...]:
+        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
+        labels = [str(label) for label in exclude] or [""]
+        where = f"{IN_SCOPE} AND {NOT_EXPIRED} AND label NOT IN ({make_placeholders(labels)})"
+        query = f"SELECT id FROM entries WHERE {where} ORDER BY id"
+        ids = [row[0] for row in self._read(query, [*self._scope_values(scope), time.time(), *labels])]
+        return draw_neighbors(ids, k, seed, self._load_entries)
+
+    def _read(self, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        return self._database.read(query, values)
+
+    def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
+        try:
+            return entry_from_row(row)
+        except BadInput as error:
+            raise self._make_error(str(error)) from None
+
+    def _scope_values(self, scope: HistoryScope) -> list[str]:
+        return [scope.tenant, scope.model, scope.prompts]
+
+    def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
+        raise NotImplementedError
+
+    def _parse_vectors(self, values: Sequence[Any]) -> Vector:
+        raise NotImplementedError
+
+    def _make_error(self, problem: str) -> Exception:
+        raise NotImplementedError
+
+
+def make_placeholders(values: Collection[Any]) -> str:
+    """Return the placeholders of an SQL list, such as '?, ?'."""
+    return ", ".join("?" * len(values))
 
 
 # --- neighbors ------------------------------------------------------------------------------------

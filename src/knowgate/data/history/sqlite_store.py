@@ -24,16 +24,15 @@ from knowgate.data.history.entries import (
     HistoryScope,
     KnowledgeLabel,
     LogEntry,
-    RetrievalOutcome,
-    entry_from_row,
     entry_to_row,
 )
 from knowgate.data.history.similarity import (
     DEPTH_FACTOR,
     EXTRA_CANDIDATES,
-    EmbeddedHistory,
+    IN_SCOPE,
     LogEmbedder,
-    draw_neighbors,
+    SqlHistory,
+    make_placeholders,
     select_neighbors,
 )
 from knowgate.data.history.sqlite_connection import SqliteDatabase, explain_log_error
@@ -43,7 +42,6 @@ from knowgate.types import Embedder, Neighbor, Vector
 
 CHUNK_ROWS = 10_000  # rows read at a time
 MAX_VARIABLES = 500  # of one SQL statement
-NOT_EXPIRED = "(expires IS NULL OR expires > ?)"
 MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 
@@ -56,7 +54,7 @@ class _ScopeIndex:
     deletions: int = 0
 
 
-class SqliteHistory(EmbeddedHistory):
+class SqliteHistory(SqlHistory):
     """A history log in an SQLite file; see `HistoryStore`.
 
     Args:
@@ -64,6 +62,9 @@ class SqliteHistory(EmbeddedHistory):
         embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the one that the
             log was filled with.
     """
+
+    vector_column = "vector"
+    _database: SqliteDatabase
 
     def __init__(self, path: str | Path, embedder: str | Embedder | None = None):
         self.path = expand_path(path)
@@ -92,7 +93,7 @@ class SqliteHistory(EmbeddedHistory):
         with self._database.transaction() as transaction:
             deleted: list[int] = []
             for chunk in _split_ids(ids):
-                deleted += _delete(transaction, f"id IN ({_make_marks(chunk)})", chunk)
+                deleted += _delete(transaction, f"id IN ({make_placeholders(chunk)})", chunk)
             if contains:
                 deleted += _delete(transaction, "instr(lower(question), lower(?)) > 0", [contains])
         self._database.read("PRAGMA wal_checkpoint(TRUNCATE)", [])  # old pages leave the write-ahead log, too
@@ -118,32 +119,10 @@ class SqliteHistory(EmbeddedHistory):
 
     def entries(self, scope: HistoryScope | None = None, limit: int | None = None) -> Iterator[LogEntry]:
         """Yield entries, newest first."""
-        where, values = _where(scope)
-        query = f"SELECT {SELECTED_COLUMNS} FROM entries{where} ORDER BY id DESC LIMIT ?"
+        where, values = (IN_SCOPE, self._scope_values(scope)) if scope is not None else ("1", [])
+        query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} ORDER BY id DESC LIMIT ?"
         for row in self._database.read(query, [*values, -1 if limit is None else limit]):
             yield self._parse_entry(row)
-
-    def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
-        """Yield all entries with their vectors, oldest first."""
-        last, query = 0, f"SELECT {SELECTED_COLUMNS}, vector FROM entries WHERE id > ? ORDER BY id LIMIT ?"
-        while rows := self._database.read(query, [last, size]):
-            last = rows[-1][0]
-            yield [self._parse_entry(row[:-1]) for row in rows], self._parse_vectors([row[-1] for row in rows])
-
-    def scopes(self) -> dict[HistoryScope, int]:
-        """Return the number of entries of each scope."""
-        query = "SELECT model, prompts, tenant, count(*) FROM entries GROUP BY model, prompts, tenant"
-        rows = self._database.read(query, [])
-        return {HistoryScope(model, prompts, tenant): count for model, prompts, tenant, count in rows}
-
-    def find_ids(self, key: str) -> list[int]:
-        """Return the ids of a question in all scopes, by its `question_key`."""
-        return [row[0] for row in self._database.read("SELECT id FROM entries WHERE key = ? ORDER BY id", [key])]
-
-    def count(self, scope: HistoryScope) -> int:
-        """Return the number of entries of a scope."""
-        where, values = _where(scope)
-        return int(self._database.read(f"SELECT count(*) FROM entries{where}", values)[0][0])
 
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
@@ -151,8 +130,7 @@ class SqliteHistory(EmbeddedHistory):
         """Find the k most similar logged questions of each question, without itself and expired entries."""
         if k < 1:
             raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
-        where, values = _where(scope)
-        if not self._database.read(f"SELECT 1 FROM entries{where} LIMIT 1", values):
+        if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA_CANDIDATES
         while True:
@@ -168,25 +146,6 @@ class SqliteHistory(EmbeddedHistory):
                 return neighbors
             depth *= DEPTH_FACTOR
 
-    def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
-        where, values = _where(scope)
-        query = f"SELECT outcome, vector FROM entries{where} AND outcome IS NOT NULL AND {NOT_EXPIRED} ORDER BY id"
-        rows = self._database.read(query, [*values, time.time()])
-        if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
-        return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
-
-    def sample(
-        self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
-    ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
-        where, values = _where(scope)
-        condition = f"{NOT_EXPIRED} AND label NOT IN ({_make_marks(exclude)})"
-        query = f"SELECT id FROM entries{where} AND {condition} ORDER BY id"
-        ids = [row[0] for row in self._database.read(query, [*values, time.time(), *exclude])]
-        return draw_neighbors(ids, k, seed, self._load_entries)
-
     def close(self) -> None:
         """Close the connection of this thread."""
         self._database.close()
@@ -200,8 +159,8 @@ class SqliteHistory(EmbeddedHistory):
         if state is None:
             index = self._create_index(scope)
             state = self._indexes.setdefault(scope, _ScopeIndex(index, index.last_indexed_id, deletions))
-        where, values = _where(scope)
-        query = f"SELECT id, vector FROM entries{where} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
+        values = self._scope_values(scope)
+        query = f"SELECT id, vector FROM entries WHERE {IN_SCOPE} AND id > ? ORDER BY id LIMIT {CHUNK_ROWS}"
         while rows := self._database.read(query, [*values, state.last_id]):
             vectors = self._parse_vectors([row[1] for row in rows], state.index.width)
             state.index.add([row[0] for row in rows], vectors)
@@ -209,7 +168,7 @@ class SqliteHistory(EmbeddedHistory):
             if len(rows) < CHUNK_ROWS:
                 break
         if deletions != state.deletions:
-            query = f"SELECT id FROM entries{where} AND id > ?"
+            query = f"SELECT id FROM entries WHERE {IN_SCOPE} AND id > ?"
             state.index.keep({row[0] for row in self._database.read(query, [*values, state.index.last_indexed_id])})
             state.deletions = deletions
         return state.index
@@ -236,15 +195,9 @@ class SqliteHistory(EmbeddedHistory):
     def _load_entries(self, ids: set[int]) -> dict[int, LogEntry]:
         entries: dict[int, LogEntry] = {}
         for chunk in _split_ids(sorted(ids)):
-            query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id IN ({_make_marks(chunk)})"
+            query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE id IN ({make_placeholders(chunk)})"
             entries.update({row[0]: self._parse_entry(row) for row in self._database.read(query, chunk)})
         return entries
-
-    def _parse_entry(self, row: Sequence[Any]) -> LogEntry:
-        try:
-            return entry_from_row(row)
-        except BadInput as error:
-            raise self._make_error(str(error)) from None
 
     def _parse_vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
         """Parse stored vectors, which must all have the same width."""
@@ -279,16 +232,6 @@ def _delete(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -
 def _split_ids(ids: Sequence[int]) -> list[list[int]]:
     """Split ids into lists that fit one SQL statement."""
     return [list(ids[start : start + MAX_VARIABLES]) for start in range(0, len(ids), MAX_VARIABLES)]
-
-
-def _make_marks(values: Collection[Any]) -> str:
-    return ", ".join("?" * len(values))
-
-
-def _where(scope: HistoryScope | None) -> tuple[str, list[Any]]:
-    if scope is None:
-        return " WHERE 1", []
-    return " WHERE tenant = ? AND model = ? AND prompts = ?", [scope.tenant, scope.model, scope.prompts]
 
 
 def _drop_deleted(hits: Sequence[Hit], entries: dict[int, LogEntry]) -> Iterator[tuple[LogEntry, float]]:

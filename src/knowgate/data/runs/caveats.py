@@ -6,8 +6,6 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from knowgate.stats.metrics import BoolArray
-
 log = logging.getLogger(__name__)
 AGREEMENT_GRADER = "agreement"  # grader of runs without gold answers
 
@@ -21,15 +19,6 @@ class CaveatRow(Protocol):
     def is_synthetic(self) -> bool: ...
 
 
-class CaveatColumns(Protocol):
-    """The same facts as columns over many rows."""
-
-    @property
-    def is_synthetic(self) -> BoolArray: ...
-    @property
-    def is_graded_by_agreement(self) -> BoolArray: ...
-
-
 def count_synthetic(rows: Sequence[CaveatRow]) -> int:
     """Count the questions that an LLM wrote."""
     return sum(row.is_synthetic for row in rows)
@@ -38,16 +27,11 @@ def count_synthetic(rows: Sequence[CaveatRow]) -> int:
 def list_caveats(rows: Sequence[CaveatRow]) -> list[str]:
     """List the caveats of rows; empty for real questions with gold answers."""
     n_agreement = sum(row.grader == AGREEMENT_GRADER for row in rows)
-    return _list_caveats(count_synthetic(rows), n_agreement, len(rows))
+    return describe_caveats(count_synthetic(rows), n_agreement, len(rows))
 
 
-def list_column_caveats(columns: CaveatColumns) -> list[str]:
-    """List the caveats of a label table."""
-    n_agreement = int(columns.is_graded_by_agreement.sum())
-    return _list_caveats(int(columns.is_synthetic.sum()), n_agreement, len(columns.is_synthetic))
-
-
-def _list_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
+def describe_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
+    """List the caveats for a number of synthetic questions and of questions graded by agreement."""
     caveats = [describe_synthetic(n_synthetic, total)] if n_synthetic else []
     if n_agreement:
         caveats.append(

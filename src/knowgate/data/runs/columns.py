@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.text import estimate_tokens
-from knowgate.data.runs.caveats import AGREEMENT_GRADER
+from knowgate.data.runs.caveats import AGREEMENT_GRADER, describe_caveats
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, list_slices
 from knowgate.data.runs.storage import MappedSequence, StoredRows, question_from_row
 from knowgate.data.splits import fingerprint_question, fingerprint_text_loosely, mark_dev_rows
@@ -142,6 +142,11 @@ class LabelColumns:
     def token_statistics(self) -> NDArray[np.object_]:
         """Token statistics that all draft tokens of a reading have: "entropy", "margin"."""
         return _share_equal(_list_token_statistics(reading) for reading in self.readings)
+
+    def list_caveats(self) -> list[str]:
+        """List what readers of a result must know: synthetic questions, and grades by agreement."""
+        n_agreement = int(self.is_graded_by_agreement.sum())
+        return describe_caveats(int(self.is_synthetic.sum()), n_agreement, len(self.rows))
 
     @property
     def computed_columns(self) -> dict[str, NDArray[Any]]:

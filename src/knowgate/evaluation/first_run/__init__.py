@@ -1,1 +1,1 @@
-"""A guided first run: from documents, an LLM and perhaps questions to an index, labels, a gate, a report and settings."""
+"""A guided first run: from documents and an LLM to an index, labels, a gate, a report and settings."""

@@ -1,8 +1,9 @@
 """Choose a gate and its threshold: the one that skips most searches and provably loses little; otherwise none.
 
 Two gates may compete: one that needs no training (the gate of the embedded LLM, or the probability of the draft), and
-one trained on the part 'fit'. Neither has seen the questions its threshold is chosen on. If both compete, each gets half
-of the error probability, so that choosing between them costs no confidence (union bound). The part 'test' is not used.
+one trained on the part 'fit'. Neither has seen the questions its threshold is chosen on. If both compete, each gets
+half of the error probability, so that choosing between them costs no confidence (union bound). The part 'test' is not
+used.
 """
 
 from __future__ import annotations

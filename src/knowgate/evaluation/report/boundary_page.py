@@ -232,9 +232,8 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
         BarGroup(run.name, [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()])
         for run in runs
     ]
-    description = "; ".join(f"{group.name}: {', '.join(bar.tooltip for bar in group.bars)}" for group in groups)
     area = PlotArea(Axis(""), Axis("share of questions"))
-    chart = charts.draw_bar_chart(area, groups, "What the LLM knows", description, is_stacked=True)
+    chart = charts.draw_bar_chart(area, groups, "What the LLM knows", is_stacked=True)
     return chart + charts.build_color_key(list(KNOWLEDGE_PARTS.values()))
 
 
@@ -268,7 +267,7 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
         for run in runs
     ]
     key = charts.build_color_key([SIDE_STYLES[side] for side in sides])
-    return _draw_grouped_bars(groups, "Accuracy", "accuracy") + key
+    return charts.draw_bar_chart(PlotArea(Axis(""), Axis("accuracy")), groups, "Accuracy") + key
 
 
 def _get_accuracy(run: RunReport, side: str) -> Proportion:
@@ -288,16 +287,8 @@ def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:
     ]
     if not groups:
         return ""
-    return _draw_grouped_bars(groups, "Copy rate", "share of answers") + charts.build_color_key(list(kinds.values()))
-
-
-def _draw_grouped_bars(groups: Sequence[BarGroup], title: str, axis: str) -> str:
-    area = PlotArea(Axis(""), Axis(axis))
-    return charts.draw_bar_chart(area, groups, title, _describe_groups(groups))
-
-
-def _describe_groups(groups: Sequence[BarGroup]) -> str:
-    return "; ".join(f"{group.name}, {bar.tooltip}" for group in groups for bar in group.bars)
+    chart = charts.draw_bar_chart(PlotArea(Axis(""), Axis("share of answers")), groups, "Copy rate")
+    return chart + charts.build_color_key(list(kinds.values()))
 
 
 def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
@@ -319,7 +310,7 @@ def draw_effect_chart(run: RunReport, indicator: str, side: str = "closed") -> s
     name = f"{tables.SIDE_NAMES[side]} {indicator}"
     area = PlotArea(Axis(name), Axis("share of questions"), SMALL_WIDTH, SMALL_HEIGHT)
     title = f"Effect of retrieval by {name}"
-    chart = charts.draw_bar_chart(area, groups, title, _describe_groups(groups), is_stacked=True)
+    chart = charts.draw_bar_chart(area, groups, title, is_stacked=True)
     return chart + charts.build_color_key(list(EFFECT_STYLES.items()))
 
 

@@ -223,7 +223,7 @@ def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable |
     by_value = [{item.value: item for item in run.boundary.slices if item.dimension == dimension} for run in runs]
     if not any(len(slices) > 1 for slices in by_value):
         return None
-    values = sorted({value for slices in by_value for value in slices}, key=_slice_order)
+    values = sorted({value for slices in by_value for value in slices}, key=_get_slice_order)
     rows = [
         (value, run.name, *_make_slice_cells(slices.get(value, summarize_slice(dimension, value, ()))))
         for value in values
@@ -233,7 +233,7 @@ def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable |
     return TextTable(f"By {dimension}", columns, _blank_repeats(rows))
 
 
-def _slice_order(value: str) -> tuple[bool, int, str]:
+def _get_slice_order(value: str) -> tuple[bool, int, str]:
     """Order slices by name, frequency thirds by frequency, and unknown values last."""
     return value == NOT_GIVEN, FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1, value
 

@@ -249,10 +249,8 @@ class BarGroup:
     note: str = ""
 
 
-def draw_bar_chart(
-    area: PlotArea, groups: Sequence[BarGroup], title: str, description: str, *, is_stacked: bool = False
-) -> str:
-    """Draw groups of bars, stacked or side by side."""
+def draw_bar_chart(area: PlotArea, groups: Sequence[BarGroup], title: str, *, is_stacked: bool = False) -> str:
+    """Draw groups of bars, stacked or side by side. Tooltips describe the chart to screen readers."""
     parts = list(draw_grid(area, with_x_ticks=False))
     width = (area.width - LEFT - RIGHT) / max(1, len(groups))
     for number, group in enumerate(groups):
@@ -261,6 +259,7 @@ def draw_bar_chart(
         parts.append(draw_text(start + width / 2, area.bottom + 20, _shorten(group.name, MAX_BAR_NAME), "middle"))
         if group.note:
             parts.append(draw_text(start + width / 2, area.bottom + 36, group.note, "middle"))
+    description = "; ".join(f"{group.name}, {bar.tooltip}" for group in groups for bar in group.bars)
     return render_svg(area, parts, title, description)
 
 

@@ -214,13 +214,13 @@ def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint
     if not len(known_needs) or not len(unknown_needs):
         return []
     points = [
-        ChartPoint(_share_above(known_needs, threshold), _share_above(unknown_needs, threshold))
+        ChartPoint(_compute_share_above(known_needs, threshold), _compute_share_above(unknown_needs, threshold))
         for threshold in thresholds
     ]
     return [*points, ChartPoint(1.0, 1.0)]
 
 
-def _share_above(sorted_values: FloatArray, threshold: float) -> float:
+def _compute_share_above(sorted_values: FloatArray, threshold: float) -> float:
     return float(1 - np.searchsorted(sorted_values, threshold, side="right") / len(sorted_values))
 
 
@@ -256,6 +256,4 @@ def draw_need_histogram(evaluation: Evaluation, gate: GateResult) -> str:
         groups.append(BarGroup(f"{edges[number]:.1f}", bars))
     highest = max(float(share.max()) for share in shares)
     area = PlotArea(Axis("need, from"), fit_axis("share of questions", [0.0, highest]), SMALL_WIDTH, SMALL_HEIGHT)
-    description = "; ".join(bar.tooltip for group in groups for bar in group.bars)
-    chart = charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}", description)
-    return chart + charts.build_color_key(styles)
+    return charts.draw_bar_chart(area, groups, f"Needs of {gate.gate}") + charts.build_color_key(styles)

@@ -10,7 +10,6 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.core.files import write_text
-from knowgate.data.runs.caveats import list_column_caveats
 from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
@@ -78,7 +77,7 @@ def build_evaluation_sections(
     """Build the sections of the page."""
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
-    yield html.render_cautions(list_column_caveats(evaluation.table))
+    yield html.render_cautions(evaluation.table.list_caveats())
     yield _build_verdict_section(verdict)
     if evaluation.has_open_answers:
         yield _build_trade_off_section(evaluation, policy)
@@ -88,7 +87,12 @@ def build_evaluation_sections(
         yield _build_policy_slice_section(evaluation, policy)
         yield _build_examples_section(evaluation, policy)
     if evaluation.cascade:
-        yield _build_arbiter_section(evaluation)
+        intro = (
+            "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "
+            "at its own threshold, followed by the arbiter. The row 'always' is the arbiter alone."
+        )
+        table = _render_table(build_cascade_table(evaluation.cascade))
+        yield html.render_section("arbiter", "With an arbiter behind the gate", intro, [table])
     yield from _build_folded_sections(evaluation, policy)
 
 
@@ -263,16 +267,6 @@ def render_examples(evaluation: Evaluation, policy: HighlightedPolicy) -> Iterat
             yield html.render_question(evaluation.table.rows[row], mark, f"need {needs[row]:.3f}, {decision}")
         if not examples:
             yield html.render_remark("None.")
-
-
-def _build_arbiter_section(evaluation: Evaluation) -> str:
-    assert evaluation.cascade is not None
-    intro = (
-        "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, at "
-        "its own threshold, followed by the arbiter. The row 'always' is the arbiter alone."
-    )
-    table = _render_table(build_cascade_table(evaluation.cascade))
-    return html.render_section("arbiter", "With an arbiter behind the gate", intro, [table])
 
 
 # --- collapsed sections ---------------------------------------------------------------------------

@@ -66,33 +66,33 @@ class _Column:
         # The last cell of a short row is a remark that spans columns: only its words must fit.
         own_cells = [sanitize_line(row[index]) for row in table.rows if len(row) == len(table.columns)]
         text_widths = [
-            MIN_TEXT_WIDTH if cell_len(cell) > MIN_TEXT_WIDTH else _max_width(INTERVAL_START.split(cell))
+            MIN_TEXT_WIDTH if cell_len(cell) > MIN_TEXT_WIDTH else _measure_max_width(INTERVAL_START.split(cell))
             for cell in own_cells
         ]
-        unit_widths = [_max_width(CELL_UNIT.findall(cell)) for cell in (name, *cells)]
-        return cls(name, _max_width([*cells, name]), max(*text_widths, *unit_widths, 1))
+        unit_widths = [_measure_max_width(CELL_UNIT.findall(cell)) for cell in (name, *cells)]
+        return cls(name, _measure_max_width([*cells, name]), max(*text_widths, *unit_widths, 1))
 
 
-def _max_width(parts: Sequence[str]) -> int:
+def _measure_max_width(parts: Sequence[str]) -> int:
     return max(map(cell_len, parts), default=0)
 
 
 def _count_fitting(columns: Sequence[_Column], width: int) -> int:
     """Return how many columns fit, from the left. The first two are always included."""
     count = len(columns)
-    while count > min(2, len(columns)) and _total_width([column.min_width for column in columns[:count]]) > width:
+    while count > min(2, len(columns)) and _sum_widths([column.min_width for column in columns[:count]]) > width:
         count -= 1
     return count
 
 
-def _total_width(widths: Sequence[int]) -> int:
+def _sum_widths(widths: Sequence[int]) -> int:
     return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
 
 def _assign_widths(columns: Sequence[_Column], width: int) -> list[int]:
     """Give each column its minimum, and spread the remaining width evenly over columns that need more."""
     widths = [column.min_width for column in columns]
-    spare = width - _total_width(widths)
+    spare = width - _sum_widths(widths)
     while spare > 0 and (narrow := [i for i, column in enumerate(columns) if widths[i] < column.natural_width]):
         for index in narrow[:spare]:
             widths[index] += 1

@@ -27,8 +27,8 @@ class Deployment:
         open_prompts: Fingerprint of the prompts for questions with passages.
         reranker: Fingerprint of the reranker; None without one.
         candidates: Number of passages that the reranker chooses from.
-        at_times: Whether reranking is skipped if the retriever is confident.
-        looks_twice: Whether a passage filter may drop passages.
+        reranks_sometimes: Whether reranking is skipped if the retriever is confident.
+        filters_passages: Whether a passage filter may drop passages.
         arbiter: Fingerprint of the arbiter; None without one.
     """
 
@@ -39,8 +39,8 @@ class Deployment:
     open_prompts: str | None = None
     reranker: str | None = None
     candidates: int | None = None
-    at_times: bool = False
-    looks_twice: bool = False
+    reranks_sometimes: bool = False
+    filters_passages: bool = False
     arbiter: str | None = None
 
 
@@ -65,7 +65,7 @@ def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
         violations += _check_passages(deployment, evidence)
         violations += _check_arbiter(deployment, evidence.get("arbiter"))
         violations += _check_reranker(deployment, evidence.get("reranker"))
-        violations += ["it was shown without a second look at the passages"] if deployment.looks_twice else []
+        violations += ["it was shown without a second look at the passages"] if deployment.filters_passages else []
     return violations
 
 
@@ -142,7 +142,7 @@ def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) 
         yield f"it was shown for passages chosen by the reranker {proven}, {used}"
     elif _differ(reranker.get("candidates"), deployment.candidates):
         yield f"it was shown for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
-    elif deployment.at_times:
+    elif deployment.reranks_sometimes:
         yield "it was shown for passages that were always reranked"
 
 

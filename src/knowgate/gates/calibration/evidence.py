@@ -147,12 +147,12 @@ def _format_percent(share: float) -> str:
 # --- table ----------------------------------------------------------------------------------------
 
 
-def build_calibration_table(threshold: float, chosen: ThresholdResult, held: ThresholdResult | None) -> TextTable:
+def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out: ThresholdResult | None) -> TextTable:
     """Build a table of the questions that the threshold was chosen on and of those held out.
 
     Shares have 95 % Wilson intervals.
     """
-    results = [chosen, *([held] if held else [])]
+    results = [chosen, *([held_out] if held_out else [])]
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"
     cells = {**COMMON_CELLS, **(HARM_CELLS if chosen.right_chosen is None else ARBITER_CELLS)}
     rows = [("threshold", *(rule for _ in results))]

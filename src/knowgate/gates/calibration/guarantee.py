@@ -89,7 +89,7 @@ def learn_then_test(
     if not (outcomes.needs <= grid[index]).any():
         index = 0  # it skips no question
     # Without an arbiter, always retrieving loses nothing against itself.
-    proven = p_values[index] <= delta or outcomes.given_right is None
+    proven = p_values[index] <= delta or outcomes.arbitrated_right is None
     return Guarantee(
         float(grid[index]), epsilon, delta, n, int(harmed[index]), p_values[index], form, int(gained[index]), proven
     )

@@ -121,7 +121,7 @@ class Calibration:
         kind: What the threshold was chosen by: 'guarantee', 'budget' or 'accuracy'.
         threshold: The threshold.
         chosen: Counts on the questions that it was chosen on.
-        held: Counts on the held-out questions; None if there are none.
+        held_out: Counts on the held-out questions; None if there are none.
         evidence: The record that is stored in `gate.json`.
         left_out: Number of unused rows by reason.
         keys: Keys of the questions that it was chosen on.
@@ -131,7 +131,7 @@ class Calibration:
     kind: TargetKind
     threshold: float
     chosen: ThresholdResult
-    held: ThresholdResult | None
+    held_out: ThresholdResult | None
     evidence: dict[str, Any]
     left_out: dict[str, int]
     keys: list[str]
@@ -150,7 +150,7 @@ class Calibration:
     @property
     def table(self) -> TextTable:
         """Results on the questions that the threshold was chosen on, and on those held out."""
-        return build_calibration_table(self.threshold, self.chosen, self.held)
+        return build_calibration_table(self.threshold, self.chosen, self.held_out)
 
     def __repr__(self) -> str:
         return f"<Calibration of {get_gate_name(self.source)}: {self.sentence}>\n{self.table.text()}"
@@ -239,18 +239,18 @@ def find_threshold(
     chosen_outcomes = outcomes.select(~is_held)
     threshold, facts = _choose_threshold(chosen_outcomes, target)
     chosen = evaluate_threshold(chosen_outcomes, threshold)
-    held = evaluate_threshold(outcomes.select(is_held), threshold) if is_held.any() else None
+    held_result = evaluate_threshold(outcomes.select(is_held), threshold) if is_held.any() else None
     chosen_keys = [key for key, held_back in zip(keys, is_held, strict=True) if not held_back]
     evidence = {
         **facts,
         "chosen_on": chosen.to_record(),
-        "held_out": held.to_record() if held else None,
+        "held_out": held_result.to_record() if held_result else None,
         **_describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
         "seed": seed,
     }
-    return Calibration(target.kind, threshold, chosen, held, evidence, left_out, chosen_keys, gate)
+    return Calibration(target.kind, threshold, chosen, held_result, evidence, left_out, chosen_keys, gate)
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
@@ -274,8 +274,8 @@ def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tupl
 
 def compute_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None = None) -> GateOutcomes:
     """Score a gate and combine its needs with the grades of the answers."""
-    given_right = None if choices is None else choices.right
-    return GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, given_right)
+    arbitrated_right = None if choices is None else choices.right
+    return GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
 
 
 # --- rows -----------------------------------------------------------------------------------------

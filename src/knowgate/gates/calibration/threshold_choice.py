@@ -32,13 +32,13 @@ class GateOutcomes:
         needs: Need of each question.
         closed_right: Whether the closed-book answer is right.
         open_right: Whether the open-book answer is right.
-        given_right: Whether the answer that an arbiter gives after retrieval is right; None without an arbiter.
+        arbitrated_right: Whether the answer that an arbiter gives after retrieval is right; None without an arbiter.
     """
 
     needs: FloatArray
     closed_right: BoolArray
     open_right: BoolArray
-    given_right: BoolArray | None = None
+    arbitrated_right: BoolArray | None = None
 
     def __post_init__(self) -> None:
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
@@ -53,7 +53,7 @@ class GateOutcomes:
     @property
     def retrieved_right(self) -> BoolArray:
         """Whether the answer after retrieval is right."""
-        return self.open_right if self.given_right is None else self.given_right
+        return self.open_right if self.arbitrated_right is None else self.arbitrated_right
 
     @property
     def harmed(self) -> BoolArray:
@@ -67,8 +67,8 @@ class GateOutcomes:
 
     def select(self, rows: BoolArray) -> GateOutcomes:
         """Return the outcomes of some questions."""
-        given = None if self.given_right is None else self.given_right[rows]
-        return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], given)
+        arbitrated = None if self.arbitrated_right is None else self.arbitrated_right[rows]
+        return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], arbitrated)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
         right_never=int(outcomes.closed_right.sum()),
         harmed=int((outcomes.open_right & ~right).sum()),
         gained=int((right & ~outcomes.open_right).sum()),
-        right_chosen=None if outcomes.given_right is None else int(outcomes.retrieved_right.sum()),
+        right_chosen=None if outcomes.arbitrated_right is None else int(outcomes.retrieved_right.sum()),
     )
 
 

@@ -146,8 +146,8 @@ class RuleSet:
             return None
         rules = [rule for rule in self.rules if rule.is_small_talk]
         messages = [message for message in SENTENCE_BREAK.split(text) if message.strip()]
-        found = [next((rule.match for rule in rules if rule.matches(message)), None) for message in messages]
-        return found[0] if len(messages) > 1 and all(found) else None
+        matches = [next((rule.match for rule in rules if rule.matches(message)), None) for message in messages]
+        return matches[0] if len(messages) > 1 and all(matches) else None
 
 
 @dataclass(frozen=True)

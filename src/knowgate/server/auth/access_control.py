@@ -60,6 +60,7 @@ class AccessPolicy:
         return None
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
+        """Return the stored key of a bearer token."""
         scheme, _, credentials = authorization.partition(" ")
         key = match_key(self._read_keys(key_file), credentials.strip())
         if scheme.lower() != "bearer" or key is None:
@@ -67,6 +68,7 @@ class AccessPolicy:
         return key
 
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
+        """Return the stored keys; read the file only if it has changed."""
         try:
             stat = key_file.stat()
             if (version := (stat.st_mtime_ns, stat.st_size)) != self._file_version:

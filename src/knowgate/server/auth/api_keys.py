@@ -104,6 +104,7 @@ def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
 
 
 def _write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
+    """Write the key file, readable only for its owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"keys": [key.model_dump() for key in keys]})
     path.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Decisions on standalone questions: `POST /v1/decide`, and the plain questions of /v1/completions and /v1/responses."""
+"""Decisions on standalone questions: of `POST /v1/decide`, and of /v1/completions and /v1/responses."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ async def decide_questions(
 
 
 def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
+    """Return the questions of a request, whichever of its three fields contains them."""
     if sum(field is not None for field in (request.question, request.questions, request.messages)) != 1:
         raise ApiError(400, "give exactly one of 'question', 'questions' and 'messages'.", "invalid_question")
     if request.messages is not None:

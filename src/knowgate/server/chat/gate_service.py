@@ -102,6 +102,7 @@ class GateService:
         return require_guarantee(rag, options.max_loss)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
+        """Return the cached pipeline with a gate that requests can select by name."""
         if gate_name not in self._pipelines_by_gate:
             rag = self.rag.replace(gate=load_gate(gate_name), threshold=None)
             try:
@@ -230,6 +231,7 @@ class GateService:
         return await self._run(self._search_thread, work)
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
+        """Run work in a thread, with the context variables of the caller and the timeout."""
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
         async with asyncio.timeout(self.timeout):
@@ -324,6 +326,7 @@ class FingerprintCachingRetriever:
 
     @property
     def fingerprint(self) -> str:
+        """The fingerprint of the retriever, cached for the time to live."""
         now = self._clock()
         if now >= self._expires:
             self._expires = float("-inf")  # try again next time if this fails

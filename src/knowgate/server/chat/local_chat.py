@@ -1,7 +1,7 @@
 """Answers chats with a model in this process: one pass decides and begins the answer.
 
-The model answers plain questions with knowgate's own prompts. Requests for anything that would change the answer (tools,
-several choices, JSON mode) are rejected; other unknown fields are ignored and listed in the response.
+The model answers plain questions with knowgate's own prompts. Requests for anything that would change the answer
+(tools, several choices, JSON mode) are rejected; other unknown fields are ignored and listed in the response.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class QuestionBatcher:
         return await pending.answer
 
     async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
+        """Answer the pending questions of a key in batches until none is left."""
         try:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[key]:
@@ -92,6 +93,7 @@ class QuestionBatcher:
             del self._queues[key]
 
     async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
+        """Answer a batch of questions and resolve their futures."""
         try:
             answers = await rag.aanswer_many([pending.question for pending in batch])
         except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
@@ -199,6 +201,7 @@ class LocalChat:
         return self._pipelines[options, max_tokens]
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
+        """Reject a model name or a field that the model in this process does not support."""
         model, name = body.get("model"), self.gate_service.rag.model.name
         if not is_knowgate_model(model) and model != name:
             raise ApiError(404, f"unknown model '{str(model)[:80]}'. Known: knowgate, {name}.", "model_not_found")
@@ -266,6 +269,7 @@ class LocalChat:
     # --- responses --------------------------------------------------------------------------------
 
     async def _respond(self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG) -> Response:
+        """Collect the whole answer and return it as a chat completion."""
         async with asyncio.timeout_at(progress.deadline), aclosing(pieces):
             text = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": text}

@@ -124,6 +124,7 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
+    """Return the prompt of a completion request if it is a short, single-line question."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return UngatedRequest("the prompt is not a single text")
@@ -146,6 +147,7 @@ def _insert_into_prompt(
 
 
 def _extract_input_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
+    """Return the question of a request to the Responses API."""
     if body.get("previous_response_id") or body.get("conversation") or body.get("prompt"):
         return UngatedRequest("earlier turns are stored at the upstream")
     items = body.get("input")

@@ -70,6 +70,7 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
 
 
 def _read_gate_name(model: str | None) -> str:
+    """Return the gate that a model name such as knowgate/always selects; "" for others."""
     if model is None or not model.startswith(f"{MODEL_PREFIX}/"):
         return ""
     name = model.removeprefix(f"{MODEL_PREFIX}/")
@@ -101,6 +102,7 @@ class FilteredRetriever:
         return f"{self.retriever.fingerprint}, filtered"
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Search, and increase the depth until every query has k matching passages or no more results."""
         depth = DEPTH_FACTOR * k
         while True:
             results = self.retriever.search(queries, depth)

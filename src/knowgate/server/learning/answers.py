@@ -80,6 +80,7 @@ async def _call_with_answer(response: Response, callback: Callable[[str | None],
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
+    """Yield the events unchanged and copy their text."""
     try:
         async for event in events:
             copy.feed(event)
@@ -103,6 +104,7 @@ def extract_answer(response: Response) -> str | None:
 
 
 def _get_only_choice(body: Any) -> Mapping[str, Any]:
+    """Return the choice of a completion; an empty dict if there is none or more than one."""
     choices = body.get("choices") if isinstance(body, dict) else None
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     return first if isinstance(first, dict) else {}
@@ -188,6 +190,7 @@ class CounterfactualAnswerer:
         return verdict.startswith(YES_WORDS)
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
+        """Answer with the model in this process, always or never with passages."""
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
         rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
@@ -195,6 +198,7 @@ class CounterfactualAnswerer:
     async def _answer_upstream(
         self, forwarder: UpstreamForwarder, request: ClientRequest, passages: Sequence[Passage]
     ) -> str | None:
+        """Send the client's request to the upstream again, with or without passages."""
         body = {name: value for name, value in request.body.items() if name not in DROPPED_FIELDS}
         deadline = asyncio.get_running_loop().time() + self.timeout
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)

@@ -53,6 +53,7 @@ class LossMonitor:
         self.loss_test = None if self.guaranteed_loss is None else GuaranteeTest(self.guaranteed_loss, self.delta)
 
     def add_audit(self, lost: float) -> None:
+        """Add the result of an audit: 1 if skipping lost the answer, else 0."""
         self.loss.add(lost)
         if self.loss_test is not None:
             self.loss_test.add(lost)

@@ -47,6 +47,7 @@ class CallBudget:
         self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
 
     def allows_call(self) -> bool:
+        """Refill the budget for the time that has passed; return whether a call is left."""
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
@@ -111,6 +112,7 @@ class AuditStore:
         return await self._decisions.run(self._fetch_new)
 
     def _fetch_new(self, store: Store) -> list[AuditRecord]:
+        """Fetch the audits that were written after the last one that was read."""
         query = f"SELECT number, {AUDIT_COLUMNS} FROM audits WHERE number > ? ORDER BY number"
         rows = store.fetch_rows(query, (self._last_number,))
         self._last_number = rows[-1][0] if rows else self._last_number
@@ -216,6 +218,7 @@ class Auditor:
             self.counts[job.arm.name, "dropped"] += 1
 
     async def _run_jobs(self) -> None:
+        """Run queued audits one after the other, forever."""
         while True:
             job = await self._queue.get()
             try:
@@ -225,6 +228,7 @@ class Auditor:
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
 
     async def _audit(self, job: AuditJob) -> None:
+        """Get both answers of a sampled request, compare them, and store the result."""
         if not job.would_skip:
             await self._store_result(job, LOSS, 0.0)  # retrieved, so nothing is lost
             has_both = job.open_answer is None or job.closed_answer is not None
@@ -264,6 +268,7 @@ class Auditor:
     async def _store_result(
         self, job: AuditJob, kind: str, lost: float, answers: tuple[str | None, str | None] = (None, None)
     ) -> None:
+        """Store the result of an audit, with the answers only if texts may be stored."""
         assert self.store is not None
         texts = answers if self.recent.stores_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
@@ -279,6 +284,7 @@ class Auditor:
             self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
 
     async def _read_new(self, store: AuditStore) -> None:
+        """Apply new audits of other server processes."""
         try:
             self._apply(await store.read_new())
         except Exception as error:  # noqa: BLE001 - the next poll tries again
@@ -301,6 +307,7 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
+    """Apply one audit to the monitor of an arm, and log a new alarm."""
     if audit.kind == CLEARED:
         arm.monitor.reset_loss()
     if audit.kind != LOSS or audit.lost is None:

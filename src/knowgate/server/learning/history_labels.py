@@ -1,8 +1,8 @@
 """Labels for the history of questions, from which the gates dhicl and skr learn.
 
-Two answers that agree, one with and one without passages, weakly indicate that the LLM knows the answer; two that differ
-indicate that it does not. Feedback of people outranks them. A skipped question with only one answer gets no label:
-otherwise a skip would confirm itself.
+Two answers that agree, one with and one without passages, weakly indicate that the LLM knows the answer; two that
+differ indicate that it does not. Feedback of people outranks them. A skipped question with only one answer gets no
+label: otherwise a skip would confirm itself.
 """
 
 from __future__ import annotations

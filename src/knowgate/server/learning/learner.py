@@ -187,6 +187,7 @@ def build_learner(
 
 
 def _check_options(options: ServeOptions) -> None:
+    """Reject combinations of options that contradict or miss each other."""
     if options.audit and options.decisions is None:
         raise BadSetting("`audit` needs `decisions`: the results must survive a restart.")
     if options.audit_compare == "llm" and options.upstream is None:
@@ -200,6 +201,7 @@ def _check_options(options: ServeOptions) -> None:
 
 
 def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag: AdaptiveRAG) -> AdaptiveRAG:
+    """Build the pipeline of the second gate of an A/B test, and check that it works."""
     gate = load_gate(str(options.gate_b), plug_in=settings.plug_in)
     second_rag = rag.replace(gate=gate, threshold=options.threshold_b)
     if staleness := describe_staleness(second_rag):
@@ -212,6 +214,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 
 
 def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
+    """Build an arm whose alarm uses `max_loss`, or else the loss that the gate guarantees."""
     guaranteed_loss = options.max_loss
     guarantee = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
     if (

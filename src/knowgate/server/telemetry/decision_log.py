@@ -65,6 +65,7 @@ class DecisionLog:
             self._thread.submit(self._write_pending)
 
     def _write_pending(self) -> None:
+        """Write all queued decisions in one transaction."""
         with self._lock:
             rows, self._pending = self._pending, []
         try:
@@ -150,6 +151,7 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
 
 
 def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
+    """Return a decision with its feedback, or None."""
     rows = store.fetch_rows("SELECT at, question, record FROM decisions WHERE id = ?", (id,))
     if not rows:
         return None
@@ -163,6 +165,7 @@ def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
 
 
 def _delete_decisions(store: Store, id: str, question: str) -> list[str]:
+    """Delete the decision with this id and all decisions on this question; return their ids."""
     rows = store.fetch_rows("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
     key = question_key(question)
     ids = [row[0] for row in rows if row[0] == id or (question and row[1] and question_key(row[1]) == key)]

@@ -70,6 +70,7 @@ class ServerMetrics:
         return self._format_requests() + (b"" if learner is None else _format_learning(learner))
 
     def _format_requests(self) -> bytes:
+        """Format the metrics of requests, of all workers if there are several."""
         if not _has_several_workers():
             return generate_latest(self.registry)
         registry = CollectorRegistry()
@@ -88,6 +89,7 @@ def _has_several_workers() -> bool:
 
 
 def _format_learning(learner: TrafficLearner) -> bytes:
+    """Format the metrics of learning from traffic."""
     registry = CollectorRegistry()
     registry.register(LearningCollector(learner))
     return generate_latest(registry)
@@ -100,6 +102,7 @@ class LearningCollector(Collector):
         self.learner = learner
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+        """Yield the current loss, alarm, drift and audit counts of each arm."""
         auditor = self.learner.auditor
         monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
         gauges: dict[str, tuple[str, dict[str, float | None]]] = {
@@ -118,6 +121,7 @@ class LearningCollector(Collector):
 
 
 def _make_gauge(name: str, description: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
+    """Make a gauge with one value for each arm."""
     gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
     for arm, value in values.items():
         if value is not None:

@@ -135,6 +135,7 @@ class MetricsSnapshot(BaseModel):
         return combined
 
     def _merge(self, other: MetricsSnapshot) -> None:
+        """Add the statistics of another process."""
         self.since = min(self.since, other.since)
         self.requests.update(other.requests)
         for arm, totals in other.totals.items():
@@ -164,6 +165,7 @@ def _add_lists(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
+    """Return the number of timings and their median, 95th and 99th percentile."""
     ordered = sorted(milliseconds)
     indices = {percent: min(len(ordered) - 1, len(ordered) * percent // 100) for percent in (50, 95, 99)}
     return {"n": len(ordered), **{f"p{percent}": round(ordered[index], 3) for percent, index in indices.items()}}
@@ -197,16 +199,19 @@ class SnapshotExchange:
             self._set_timer(WRITE_DELAY_SECONDS)
 
     def _set_timer(self, seconds: float) -> None:
+        """Schedule the next write, in place of one that is already scheduled."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
 
     def _start_write(self) -> None:
+        """Write in the background, and schedule the next heartbeat."""
         self._write_task = asyncio.get_running_loop().create_task(self._write())
         self._timer = None
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:
+        """Write the statistics of this process, and delete those of processes that are long gone."""
         now = time.time()
         row = [self._worker_id, self._server_id, now, self._serialize()]
         deletion = ("DELETE FROM figures WHERE at < ?", [now - MAX_SNAPSHOT_AGE_SECONDS])

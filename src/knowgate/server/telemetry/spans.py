@@ -79,6 +79,7 @@ class RequestSpans:
         request_span.end(end)
 
     def _describe_stage(self, stage: StageTiming, trace: RequestTrace) -> dict[str, Any]:
+        """Return the attributes of a stage."""
         if stage.name in GENERATION_STAGES:
             model = {"gen_ai.request.model": trace.model_name} if trace.model_name else {}
             return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", **model}
@@ -96,12 +97,14 @@ class RequestSpans:
 
 
 def _name_span(stage: StageTiming, trace: RequestTrace) -> str:
+    """Name the span of a stage after the gen_ai conventions."""
     if stage.name in GENERATION_STAGES:
         return f"chat {trace.model_name}".strip()
     return "retrieval" if stage.name == "retrieve" else f"knowgate {stage.name}"
 
 
 def _describe_decision(trace: RequestTrace) -> dict[str, Any]:
+    """Return the attributes of a request and its decision."""
     attributes = {"knowgate.id": trace.id, "knowgate.way": trace.way, "knowgate.degraded": trace.degraded}
     if trace.decision is None:
         return attributes

@@ -117,6 +117,7 @@ class RequestTrace:
         }
 
     def _choice_json(self) -> dict[str, Any]:
+        """Return the arbiter's choice, or why there was none."""
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
         source = "draft" if self.choice.is_closed_book else "passages"

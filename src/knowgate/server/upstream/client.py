@@ -1,7 +1,7 @@
 """HTTP client of the upstream, with timeouts and a circuit breaker.
 
-The URL comes from the settings only, and redirects are not followed. The API key is the one in the environment; if there
-is none and the clients of this server need no key, the client's own key is forwarded.
+The URL comes from the settings only, and redirects are not followed. The API key is the one in the environment; if
+there is none and the clients of this server need no key, the client's own key is forwarded.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class UpstreamClient:
             await self._session.close()
 
     def _get_session(self) -> aiohttp.ClientSession:
+        """Return the HTTP session; open it at the first call."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
@@ -101,6 +102,7 @@ class UpstreamClient:
         return response
 
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
+        """Return the headers to send to the upstream, with the right API key."""
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
         headers["Accept-Encoding"] = "identity"  # do not decompress and compress streams again

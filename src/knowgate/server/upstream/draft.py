@@ -117,6 +117,7 @@ async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str]
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
+    """Read a stream until it has enough, calls a tool, or ends."""
     remaining_lines = split_lines(response.content.iter_any())
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     async for line in remaining_lines:
@@ -149,6 +150,7 @@ def _count_tokens(answer: StreamedResponse) -> int:
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
+    """Return whether a chunk of a stream contains a tool call."""
     choices = chunk.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     delta = first.get("delta")
@@ -201,6 +203,7 @@ class UpstreamDraftModel(Backend):
             model.close()
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
+        """Return the draft of the current context as the reading of every prompt."""
         draft = CURRENT_DRAFT.get()
         if draft is None:
             raise NotOffered("the upstream was not asked for a draft.")

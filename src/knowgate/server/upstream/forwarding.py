@@ -1,7 +1,7 @@
 """Answers chats with the upstream: decides, retrieves if necessary, and forwards the client's own request.
 
-There are three modes. `question`: the gate reads only the question. `draft`: the upstream answers first, and if the gate
-trusts that answer, it is the response. `race`: like draft, but the search already runs while the draft is generated.
+There are three modes. `question`: the gate reads only the question. `draft`: the upstream answers first, and if the
+gate trusts that answer, it is the response. `race`: like draft, but the search already runs during the draft.
 """
 
 from __future__ import annotations
@@ -108,6 +108,7 @@ class UpstreamForwarder:
         request.trace.model_name = str(request.upstream_body.get("model", ""))[:200]
 
     async def _answer_question(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
+        """Decide on the question and answer it with or without passages."""
         trace, search = request.trace, None
         trace.question, trace.way = question.text, "question"
         trace.decision = self.gate_service.apply_rules(rag, question)
@@ -279,6 +280,7 @@ def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
 def _send_stream(
     response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
 ) -> Response:
+    """Forward a streaming response to the client."""
     events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)

@@ -49,7 +49,7 @@ def fit_gain(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a small model to say whether the LLM's answer is right, and whether documents would give a right one."""
+    """Fine-tune a small model to say whether the LLM's answer is right, and whether an open-book one would be."""
     _check_target(examples)
     tokens = answer_judge.limit_answer_tokens(examples, options.tokens)
     answer_judge.check_trainable_bits(options)

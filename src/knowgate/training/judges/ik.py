@@ -116,8 +116,8 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(
-            f"ik: the label runs have drafts of {recorded} tokens, got tokens={tokens}. Label again with prompts='free' "
-            f"and max_tokens={tokens}, or use tokens={recorded}."
+            f"ik: the label runs have drafts of {recorded} tokens, got tokens={tokens}. Label again with "
+            f"prompts='free' and max_tokens={tokens}, or use tokens={recorded}."
         )
 
 

@@ -18,7 +18,7 @@ from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions, load_settings
-from tests.training.first_run.conftest import Counted, N, World, asked, make_world, table
+from tests.evaluation.first_run.conftest import Counted, N, World, asked, make_world, table
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def test_the_gate_skips_what_the_llm_knows_and_loses_nothing_on_questions_that_h
     assert "20 with the gate, which skips 7 searches; 20 with retrieval for each, 7 from memory" in whole.made.verdict
 
 
-def test_a_learnt_gate_that_thirty_questions_cannot_prove_is_not_used_and_that_is_said(whole: Whole):
+def test_a_learned_gate_that_thirty_questions_cannot_prove_is_not_used_and_that_is_said(whole: Whole):
     said = " ".join(whole.made.choice.explanations)
     assert "30 questions can prove, with 97.5 % confidence, that skipping loses at most 11.6 %" in said
 
@@ -71,7 +71,7 @@ def test_the_page_recommends_what_was_proven_though_twenty_questions_alone_would
     assert "loses at most 5 % of the answers" in page
 
 
-def test_no_question_is_in_two_parts_and_all_are_labelled(whole: Whole):
+def test_no_question_is_in_two_parts_and_all_are_labeled(whole: Whole):
     rows = [row.id for run in whole.world.runs() for row in RunFolder(run).rows()]
     assert len(rows) == len(set(rows)) == N
 
@@ -174,7 +174,7 @@ def test_more_questions_are_written_where_more_are_wanted_and_none_twice(world: 
 
 
 @pytest.mark.parametrize("dies_at", [30, 60, 90, 170])
-def test_interrupted_anywhere_the_same_call_goes_on_to_the_same_end(world: World, dies_at: int):
+def test_interrupted_anywhere_the_same_call_continues_to_the_same_end(world: World, dies_at: int):
     with pytest.raises(KeyboardInterrupt):
         world.run(Counted(table(), dies_at=dies_at), questions="")
     again = Counted(table())
@@ -196,7 +196,7 @@ def test_what_is_done_is_not_done_again(world: World):
     assert made.choice.gate == "logprob:min"
 
 
-def test_a_report_that_somebody_deleted_is_made_again(world: World):
+def test_a_report_that_somebody_deleted_is_written_again(world: World):
     page = world.run().page
     page.unlink()
     assert world.run().page.is_file()
@@ -212,14 +212,14 @@ def test_who_wants_more_questions_later_finds_the_earlier_ones_where_they_were(w
     assert again.read_prompts == 2 * 30  # the other thirty, both ways
 
 
-def test_fewer_questions_later_use_what_is_labelled(world: World):
+def test_fewer_questions_later_use_what_is_labeled(world: World):
     world.run()
     again = Counted(table())
     assert world.run(again, count=30).choice.gate == "logprob:min"
     assert again.read_prompts == 0
 
 
-def test_another_llm_is_labelled_anew_and_the_first_ones_labels_stay(world: World):
+def test_another_llm_is_labeled_anew_and_the_first_ones_labels_stay(world: World):
     world.run()
     before = world.runs()
     world.run(Counted({**table(), asked(0): "green"}))

@@ -14,7 +14,7 @@ def test_a_limit_takes_the_first():
     assert [one.text for one in resolve_questions([Question("a?"), Question("b?")], limit=1)] == ["a?"]
 
 
-def test_a_spec_is_read(tmp_path):
+def test_a_spec_is_loaded(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"question": "a?"}\n')
     assert [one.text for one in resolve_questions(f"jsonl:{tmp_path}/q.jsonl")] == ["a?"]
 
@@ -28,27 +28,27 @@ def test_a_spec_is_read(tmp_path):
         ([Question("a?", id="2"), Question("b?")], "duplicate id: '2'"),
     ],
 )
-def test_lists_that_cannot_be_labelled_are_explained(given, message):
+def test_invalid_lists_of_questions_are_rejected(given, message):
     with pytest.raises(BadInput, match=message):
         resolve_questions(given)
 
 
-def test_a_limit_below_one_is_refused():
+def test_a_limit_below_one_is_rejected():
     with pytest.raises(BadSetting, match="the limit is 0"):
         resolve_questions([Question("a?")], limit=0)
 
 
-def test_a_run_names_its_data_by_the_spec_or_says_that_questions_were_given():
+def test_data_is_described_by_its_spec():
     assert describe_data("jsonl:q.jsonl") == "jsonl:q.jsonl"
     assert describe_data([Question("a?")]) == "questions"
 
 
-def test_a_text_is_no_question_with_answers():
+def test_a_text_is_not_accepted_as_a_question():
     with pytest.raises(BadInput, match=r"not a Question: 'Who\?'. Write Question\("):
         resolve_questions(["Who?"])
 
 
-def test_a_file_without_its_kind_is_named_with_it(tmp_path, monkeypatch):
+def test_a_bare_file_name_is_rejected_with_the_right_spec(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.jsonl").write_text("{}", encoding="utf-8")
     with pytest.raises(BadSetting, match=r"'mine.jsonl' is a file, not a data spec. Write jsonl:mine.jsonl"):

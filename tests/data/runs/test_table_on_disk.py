@@ -53,7 +53,7 @@ def test_many_rows_stay_on_disk_and_few_do_not(runs):
     assert load_label_table(runs, max_in_memory=len(held.rows)).is_in_memory
 
 
-def test_rows_keys_and_readings_are_those_of_memory(runs):
+def test_rows_keys_and_readings_equal_those_in_memory(runs):
     held, stored = both_ways(runs)
     assert list(stored.rows) == held.rows
     assert list(stored.keys) == held.keys
@@ -66,12 +66,12 @@ def test_rows_keys_and_readings_are_those_of_memory(runs):
 
 
 @pytest.mark.parametrize("name", COLUMN_NAMES)
-def test_every_column_is_that_of_memory(runs, name):
+def test_every_column_equals_that_in_memory(runs, name):
     held, stored = both_ways(runs)
     assert getattr(stored, name).tolist() == getattr(held, name).tolist()
 
 
-def test_columns_of_rows_on_disk_are_known_without_reading_them_again(runs):
+def test_columns_do_not_read_the_rows_again(runs):
     stored = load_label_table(runs, max_in_memory=30)
     for run in runs:
         (run / "labels.jsonl").unlink()
@@ -81,7 +81,7 @@ def test_columns_of_rows_on_disk_are_known_without_reading_them_again(runs):
 
 
 @pytest.mark.parametrize("chosen", [range(50), [60, 3, 41], []])
-def test_a_subset_is_that_of_memory_whether_it_fits_or_not(runs, chosen):
+def test_a_subset_equals_that_in_memory(runs, chosen):
     held, stored = (one.subset(chosen) for one in both_ways(runs))
     assert isinstance(stored.rows, StoredRows) == (len(list(chosen)) > 30)
     assert list(stored.rows) == held.rows
@@ -90,7 +90,7 @@ def test_a_subset_is_that_of_memory_whether_it_fits_or_not(runs, chosen):
     assert list(stored.readings) == held.readings
 
 
-def test_an_evaluation_comes_to_the_same(runs):
+def test_an_evaluation_equals_that_in_memory(runs):
     gate = write_gate(runs[0].parent / "gate")
     found = []
     for one in both_ways(runs):
@@ -99,7 +99,7 @@ def test_an_evaluation_comes_to_the_same(runs):
     assert found[0] == found[1]
 
 
-def test_questions_that_a_gate_has_seen_are_left_out_alike(runs):
+def test_questions_seen_by_a_gate_are_left_out(runs):
     held, stored = both_ways(runs)
     gate = write_gate(runs[0].parent / "gate", [question.text for question in held.questions[:20]])
     one, other = (drop_seen_rows(each, [str(gate)]) for each in (held, stored))
@@ -108,7 +108,7 @@ def test_questions_that_a_gate_has_seen_are_left_out_alike(runs):
     assert one.left_out == other.left_out
 
 
-def test_hidden_states_are_read_part_by_part(tmp_path, small_parts):
+def test_hidden_states_are_read_in_chunks(tmp_path, small_parts):
     run = planted_run(tmp_path / "run", *planted_rows(40))
     held, stored = load_label_table([run]), load_label_table([run], max_in_memory=30)
     for one, other in zip(held.readings, stored.readings, strict=True):
@@ -118,7 +118,7 @@ def test_hidden_states_are_read_part_by_part(tmp_path, small_parts):
     assert next(stored.chunks()).readings[3].hidden.keys() == held.readings[3].hidden.keys()
 
 
-def test_packed_rows_are_found_again_by_their_place(runs):
+def test_compressed_rows_are_read_by_offset(runs):
     held = load_label_table(runs)
     for run in runs:
         (run / "labels.jsonl.gz").write_bytes(gzip.compress((run / "labels.jsonl").read_bytes()))
@@ -128,14 +128,14 @@ def test_packed_rows_are_found_again_by_their_place(runs):
     assert stored.rows[5] == held.rows[5]
 
 
-def test_a_row_that_changed_meanwhile_is_refused(runs):
+def test_a_row_that_was_changed_meanwhile_is_rejected(runs):
     stored = load_label_table(runs, max_in_memory=30)
     (runs[0] / "labels.jsonl").write_text("x" * 100_000, encoding="utf-8")
     with pytest.raises(ArtifactError, match=r"labels\.jsonl at byte 0"):
         stored.rows[0]
 
 
-def test_texts_keep_their_borders_when_they_are_packed():
+def test_packed_texts_are_unpacked_unchanged():
     texts = ["", "é", "run/1", "", "北京", "\ud800"]
     packed = PackedTexts.concatenate([PackedTexts.pack(texts[:3]), PackedTexts.pack(texts[3:])])
     assert list(packed) == texts
@@ -156,7 +156,7 @@ def on_record(runs):
         write_needs(run, [plain, fitted] if place else [plain, RecordedNeeds("once", 0.5, said), fitted])
 
 
-def test_needs_on_record_are_those_of_memory(runs):
+def test_recorded_needs_equal_those_in_memory(runs):
     on_record(runs)
     held, stored = both_ways(runs)
     assert list(stored.recorded_needs) == list(held.recorded_needs) == ["plain", "fitted"]
@@ -173,13 +173,13 @@ def test_needs_on_record_are_those_of_memory(runs):
 
 
 @pytest.mark.parametrize("n", [50, 5])
-def test_needs_on_record_follow_a_subset(runs, n):
+def test_recorded_needs_follow_a_subset(runs, n):
     on_record(runs)
     held, stored = (one.subset(range(60, 60 - n, -1)) for one in both_ways(runs))
     assert score_gates(stored, ["plain"])[0].needs.tolist() == score_gates(held, ["plain"])[0].needs.tolist()
 
 
-def test_a_gate_that_lacks_questions_is_refused_alike(runs):
+def test_a_recorded_gate_that_lacks_questions_is_rejected(runs):
     rows = load_label_table([runs[0]]).rows
     for run in runs:
         write_needs(run, [RecordedNeeds("half", 0.5, {row.id: 0.5 for row in rows[:10]})])
@@ -189,7 +189,7 @@ def test_a_gate_that_lacks_questions_is_refused_alike(runs):
             score_gates(one, ["half"])
 
 
-def test_an_evaluation_and_its_report_are_the_same(runs, tmp_path, monkeypatch):
+def test_evaluation_and_report_equal_those_in_memory(runs, tmp_path, monkeypatch):
     on_record(runs)
     found = []
     for name, held in (("memory", 1_000), ("disk", 30)):

@@ -20,18 +20,18 @@ from knowgate.data.questions.records import extract_text, find_field, flatten_te
         ({"content": [{"type": "text", "text": "a"}]}, "a"),
     ],
 )
-def test_the_text_is_found_in_what_a_tool_kept(kept, text):
+def test_text_is_extracted_from_recorded_values(kept, text):
     assert extract_text(kept) == text
 
 
-def test_what_lies_too_deep_is_no_text():
+def test_deeply_nested_values_have_no_text():
     deep = "a"
     for _ in range(50):
         deep = {"input": deep}
     assert extract_text(deep) == ""
 
 
-def test_fields_inside_fields_have_names():
+def test_nested_fields_have_dotted_names():
     record = {"a": {"b": "x", "c": {"d": "y"}}, "e.f": "z", "n": 1}
     assert flatten_texts(record) == {"a.b": "x", "a.c.d": "y", "e.f": "z"}
     assert (find_field(record, "a.c.d"), find_field(record, "e.f"), find_field(record, "a.x")) == ("y", "z", None)

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from knowgate.evaluation.frontier import compute_frontier, compute_oracle_frontier
 from knowgate.stats.bootstrap import Bootstrap, bootstrap_p_value, summarize_resamples
-from knowgate.stats.metrics import weighted_mean
+from knowgate.stats.metrics import compute_frontier, compute_oracle_frontier, weighted_mean
 from knowgate.stats.proportions import holm_correction, mcnemar_test
 
 

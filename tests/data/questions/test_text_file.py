@@ -10,7 +10,7 @@ from knowgate.data.questions import guess_data_spec, load_questions
 from knowgate.errors import BadInput
 
 
-def test_each_line_is_a_question_known_by_its_number(tmp_path: Path):
+def test_each_line_is_a_question_with_its_number_as_id(tmp_path: Path):
     file = tmp_path / "q.txt"
     file.write_text("\ufeffWho?\n\n  What is it?  \n", encoding="utf-8")
     assert [(one.id, one.text, one.answers) for one in load_questions(f"lines:{file}")] == [
@@ -19,13 +19,13 @@ def test_each_line_is_a_question_known_by_its_number(tmp_path: Path):
     ]
 
 
-def test_a_line_that_is_no_utf8_is_named(tmp_path: Path):
+def test_a_line_that_is_not_utf8_is_reported(tmp_path: Path):
     (tmp_path / "q.txt").write_bytes(b"Who?\n\xff\xfe?\n")
     with pytest.raises(BadInput, match=r"line 2 is not UTF-8"):
         load_questions(f"lines:{tmp_path / 'q.txt'}")
 
 
-def test_a_file_that_is_not_there_is_named():
+def test_a_missing_file_is_reported():
     with pytest.raises(BadInput, match=r"there is no file .gone\.txt."):
         load_questions("lines:gone.txt")
 
@@ -33,13 +33,13 @@ def test_a_file_that_is_not_there_is_named():
 @pytest.mark.parametrize(
     ("name", "spec"), [("a.jsonl", "jsonl:a.jsonl"), ("a.jsonl.gz", "jsonl:a.jsonl.gz"), ("a.txt", "lines:a.txt")]
 )
-def test_a_file_is_read_by_its_ending(name: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_file_is_read_by_its_suffix(name: str, spec: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).touch()
     assert guess_data_spec(name) == spec
 
 
-def test_a_data_source_is_left_as_it_is_and_anything_else_is_refused():
+def test_a_spec_is_unchanged_and_an_unknown_file_is_rejected():
     assert guess_data_spec("hub:squad?split=test") == "hub:squad?split=test"
     with pytest.raises(BadInput, match="there is no file of questions 'nothing'"):
         guess_data_spec("nothing")

@@ -7,7 +7,7 @@ from knowgate.errors import ArtifactError, BadSetting
 from tests.support.runs_by_hand import row, side, write_run
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_rejected(tmp_path):
     with pytest.raises(ArtifactError, match="not a label run"):
         open_run(tmp_path)
 
@@ -17,13 +17,13 @@ def test_a_run_is_opened_by_its_path(tmp_path):
     assert [one.id for one in open_run(str(path)).rows()] == ["q"]
 
 
-def test_runs_are_taken_in_every_form():
+def test_runs_are_accepted_as_folder_text_and_path():
     a, b = Path("a"), Path("b")
     assert resolve_run_paths("a") == resolve_run_paths(a) == resolve_run_paths(RunFolder(a)) == [a]
     assert resolve_run_paths([RunFolder(a), "b"]) == [a, b]
 
 
-def test_no_run_at_all_is_refused():
+def test_an_empty_list_of_runs_is_rejected():
     with pytest.raises(BadSetting, match="no label run given"):
         resolve_run_paths([])
 
@@ -31,25 +31,25 @@ def test_no_run_at_all_is_refused():
 # --- what a run shows of itself -------------------------------------------------------------------
 
 
-def test_a_run_tells_its_model_and_data_in_a_line(tmp_path):
+def test_the_repr_shows_model_and_data(tmp_path):
     run = RunFolder(write_run(tmp_path / "a", []))
     run.update(totals={"questions": 12, "failed": 2})
     assert repr(run) == f"<RunFolder {tmp_path / 'a'}: fake on jsonl:q.jsonl, 12 questions, 2 failed>"
 
 
-def test_a_folder_without_a_run_says_so(tmp_path):
+def test_the_repr_of_a_new_folder_says_not_started(tmp_path):
     assert repr(RunFolder(tmp_path / "none")).endswith("none: not started>")
     assert "not started" in RunFolder(tmp_path / "none")._repr_html_()
 
 
-def test_a_damaged_run_says_so_instead_of_failing_to_print(tmp_path):
+def test_the_repr_of_a_damaged_run_shows_the_error(tmp_path):
     run = RunFolder(write_run(tmp_path / "a", []))
     (run.path / "run.json").write_text("{")
     assert "is not valid JSON" in repr(run)
     assert "is not valid JSON" in run._repr_html_()
 
 
-def test_in_a_notebook_right_answers_are_counted(tmp_path):
+def test_the_notebook_table_counts_right_answers(tmp_path):
     rows = [row("a", side(True), side(True)), row("b", side(False), side(True)), row("c", error="timeout")]
     shown = RunFolder(write_run(tmp_path / "a", rows, model="<b>"))._repr_html_()
     cells = dict(zip(*[iter(_cells(shown))] * 2, strict=True))

@@ -47,13 +47,13 @@ def test_requests_and_results_are_joined_by_their_ids(files, tmp_path):
     assert [(row.closed.correct, row.open.correct) for row in rows] == [(True, True), (False, True)]
 
 
-def test_a_request_that_failed_is_named(files):
+def test_a_failed_request_is_reported(files):
     asked = files("asked.jsonl", [request("a", "Who?")])
     failed = files("closed.jsonl", [reply("a", "x", status=429)])
     with pytest.raises(BadInput, match=r"'a' has no answer in .*run it"):
         load_questions(f"openai-batch:{asked}?closed={failed}")
 
 
-def test_a_file_that_is_no_batch_is_named(files):
+def test_a_file_that_is_not_a_batch_is_reported(files):
     with pytest.raises(BadInput, match="has no 'custom_id'"):
         load_questions(f"openai-batch:{files('a.jsonl', [{'question': 'x'}])}")

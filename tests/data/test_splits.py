@@ -38,13 +38,13 @@ def part_numbers(split, n):
 # --- values on disk -------------------------------------------------------------------------------
 
 
-def test_a_share_is_the_hash_behind_the_point():
+def test_the_hash_is_scaled_to_the_unit_interval():
     digest = hashlib.sha256(b"".join(len(text).to_bytes(8, "big") + text for text in (b"salt", b"key"))).hexdigest()
     assert hash_to_unit("salt", "key", digits=8) == int(digest[:8], 16) / 2**32
     assert hash_to_unit("salt", "key") == int(digest[:12], 16) / 2**48
 
 
-def test_the_split_of_a_fit_is_the_one_that_gates_on_disk_were_made_with():
+def test_the_training_split_equals_that_of_existing_gates():
     found = {name: getattr(split_questions(TEXTS, 7), name).tolist() for name in SPLIT_SHARES}
     assert found == {
         "train": [0, 1, 2, 5, 6, 9, 10, 17, 19],
@@ -54,11 +54,11 @@ def test_the_split_of_a_fit_is_the_one_that_gates_on_disk_were_made_with():
     }
 
 
-def test_the_dev_rows_of_an_evaluation_are_those_of_earlier_evaluations():
+def test_the_dev_rows_equal_those_of_earlier_evaluations():
     assert np.flatnonzero(mark_dev_rows([f"q{i}" for i in range(20)])).tolist() == [4, 7, 11, 12, 14, 15, 18]
 
 
-def test_the_questions_held_out_are_those_that_thresholds_on_disk_were_not_chosen_on():
+def test_the_held_out_questions_equal_those_of_existing_thresholds():
     keys = [f"key {i}" for i in range(20)]
     assert np.flatnonzero(mark_held_out(keys, 0.5)).tolist() == [0, 1, 4, 8, 9, 12, 13, 14, 15, 17, 18]
     assert np.flatnonzero(mark_held_out(keys, 0.3, seed=3)).tolist() == [2, 5, 6, 9, 12, 14, 15]
@@ -76,7 +76,7 @@ def test_equal_questions_stay_together(name, texts):
 
 @pytest.mark.parametrize("name", SPLITS)
 @given(texts=st.lists(WORDS, min_size=1, max_size=20), more=st.lists(WORDS, max_size=20))
-def test_adding_rows_moves_none(name, texts, more):
+def test_adding_rows_does_not_move_others(name, texts, more):
     assert SPLITS[name](texts + more)[: len(texts)] == SPLITS[name](texts)
 
 
@@ -89,14 +89,14 @@ def test_every_row_is_in_exactly_one_part_of_a_fit(texts, seed):
 
 @pytest.mark.parametrize("name", SPLITS)
 @given(start=st.integers(0, 10**6))
-def test_parts_are_near_their_share(name, start):
+def test_parts_have_about_their_share(name, start):
     found = np.array(SPLITS[name]([f"question {start + i}" for i in range(400)]))
     inside = found == list(SPLIT_SHARES).index("test") if name == "fit" else found
     assert abs(inside.mean() - SIZES[name]) < 0.15  # six standard deviations
 
 
 @given(WORDS, st.floats(0, 1), st.floats(0, 1))
-def test_a_larger_share_holds_out_what_a_smaller_one_does(key, one, other):
+def test_a_larger_held_out_share_contains_a_smaller_one(key, one, other):
     small, large = sorted((one, other))
     assert mark_held_out([key], large)[0] or not mark_held_out([key], small)[0]
 
@@ -104,7 +104,7 @@ def test_a_larger_share_holds_out_what_a_smaller_one_does(key, one, other):
 # --- keys -----------------------------------------------------------------------------------------
 
 
-def test_a_question_without_its_text_is_told_by_its_id():
+def test_a_question_without_text_is_identified_by_its_id():
     assert fingerprint_question(Question("Who?", id="7")) == fingerprint_text("who")
     assert fingerprint_question(Question("", id="7")) == fingerprint_text("id:7")
 
@@ -120,7 +120,7 @@ def test_a_question_without_its_text_is_told_by_its_id():
         "\u202eWho wrote the ice-cream song in Peru?\u202c",
     ],
 )
-def test_a_question_in_disguise_has_the_same_loose_key(disguised):
+def test_spelling_details_do_not_change_the_loose_fingerprint(disguised):
     assert fingerprint_text_loosely(disguised) == fingerprint_text_loosely("Who wrote the ice-cream song in Peru?")
 
 
@@ -136,9 +136,9 @@ def test_a_question_in_disguise_has_the_same_loose_key(disguised):
         ("x", "id:x"),
     ],
 )
-def test_other_questions_have_other_loose_keys(one, other):
+def test_different_questions_have_different_loose_fingerprints(one, other):
     assert fingerprint_text_loosely(one) != fingerprint_text_loosely(other)
 
 
-def test_capitals_that_become_two_letters_do_not_hide_a_question():
+def test_capitals_that_casefold_to_two_letters_match():
     assert fingerprint_text_loosely("Wo ist die Hauptstraße?") == fingerprint_text_loosely("WO IST DIE HAUPTSTRASSE")

@@ -4,7 +4,7 @@ from knowgate.data.questions import load_questions
 from knowgate.data.questions.records import read_extra_fields
 
 
-def test_texts_at_the_top_of_a_line_are_found_by_the_questions_id_and_the_formats_own_keys_are_not(tmp_path):
+def test_extra_texts_of_a_line_are_returned_by_question_id(tmp_path):
     file = tmp_path / "asked.jsonl"
     lines = ['{"question": "A?", "lang": "en", "answer": "a", "n": 3}', '{"question": "B?", "id": 7, "answer": "b"}']
     file.write_text("\n".join(lines), encoding="utf-8")
@@ -12,5 +12,5 @@ def test_texts_at_the_top_of_a_line_are_found_by_the_questions_id_and_the_format
     assert [question.meta for question in load_questions(f"jsonl:{file}")] == [{}, {}]
 
 
-def test_sources_that_are_no_jsonl_file_have_none():
+def test_other_sources_have_no_extra_fields():
     assert read_extra_fields("bench:triviaqa/test") == {}

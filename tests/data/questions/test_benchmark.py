@@ -33,7 +33,7 @@ def test_a_benchmark_is_read_from_its_split():
         ("bench:nq", "unknown split of 'nq' ''.* Known: test, train"),
     ],
 )
-def test_a_misspelt_benchmark_or_split_is_answered_with_the_known_ones(spec, message):
+def test_an_unknown_benchmark_or_split_error_lists_the_known_ones(spec, message):
     with pytest.raises(UnknownName, match=message):
         load_questions(spec)
 
@@ -44,7 +44,7 @@ def test_without_the_variable_the_error_names_it(monkeypatch):
         load_questions("bench:nq/test")
 
 
-def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
+def test_a_variable_that_names_no_folder_is_rejected(monkeypatch, tmp_path):
     monkeypatch.setenv("KNOWGATE_BENCH", str(tmp_path / "none"))
     with pytest.raises(BadInput, match=r"KNOWGATE_BENCH='.*none' is not a folder"):
         load_questions("bench:nq/test")
@@ -56,6 +56,6 @@ def test_a_variable_that_names_no_folder_is_refused(monkeypatch, tmp_path):
     ("spec", "first", "gold"),
     [("bench:nq_open/test", "who got the first nobel prize in physics", "Wilhelm Conrad Röntgen")],
 )
-def test_the_real_benchmark_begins_as_published(spec, first, gold):
+def test_the_benchmark_has_the_published_questions(spec, first, gold):
     question = load_questions(spec, limit=1)[0]
     assert (question.text, question.answers) == (first, (gold,))

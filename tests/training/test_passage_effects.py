@@ -58,7 +58,7 @@ def asked(name: str, *texts: str) -> Question:
 VALUES = {"up": 0.9, "down": 0.1, "bit": 0.51, "same": 0.5, "low": 0.3, "high": 0.8}
 
 
-def test_a_record_by_hand():
+def test_preferences_equal_a_record_computed_by_hand():
     question = asked("q", "down", "up", "same", "bit", "Up!", "low")
     row = PreferenceLabeler(Table({**VALUES, "Up!": 0.0}), top=2, split="train").label([question])[0]
     assert [found.text for found in row.candidates] == ["down", "up", "same", "bit", "low"]
@@ -71,14 +71,14 @@ def test_a_record_by_hand():
     assert record["pos_id"] + record["neg_id"] == ["q1", "q3", "q0", "q5"]
 
 
-def test_graded_passages_are_split_by_their_answers():
+def test_graded_passages_are_selected_by_their_grades():
     chosen = select_passages([0.0, 1.0, 1.0, 0.0], [False, True, True, False], top=1)
     assert (chosen.positives, chosen.negatives) == ((1,), (0,))
     known = select_passages([0.0, -1.0], [True, False])  # a known question rises with none
     assert (known.positives, known.negatives) == ((0,), (1,))
 
 
-def test_a_shift_within_the_rounding_of_a_model_is_none():
+def test_shifts_within_rounding_error_are_ignored():
     chosen = select_passages([2e-8, -2e-8, 1e-3, -1e-3], [None] * 4)
     assert (chosen.positives, chosen.negatives) == ((2,), (3,))
 
@@ -92,7 +92,7 @@ QUESTIONS = [
 ]
 
 
-def test_a_run_counts_what_it_leaves_out(tmp_path: Path):
+def test_the_progress_counts_left_out_questions(tmp_path: Path):
     folder = PreferenceFolder(tmp_path / "pref")
     counts = run_preferences(folder, QUESTIONS, PreferenceLabeler(Table(VALUES)), data="d", runner=ONE_BY_ONE)
     assert (counts.done, counts.kept, counts.one_sided, counts.bare, counts.failed) == (5, 3, 1, 1, 0)
@@ -101,7 +101,7 @@ def test_a_run_counts_what_it_leaves_out(tmp_path: Path):
     assert folder.manifest()["totals"]["kept"] == 3
 
 
-def test_an_interrupted_run_goes_on_to_the_same_records(tmp_path: Path):
+def test_an_interrupted_run_continues_to_the_same_records(tmp_path: Path):
     whole, broken = PreferenceFolder(tmp_path / "whole"), PreferenceFolder(tmp_path / "broken")
     run_preferences(whole, QUESTIONS, PreferenceLabeler(Table(VALUES)), data="d", runner=ONE_BY_ONE)
     with pytest.raises(KeyboardInterrupt):
@@ -114,27 +114,27 @@ def test_an_interrupted_run_goes_on_to_the_same_records(tmp_path: Path):
         assert (broken.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
-def test_other_settings_do_not_go_on(tmp_path: Path):
+def test_a_run_does_not_continue_with_other_settings(tmp_path: Path):
     folder = PreferenceFolder(tmp_path / "pref")
     run_preferences(folder, QUESTIONS, PreferenceLabeler(Table(VALUES)), data="d")
     with pytest.raises(BadSetting, match="candidates was 20, now 3"):
         run_preferences(folder, QUESTIONS, PreferenceLabeler(Table(VALUES), candidates=3), data="d")
 
 
-def test_no_positives_at_all_is_an_error_that_counts(tmp_path: Path):
+def test_a_run_without_usable_questions_is_an_error(tmp_path: Path):
     questions = [asked("a", "down", "low"), asked("b", "same")]
     with pytest.raises(BadInput, match="none of 2 questions has both"):
         run_preferences(PreferenceFolder(tmp_path / "pref"), questions, PreferenceLabeler(Table(VALUES)), data="d")
 
 
-def test_questions_without_passages_are_said_at_once(tmp_path: Path):
+def test_missing_candidates_are_reported_after_the_first_batch(tmp_path: Path):
     with pytest.raises(BadInput, match="the questions have no passages of their own"):
         run_preferences(
             PreferenceFolder(tmp_path / "pref"), [asked("a"), asked("b")], PreferenceLabeler(Table(VALUES)), data="d"
         )
 
 
-def test_benefit_follows_the_graded_answers():
+def test_benefit_follows_the_grades():
     model = FakeModel({"what is q?": {"closed": "no idea", "open": "gold", "when": "the key"}})
     row = PreferenceLabeler(BenefitSource(model, StringGrader()), split="test").label(
         [asked("q", "the key", "some noise")]
@@ -196,7 +196,7 @@ def test_a_shift_is_the_difference_of_two_separate_reads(llama):
         assert max(map(abs, apart)) > 1e-3
 
 
-def test_the_half_pass_gives_the_state_of_the_full_pass(llama):
+def test_the_partial_pass_gives_the_state_of_the_full_pass(llama):
     prompts = [AnswerPrompts().open(asked("q"), [Passage("1", text)]) for text in PASSAGES]
     half: list[Reading] = llama.read(prompts, SignalRequest(layers=(1,), resumable=False))
     full: list[Reading] = llama.read(prompts, SignalRequest(layers=(1, 2), draft_tokens=2))
@@ -216,7 +216,7 @@ def test_the_pass_stops_at_the_probes_layer(llama):
     assert calls == []
 
 
-def test_a_passage_beyond_the_window_is_cut_and_counted(llama):
+def test_a_passage_beyond_the_context_window_is_truncated_and_counted(llama):
     rows = PreferenceLabeler(ConfidenceSource(llama, probe(1)), split="train").label(
         [asked("q", "red", "many words " * 200)]
     )
@@ -239,13 +239,13 @@ def test_likelihood_is_the_mean_log_probability_of_the_gold_answer(llama):
     assert row.candidates[0].shift == pytest.approx(apart, abs=1e-5)
 
 
-def test_a_probe_that_reads_after_the_draft_is_refused():
+def test_a_probe_that_reads_after_the_draft_is_rejected():
     with pytest.raises(BadSetting, match="Fit one with position='pre'"):
         ConfidenceSource(FakeModel(), probe(1, position="post"))
 
 
-def test_a_probe_of_anything_but_knowing_gives_no_confidence():
+def test_a_probe_with_another_target_is_rejected():
     gate = probe(1)
     helped = replace(gate, artifact=replace(gate.artifact, manifest={**gate.artifact.manifest, "target": "benefit"}))
-    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one: knowgate fit probe --target known"):
+    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one with target='known'"):
         ConfidenceSource(FakeModel(), helped)

@@ -29,7 +29,7 @@ def test_states_belong_to_the_rows_that_did_not_fail(tmp_path):
     assert folder.vectors(kept, "before.2").ravel().tolist() == [1, 3]
 
 
-def test_rows_tried_again_leave_the_states_of_the_others_alone(tmp_path):
+def test_retried_rows_do_not_change_the_states_of_others(tmp_path):
     """With shards named by the number of rows, those of c and d took the place of a's and b's."""
     folder = begun(tmp_path / "run")
     folder.append([row("lost", error="no")], {})
@@ -57,7 +57,7 @@ def test_a_shard_without_rows_is_not_overwritten(tmp_path):
     assert folder.vectors(rows, "before.2").ravel().tolist() == [1, 2]
 
 
-def test_a_name_is_not_given_again_when_its_shard_is_gone(tmp_path):
+def test_the_name_of_a_deleted_shard_is_not_used_again(tmp_path):
     folder = begun(tmp_path / "run")
     folder.append([row("a")], states(1))
     (lost,) = folder.path.glob("vectors-*")
@@ -68,7 +68,7 @@ def test_a_name_is_not_given_again_when_its_shard_is_gone(tmp_path):
         folder.vectors(list(folder.rows()), "before.2")
 
 
-def test_states_of_another_question_are_refused(tmp_path):
+def test_states_of_another_question_are_rejected(tmp_path):
     folder = begun(tmp_path / "run")
     folder.append([row("a"), row("b")], states(1, 2))
     lines = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
@@ -91,14 +91,14 @@ def test_rows_of_an_earlier_version_have_no_digest_and_are_read(tmp_path):
     "vector",
     [["../vectors-0000000.safetensors", 0], ["/etc/passwd", 0], ["labels.jsonl", 0], ["x", -1], ["x", 1.5]],
 )
-def test_a_row_that_points_elsewhere_is_refused(tmp_path, vector):
+def test_a_row_that_refers_outside_the_folder_is_rejected(tmp_path, vector):
     folder = begun(tmp_path / "run")
     folder.append_records([{"id": "a", "question": "a?", "lang": "en", "vector": vector}])
     with pytest.raises(ArtifactError):
         folder.vectors(list(folder.rows()), "before.2")
 
 
-def test_a_row_beyond_its_shard_is_refused(tmp_path):
+def test_a_row_beyond_its_shard_is_rejected(tmp_path):
     folder = begun(tmp_path / "run")
     folder.append([row("a")], states(1))
     (record,) = [json.loads(line) for line in (folder.path / "labels.jsonl").read_text().splitlines()]
@@ -107,7 +107,7 @@ def test_a_row_beyond_its_shard_is_refused(tmp_path):
         folder.vectors(list(folder.rows()), "before.2")
 
 
-def test_failed_rows_are_dropped_from_a_run_that_was_killed_in_a_line(tmp_path):
+def test_failed_rows_are_dropped_from_a_run_with_an_incomplete_line(tmp_path):
     folder = begun(tmp_path / "run")
     folder.append([row("a"), row("b", error="no")], states(1))
     with (folder.path / "labels.jsonl").open("a") as file:
@@ -116,7 +116,7 @@ def test_failed_rows_are_dropped_from_a_run_that_was_killed_in_a_line(tmp_path):
     assert [one.id for one in folder.rows()] == ["a"]
 
 
-def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
+def test_a_folder_with_other_content_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     words = "is not empty and not a label run. Choose another `out`"
     with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
@@ -124,13 +124,13 @@ def test_a_folder_of_other_things_gets_no_row_and_no_lock(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
+def test_a_file_at_the_path_of_the_folder_is_rejected(tmp_path):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(BadSetting, match=r"is a file, not a folder\. Choose another `out`"):
         begun(tmp_path / "run")
 
 
-def test_a_version_that_is_a_long_text_is_not_said_in_full(tmp_path):
+def test_a_long_version_is_shortened_in_the_error(tmp_path):
     folder = begun(tmp_path / "run")
     (folder.path / "run.json").write_text(json.dumps({"version": "long " * 2000}))
     with pytest.raises(ArtifactError, match="another version of knowgate") as error:
@@ -138,7 +138,7 @@ def test_a_version_that_is_a_long_text_is_not_said_in_full(tmp_path):
     assert len(str(error.value)) < 500
 
 
-def test_settings_that_were_changed_are_refused(tmp_path):
+def test_changed_settings_are_rejected(tmp_path):
     settings = {"model": "m", "model_fingerprint": "f", "prompts_fingerprint": "p", "grader": "g"}
     folder = RunFolder(tmp_path / "run")
     folder.start({**settings, "hash": hash_settings(settings)}, {})

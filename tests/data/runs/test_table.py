@@ -12,20 +12,20 @@ from tests.support.runs_by_hand import row, side
 from tests.support.trials_by_hand import four_rows, trial_run
 
 
-def test_verdicts_follow_the_rows(tmp_path):
+def test_grades_follow_the_rows(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run")])
     assert trial.closed_right.tolist() == [True, False, True, False]
     assert trial.open_right.tolist() == [True, True, False, False]
 
 
-def test_a_run_without_open_book_answers_comes_to_the_closed_book_ones(tmp_path):
+def test_always_retrieving_equals_closed_book_without_open_book_answers(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run", [row("a", side(True)), row("b", side(False))])])
     assert trial.open_right is None
     assert trial.always_right.tolist() == [True, False]
     assert trial.n_without_passages == 0
 
 
-def test_a_subset_has_the_verdicts_and_counts_of_its_rows(tmp_path):
+def test_a_subset_has_the_grades_and_counts_of_its_rows(tmp_path):
     trial = load_label_table([trial_run(tmp_path / "run", [*four_rows(), row("q4", side(True), None)])])
     part = trial.subset(np.array([4, 1]))
     assert [each.id for each in part.rows] == [question.id for question in part.questions] == ["q4", "q1"]
@@ -34,7 +34,7 @@ def test_a_subset_has_the_verdicts_and_counts_of_its_rows(tmp_path):
     assert score_gate(part, "good").needs.tolist() == [0.2, 0.8]
 
 
-def test_hidden_states_are_read_for_the_layers_asked_for(tmp_path):
+def test_hidden_states_are_read_for_the_requested_layers(tmp_path):
     run = planted_run(tmp_path / "run", *planted_rows(5))
     assert set(load_label_table([run]).readings[0].hidden) == {LAYER}
     assert load_label_table([run], layers=()).readings[0].hidden == {}
@@ -42,25 +42,25 @@ def test_hidden_states_are_read_for_the_layers_asked_for(tmp_path):
         load_label_table([run], layers=[9])
 
 
-def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path):
+def test_runs_with_the_same_folder_name_are_named_by_path(tmp_path):
     runs = [trial_run(tmp_path / name / "run") for name in ("a", "b")]
     trial = load_label_table(runs)
     assert len(set(trial.keys)) == len(trial.rows) == 8
     assert score_gate(trial, "good").needs.tolist() == [0.2, 0.8, 0.2, 0.8] * 2
 
 
-def test_a_run_named_twice_is_refused_however_it_is_written(tmp_path):
+def test_a_run_named_twice_is_rejected(tmp_path):
     run = trial_run(tmp_path / "run")
     with pytest.raises(BadSetting, match="named twice"):
         load_label_table([run, run / ".." / "run"])
 
 
-def test_no_run_at_all_is_refused():
+def test_an_empty_list_of_runs_is_rejected():
     with pytest.raises(BadInput, match="Name at least one"):
         load_label_table([])
 
 
-def test_runs_that_differ_are_refused_in_the_words_of_who_asks(tmp_path):
+def test_incompatible_runs_are_rejected_with_the_advice_of_the_caller(tmp_path):
     runs = [trial_run(tmp_path / "a", k=3), trial_run(tmp_path / "b", retriever_fingerprint="other")]
     assert len(load_label_table(runs).rows) == 8  # an evaluation does not mind
     with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\); keep them apart\."):

@@ -1,0 +1,69 @@
+"""Statistics of the server, combined over its processes."""
+
+import asyncio
+
+import pytest
+
+from knowgate.server.options import ServeOptions
+from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
+from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.types import Decision
+
+
+def count(snapshot, *, retrieve, arm="", milliseconds=100.0):
+    decision = Decision(retrieve, 0.9 if retrieve else 0.1, 0.5, "always", "a reason")
+    trace = RequestTrace(decision=decision, arm=arm, milliseconds={"gate": milliseconds})
+    snapshot.add_request(200, 0.2, trace)
+
+
+def test_combined_statistics_are_sums():
+    first, second = MetricsSnapshot(since=20.0), MetricsSnapshot(since=10.0)
+    count(first, retrieve=True, arm="a")
+    count(second, retrieve=False, arm="b")
+    count(second, retrieve=True, arm="a", milliseconds=300.0)
+    report = first.combine([second.model_dump_json()]).to_json(ServeOptions())
+    assert (report["since"], report["requests"]) == (10.0, {"2xx": 3})
+    assert {arm: (one["decided"], one["retrieved"]) for arm, one in report["arms"].items()} == {
+        "all": (3, 2),
+        "a": (2, 2),
+        "b": (1, 0),
+    }
+    assert (sum(report["needs"]["retrieved"]), sum(report["needs"]["skipped"])) == (2, 1)
+    assert [sum(column) for column in zip(*report["minutes"], strict=True)] == [2, 1]
+    assert report["stages"]["gate"] == {"n": 3, "p50": 100.0, "p95": 300.0, "p99": 300.0}
+
+
+def test_unreadable_statistics_of_other_workers_are_ignored(caplog):
+    snapshot = MetricsSnapshot()
+    count(snapshot, retrieve=True)
+    combined = snapshot.combine(["{", '{"since": "never"}'])
+    assert combined.requests == {"2xx": 1}
+    assert caplog.text.count("cannot be read") == 2
+
+
+def test_workers_without_a_decision_log_share_statistics_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("KNOWGATE_SERVER", "one-server")
+    monkeypatch.setenv("KNOWGATE_COUNTS", str(tmp_path / "counts.db"))
+
+    async def run():
+        first, second = SnapshotExchange(lambda: "of the first", None), SnapshotExchange(lambda: "of the second", None)
+        first.schedule_write()
+        await first.close()  # writes at once what was scheduled
+        texts = await second.read_others()
+        await second.close()
+        return texts
+
+    assert asyncio.run(run()) == ["of the first"]
+
+
+def test_without_decision_log_and_file_there_are_no_other_workers(monkeypatch):
+    monkeypatch.delenv("KNOWGATE_COUNTS", raising=False)
+    assert asyncio.run(SnapshotExchange(lambda: "", None).read_others()) == []
+
+
+@pytest.mark.parametrize(("price", "money"), [(0.0, None), (2.0, None)])
+def test_money_is_unknown_without_prices_or_retrievals(price, money):
+    snapshot = MetricsSnapshot()
+    count(snapshot, retrieve=False)
+    report = snapshot.to_json(ServeOptions(price_retrieval=price))
+    assert report["arms"]["all"]["saved"]["money"] is money
