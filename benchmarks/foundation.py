@@ -82,7 +82,7 @@ def samples(model: Any, rounds: int) -> None:
         "top_p": 1.0,
         "max_new_tokens": 12,
         "min_new_tokens": 12,
-        "pad_token_id": model.pad,
+        "pad_token_id": model.pad_id,
     }
     # an end token would shorten answers at random: nobody stops early in this comparison
     model = FullLength(model)
@@ -127,7 +127,7 @@ class FullLength:
         from knowgate.models.hf.model import HFModel
 
         twin = HFModel(model.source, model.label)
-        twin.__dict__.update(loaded=model.loaded, stop=frozenset(), prefixes=model.prefixes)
+        twin.__dict__.update(loaded=model.loaded, stop_ids=frozenset(), prefix_cache=model.prefix_cache)
         return twin
 
 

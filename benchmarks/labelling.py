@@ -59,11 +59,11 @@ def made_up(n: int, passages: int) -> list[Any]:
 
 
 def twin(model: Any, **changed: Any) -> Any:
-    """The same weights; `changed`: `stop` (tokens that end an answer), `shares` (keys and values of prompts)."""
+    """The same weights; `changed` replaces cached properties, such as `stop_ids` or `shares_prompt_cache`."""
     from knowgate.models.hf.model import HFModel
 
     other = HFModel(model.source, model.label)
-    other.__dict__.update(loaded=model.loaded, prefixes=model.prefixes, **changed)
+    other.__dict__.update(loaded=model.loaded, prefix_cache=model.prefix_cache, **changed)
     return other
 
 
@@ -77,7 +77,7 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
             with torch.inference_mode():
                 model.loaded.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                    max_new_tokens=TOKENS, min_new_tokens=TOKENS, num_return_sequences=at_once, pad_token_id=model.pad,
+                    max_new_tokens=TOKENS, min_new_tokens=TOKENS, num_return_sequences=at_once, pad_token_id=model.pad_id,
                 )  # fmt: skip
 
 
@@ -89,9 +89,9 @@ def against_others(loaded: Any, options: argparse.Namespace) -> None:
 
     n, questions, prompts = options.questions, made_up(options.questions, 1), AnswerPrompts()
     plan = LabelPlan(samples=options.samples, max_tokens=TOKENS, layers=(min(15, loaded.depth - 1),))
-    model = twin(loaded, stop=frozenset())
+    model = twin(loaded, stop_ids=frozenset())
     now = Labeler(model, StringGrader(), plan)
-    before = Labeler(twin(loaded, stop=frozenset(), shares=False), StringGrader(), plan)
+    before = Labeler(twin(loaded, stop_ids=frozenset(), shares_prompt_cache=False), StringGrader(), plan)
     now.label(questions[:1])  # warms up
     pairs = [(measured(lambda: now.label(questions)), measured(lambda: before.label(questions))) for _ in range(2)]
     ours, copies = (np.min(times, axis=0) for times in zip(*pairs, strict=True))
@@ -119,7 +119,7 @@ def whole_run(model: Any, options: argparse.Namespace) -> None:
 
     n = options.questions
     questions = load_questions(options.data, n) if options.data else made_up(n, 3)
-    model = twin(model, shares=False) if options.copies else model
+    model = twin(model, shares_prompt_cache=False) if options.copies else model
     with tempfile.TemporaryDirectory() as folder:
         for samples in dict.fromkeys((0, options.samples)):
             rest = {"model": model, "samples": samples, "open_samples": 0, "index": options.index or None}

@@ -32,13 +32,10 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
-        (["--arbiter", "features"], "knowgate fit arbiter --mode features"),
+        (["--arbiter", "features"], "must be fitted first: run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
-        (["--threshold", "2"], "the threshold is 2.0; it must be between 0 and 1."),
-        (["--threshold", "nan"], "it must be between 0 and 1."),
-        (["--k", "0"], "must be at least 1"),
-        (["--index", "x"], "give either --docs or --index, not both."),
-        (["--model", "openai:m"], "is not openai:MODEL@URL"),
+        (["--index", "x"], "--docs and --index are mutually exclusive: give one."),
+        (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
         (["--model", "gguf:none.gguf"], "there is no GGUF file 'none.gguf'"),
         (["--model", "hf:./none"], "there is no folder './none'"),
         (["--model", ""], "setting 'model' is empty"),
@@ -57,6 +54,9 @@ def test_a_wrong_option_of_ask_is_named_with_what_is_allowed(call: Call, docs: P
         (["nope"], "Known: start, ask, decide, serve"),
         (["index", "docs"], "Missing option '--out'"),
         (["ask", "--k", "x"], "Invalid value for '--k'"),
+        (["ask", "--k", "0"], "Invalid value for '--k'"),
+        (["ask", "--threshold", "2"], "Invalid value for '--threshold'"),
+        (["ask", "--threshold", "nan"], "Invalid value for '--threshold'"),
         (["models", "nope"], "Known: pull."),
         (["ask", "--nope"], "unknown option '--nope'. Known: --arbiter, --beta, --config, --docs"),
         (["ask", "--gat", "x"], "unknown option '--gat'. Did you mean '--gate'?"),
@@ -70,7 +70,7 @@ def test_wrong_usage_has_exit_code_2(call: Call, arguments: list[str], said: str
     ("text", "said"),
     [
         ("foo = 1", "unknown key 'foo'. Known: model, gate"),
-        ("k = 'x'", "setting 'k' is 'x'"),
+        ("k = 'x'", "the config file 'knowgate.toml': k='x' is not allowed: it must be a whole number."),
         ("k = [", "is not valid TOML"),
         ("docs = ''", "setting 'docs' is empty"),
     ],
@@ -81,7 +81,7 @@ def test_a_bad_config_file_is_an_error(call: Call, docs: Path, text: str, said: 
 
 
 def test_ask_without_documents_says_which_options_give_them(call: Call):
-    assert "--docs FOLDER or --index DIR" in sentence(call("ask", "who?", "--model", "fake"))
+    assert "give --docs or --index" in sentence(call("ask", "who?", "--model", "fake"))
 
 
 @pytest.mark.parametrize("question", ["", "  "])
@@ -154,7 +154,7 @@ def test_a_folder_with_other_things_is_not_overwritten(call: Call, docs: Path):
 
 def test_a_cache_that_is_a_file_is_named(call: Call, docs: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(docs / "vault.txt"))
-    assert "Set KNOWGATE_CACHE to a folder you can write." in sentence(
+    assert "Set KNOWGATE_CACHE to a folder that you can write to." in sentence(
         call("ask", "who?", "--model", "fake", "--docs", docs)
     )
 
@@ -191,14 +191,14 @@ def test_a_damaged_passage_is_an_error(call: Call, docs: Path, tmp_path: Path):
 def test_demo_refuses_a_limit_below_one(call: Call, limit: int):
     outcome = call("demo", "--model", "fake", "--limit", limit)
     assert (outcome.code, outcome.out) == (1, "")
-    assert f"the limit is {limit}" in outcome.err
+    assert f"--limit {limit} is not allowed" in outcome.err
 
 
 @pytest.mark.parametrize("value", ["1.5", "-1e31", '"-1"'])
-def test_a_fake_table_with_a_logprob_that_is_no_number_is_refused(call: Call, tmp_path: Path, value: str):
+def test_a_fake_table_with_an_invalid_logprob_is_refused(call: Call, tmp_path: Path, value: str):
     (tmp_path / "table.json").write_text(f'{{"who": {{"logprob": {value}}}}}')
     said = sentence(call("decide", "who?", "--model", "fake:table.json"))
-    assert "logprob must be a number not above 0" in said
+    assert "logprob is " in said
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
@@ -220,14 +220,14 @@ def test_a_missing_embedding_package_is_said_before_weights_are_fetched(
 
 def test_an_unknown_gate_may_be_the_folder_of_one(call: Call, docs: Path):
     said = sentence(call("ask", "--docs", docs, "--gate", "my-smal-judge", "Who?"))
-    assert "or a folder that `knowgate fit` made (there is none of this name)." in said
+    assert "or a folder written by `knowgate fit` (none has this name)." in said
 
 
 def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
     said = sentence(call("ask", "--docs", docs, "--gate", docs, "Who?"))
-    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` made" in said
+    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` wrote" in said
 
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
     said = sentence(call("compare", docs, docs))
-    assert "is no report (it has no summary.json) and no label run (no run.json). Give what `knowgate eval" in said
+    assert "is neither a report (no summary.json) nor a label run (no run.json). Give the folder" in said

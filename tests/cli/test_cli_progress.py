@@ -143,7 +143,7 @@ class Milestone:
     is_milestone: bool = True
 
 
-def test_what_was_told_as_it_was_reached_is_not_told_again_at_the_end():
+def test_milestones_that_were_printed_are_not_repeated_at_the_end():
     written = io.StringIO()
     with show_progress("fitting", "examples", Console(file=written, width=100)) as show:
         watching = FitProgressBar(show)
@@ -151,4 +151,4 @@ def test_what_was_told_as_it_was_reached_is_not_told_again_at_the_end():
         watching(Milestone("epoch 1, loss 0.5", is_milestone=False))
     assert written.getvalue() == "epoch 0.5, loss 0.612, 3.1 examples/s\n"
     notes = ["epoch 0.5: loss 0.6120", "epoch 1: loss 0.5000", "kept: epoch 1"]
-    assert watching.untold(notes) == ["epoch 1: loss 0.5000", "kept: epoch 1"]
+    assert watching.select_new_notes(notes) == ["epoch 1: loss 0.5000", "kept: epoch 1"]

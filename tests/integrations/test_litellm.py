@@ -49,7 +49,7 @@ def test_passages_can_go_to_the_system_message(rag):
 def test_requests_without_a_question_are_forwarded(rag):
     hook = KnowgateHook(rag)
     picture = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    assert call(hook, picture)["metadata"]["knowgate"] == {"ungated": "the user's message holds more than text"}
+    assert call(hook, picture)["metadata"]["knowgate"] == {"ungated": "the user's message contains more than text"}
     assert "knowgate" not in call(hook, user(UNKNOWN), "embeddings")["metadata"]
     assert "knowgate" not in call(hook, ["odd"])["metadata"]
 
@@ -76,7 +76,7 @@ def test_failures_fall_open_with_a_note(broken):
 
 
 def test_a_callback_without_documents_is_an_error():
-    with pytest.raises(BadSetting, match="set docs or index"):
+    with pytest.raises(BadSetting, match="set `docs` or `index`"):
         KnowgateHook(AdaptiveRAG(FakeModel(TABLE), load_gate("never")))
 
 

@@ -69,6 +69,7 @@ class RenamedOptionsCommand(TyperCommand):
         return rest
 
     def _rename(self, word: str) -> str:
+        """Replace the old name of a renamed option."""
         name, equals, value = word.partition("=")
         if name not in self.renamed:
             return word
@@ -87,6 +88,9 @@ class LazyCommands(Mapping[str, Any]):
         if name not in self.loaded:
             self.loaded[name] = self.entries[name].load(name)
         return self.loaded[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

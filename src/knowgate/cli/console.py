@@ -77,6 +77,7 @@ def print_page_location(page: Path) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table without a title."""
     print_tables([TextTable("", tuple(columns), tuple(map(tuple, rows)))])
 
 

@@ -123,6 +123,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _check_weights(name: str) -> Finding:
+    """Check whether embedded weights are downloaded and intact."""
     label, spec = f"weights {name}", weights.get_weights(name)
     if not weights.is_cached(name):
         if spec.embedded:
@@ -137,6 +138,7 @@ def _check_weights(name: str) -> Finding:
 
 
 def _check_cache() -> Finding:
+    """Check whether the cache folder is writable and has free space."""
     folder = cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -209,6 +211,7 @@ def _check_documents(settings: PipelineOptions) -> Finding:
 
 
 def _check_port(options: ServeOptions) -> Finding:
+    """Check whether the server's port is free."""
     address = f"{options.host}:{options.port}"
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -221,6 +224,7 @@ def _check_port(options: ServeOptions) -> Finding:
 
 
 def _check_keys(options: ServeOptions) -> Finding:
+    """Check the API keys; a server that can be reached from outside needs some."""
     if options.keys is None:
         if options.is_local:
             return Finding("API keys", "none: only this machine is answered")

@@ -28,6 +28,7 @@ from knowgate.errors import KnowgateError
 
 EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 REPORT_FOLDER = "errors"
+SETTINGS_FILE_PREFIX = "the config file"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
 # typer has its own copy of click, so its base class is not the one that `import click` gives.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
@@ -54,6 +55,7 @@ def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> s
 
 
 def _describe_exception(error: BaseException) -> str:
+    """Describe an unexpected exception in a few words."""
     if isinstance(error, MemoryError):
         return "this machine is out of memory: use a smaller model, fewer questions or a smaller index"
     if isinstance(error, RecursionError):
@@ -145,7 +147,8 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
     path, command = find_command(arguments, commands)
     options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
     flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
-    return add_next_step(translate_arguments(message, flags), path)
+    is_about_file = message.startswith(SETTINGS_FILE_PREFIX)  # keys of a file are not flags
+    return add_next_step(message if is_about_file else translate_arguments(message, flags), path)
 
 
 def has_next_step(message: str) -> bool:
@@ -166,7 +169,10 @@ def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple
     for word in arguments:
         if word in commands:
             path.append(word)
-            command = commands[word]
+            try:
+                command = commands[word]
+            except KnowgateError:  # the command of another package that cannot be loaded
+                return path, None
             commands = getattr(command, "commands", {})
         elif not word.startswith("-"):
             break

@@ -1,7 +1,7 @@
 """Entry point of the command line. Data goes to stdout, messages to stderr.
 
-Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 worse than allowed (`compare --fail-if-worse`),
-70 an internal error, 130 interrupted.
+Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 worse than allowed
+(`compare --fail-if-worse`), 70 an internal error, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 DEBUG_FLAG = "--debug"
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_CODES_HELP = (
-    "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 worse than allowed (compare --fail-if-worse), "
-    "70 an internal error, 130 interrupted."
+    "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 worse than allowed "
+    "(compare --fail-if-worse), 70 an internal error, 130 interrupted."
 )
 QUIET_ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
@@ -128,6 +128,7 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    """Run a command with typer and return its exit code."""
     _log_to_stderr()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -6,7 +6,8 @@ A command names the model as a parameter; every field becomes a flag:
         run_label(data, out=out, options=options)
 
 The flag is `--` and the field's name with dashes. A field can say more in `Field(json_schema_extra={...})`:
-`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a heading of the help page).
+`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a
+heading of the help page).
 Fields whose flags are not given stay unset, so that `options.model_fields_set` holds only what was typed.
 """
 
@@ -73,10 +74,12 @@ def get_flag(name: str, field: FieldInfo) -> str | None:
 
 
 def _is_model(parameter: inspect.Parameter) -> bool:
+    """Return whether a parameter is annotated with an option model."""
     return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
 
 
 def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str]) -> inspect.Parameter:
+    """Make the typer parameter of one field."""
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
     is_list = _is_list(field.annotation)
     is_number = flag_type in (int, float)
@@ -123,6 +126,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
+    """Choose the type that a flag is parsed as."""
     plain = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 
@@ -137,7 +141,7 @@ def _get_metavar(annotation: Any) -> str | None:
 def _format_default(field: FieldInfo) -> str:
     """Show a default in the help. typer cannot, because a flag that is not given stays unset."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    is_told = default in (None, False, "", (), []) or "Default" in (field.description or "")
+    is_told = isinstance(default, bool) or default in (None, "", (), []) or "Default" in (field.description or "")
     return "" if is_told else f" Default: {default}."
 
 

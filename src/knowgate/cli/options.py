@@ -50,17 +50,9 @@ LabelsOption = Annotated[
 PreferencesOption = Annotated[
     list[Path], typer.Option("--pref", parser=parse_path, metavar="PREF", help="Preference folder; may be repeated.")
 ]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        help="smollm (default), hf:NAME_OR_DIR, gguf:FILE, llamacpp:FILE, openai:MODEL@URL, ... See `knowgate models`.",
-    ),
-]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first questions, this many.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of splits, samples and training.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
-RetrieverOption = Annotated[str | None, typer.Option("--retriever", help="bm25 (default), dense or hybrid.")]
 GatesOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -55,6 +55,7 @@ def show_progress(task: str, unit: str, console: Console) -> Iterator[ProgressCa
 
 
 def show_question_progress(task: str, console: Console) -> AbstractContextManager[ProgressCallback]:
+    """Show the progress of a job over questions."""
     return show_progress(task, "questions", console)
 
 
@@ -130,6 +131,7 @@ class ProgressLines:
 
 
 def format_pace(rate: float, unit: str) -> str:
+    """Format a rate as '3.2 questions/s'; empty if unknown."""
     return f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s" if rate > 0 else ""
 
 

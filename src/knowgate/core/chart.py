@@ -48,6 +48,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[float]:
+        """Five evenly spaced values from `low` to `high`."""
         return [self.low + (self.high - self.low) * step / 4 for step in range(5)]
 
 
@@ -105,6 +106,7 @@ def thin_points(points: Sequence[ChartPoint]) -> list[ChartPoint]:
 
 
 def _render_axes(frame: ChartFrame) -> Iterator[str]:
+    """Yield the SVG elements of the frame, tick labels and axis titles."""
     yield (
         f'<rect x="{LEFT_MARGIN}" y="{TOP_MARGIN}" width="{frame.width}" height="{frame.height}" fill="none" '
         f'stroke="{GRAY}" stroke-width="0.6"/>'
@@ -119,11 +121,13 @@ def _render_axes(frame: ChartFrame) -> Iterator[str]:
 
 
 def _render_text(x: float, y: float, text: str, anchor: str, *, is_rotated: bool = False) -> str:
+    """Render an SVG text element with escaped text."""
     rotation = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if is_rotated else ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{rotation}>{escape_html(sanitize_line(text))}</text>'
 
 
 def _render_curve(curve: Curve, frame: ChartFrame) -> Iterator[str]:
+    """Yield the SVG elements of a curve and its mark."""
     points = " ".join(frame.locate(point) for point in thin_points(curve.points))
     yield f'<polyline points="{points}" fill="none" {_format_stroke(curve)}/>'
     if curve.mark is not None:
@@ -132,11 +136,13 @@ def _render_curve(curve: Curve, frame: ChartFrame) -> Iterator[str]:
 
 
 def _format_stroke(curve: Curve) -> str:
+    """Return the SVG stroke attributes of a curve."""
     dashes = ' stroke-dasharray="4"' if curve.dashed else ""
     return f'stroke="{escape_html(curve.color)}" stroke-width="1.8"{dashes}'
 
 
 def _render_legend(curves: Sequence[Curve], frame: ChartFrame) -> Iterator[str]:
+    """Yield the SVG elements of the legend."""
     x = LEFT_MARGIN + frame.width + 8
     for number, curve in enumerate(curve for curve in curves if curve.name):
         y = TOP_MARGIN + LEGEND_LINE_HEIGHT * (number + 0.5)

@@ -48,6 +48,7 @@ def escape_markdown_code(text: str) -> str:
 
 
 def _escape(char: str) -> str:
+    """Return the escape of a character as in Python source, such as \\x1b."""
     return char.encode("unicode_escape").decode("ascii")
 
 
@@ -87,6 +88,7 @@ class TextTable:
 
 
 def render_markdown_tables(tables: Sequence[TextTable]) -> str:
+    """Render several tables as one Markdown text."""
     return "\n".join(table.markdown() for table in tables)
 
 

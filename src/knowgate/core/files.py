@@ -162,6 +162,7 @@ def _recover(target: Path) -> None:
 
 
 def _swap(new: Path, target: Path) -> None:
+    """Replace the target folder by the new one, with a backup between the two renames."""
     new.chmod(0o755)  # mkdtemp makes private folders
     if target.exists():
         target.replace(_backup_path(target))
@@ -233,6 +234,7 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _is_file_at(path: Path, file: BinaryIO) -> bool:
+    """Return whether an open file is still the one at a path."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

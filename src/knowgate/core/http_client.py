@@ -126,6 +126,7 @@ class JsonClient:
         return redact_message(message, [*find_url_secrets(self.url), *keys])
 
     def _send_with_retries(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> HttpResponse:
+        """Send a request until it succeeds, tries run out, or the deadline passes."""
         end = time.monotonic() + self._deadline
         for attempt in range(MAX_RETRIES + 1):
             wait, response = self._pause * 2**attempt, None
@@ -149,6 +150,7 @@ class JsonClient:
         )
 
     def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> HttpResponse:
+        """Send a request once and read the response before `end`."""
         url = path if path.startswith(("http://", "https://")) else self.url + path
         request = self._client.build_request(method, url, json=body, params=params)
         request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
@@ -156,6 +158,7 @@ class JsonClient:
             return read_response(response, self.name)
 
     def _get_message(self, response: HttpResponse) -> str:
+        """Return the beginning of an error response, without this client's keys."""
         return self.redact(response.content[:2000].decode(errors="replace"))
 
     @functools.cached_property

@@ -32,6 +32,7 @@ class NearestHits:
     scores: Vector
 
     def top(self, k: int) -> NearestHits:
+        """Return the k best hits."""
         order = select_top_rows(self.scores, k)
         return NearestHits(self.rows[order], self.scores[order])
 
@@ -76,6 +77,7 @@ def max_row_norm(vectors: Vector, *, block_rows: int = BLOCK_ROWS) -> float:
 
 
 def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, block_rows: int) -> list[NearestHits]:
+    """Search one block of queries in all vectors, block by block."""
     best = [NearestHits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
     errors = [_bound_rounding_error(query, max_norm) for query in queries]
     for start in range(0, len(vectors), block_rows):

@@ -59,6 +59,7 @@ class Options(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _raise_bad_setting(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
+        """Convert pydantic's validation errors to BadSetting."""
         try:
             return validate(values)
         except ValidationError as error:
@@ -152,6 +153,7 @@ def describe_requirement(detail: ErrorDetails) -> str:
 
 
 def _describe_unknown(name: str, known: Iterable[str]) -> str:
+    """Describe an unknown option, with the closest known name."""
     names = sorted(known)
     matches = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{matches[0]}'?" if matches else ""
@@ -178,5 +180,6 @@ def _get_default(field: FieldInfo) -> Any:
 
 
 def _document_fields(docstring: str, model: type[Options]) -> str:
+    """Append the descriptions of the fields to a docstring."""
     lines = [f"    {name}: {field.description}" for name, field in model.model_fields.items() if field.description]
     return "\n".join([docstring, "", f"Options (fields of `{model.__name__}`):", *lines]) if lines else docstring

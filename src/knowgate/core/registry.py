@@ -112,6 +112,7 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
 
 
 def _convert(value: str, annotation: Any, where: str) -> Any:
+    """Convert an option's text to the type of its annotation."""
     if isinstance(annotation, types.UnionType):
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -127,6 +128,7 @@ def _convert(value: str, annotation: Any, where: str) -> Any:
 
 
 def _check_choice(value: str, allowed: tuple[str, ...], where: str) -> str:
+    """Return the value if it is allowed; otherwise raise BadSetting."""
     if value not in allowed:
         raise BadSetting(f"{where} is '{value}'; allowed: {', '.join(allowed)}.")
     return value

@@ -50,6 +50,7 @@ class NumberRange:
 
     @property
     def description(self) -> str:
+        """The range in words, for error messages."""
         return f"at least {self.low:g}" if self.high == math.inf else f"between {self.low:g} and {self.high:g}"
 
 
@@ -97,6 +98,7 @@ def _explain(detail: ErrorDetails) -> str:
 
 
 def _drop_unknown(kind: type, value: Any) -> Any:
+    """Remove the keys of a JSON object that are not fields of a dataclass."""
     if not isinstance(value, Mapping):
         return value
     names = _get_field_names(kind)
@@ -110,6 +112,7 @@ def _get_field_names(kind: type) -> frozenset[str]:
 
 @functools.cache
 def _make_validator(kind: Any) -> SchemaValidator:
+    """Build and cache the validator of a dataclass."""
     return SchemaValidator(_make_schema(kind))
 
 
@@ -159,6 +162,7 @@ def _expect(schema: CoreSchema, description: str) -> CoreSchema:
 
 
 def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
+    """Add the bounds of a NumberRange to the schema of a number."""
     bounds = core_schema.float_schema(ge=allowed.low, le=None if allowed.high == math.inf else allowed.high)
     if schema is _PLAIN_SCHEMAS[int]:
         bounds = core_schema.int_schema(  # type: ignore[assignment]
@@ -168,6 +172,7 @@ def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
 
 
 def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
+    """Build the schema of a union; its error names all allowed types."""
     choices: list[Any] = [_make_schema(kind) for kind in kinds if kind is not type(None)]
     schema: CoreSchema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices, mode="left_to_right")
     if len(choices) > 1:
@@ -178,6 +183,7 @@ def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
 
 
 def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchema:
+    """Build the schema of a tuple, list, set or mapping."""
     if origin is tuple and arguments[-1] is not Ellipsis:
         schema = core_schema.tuple_schema([_make_schema(argument) for argument in arguments])
         length = core_schema.list_schema(min_length=len(arguments), max_length=len(arguments))
@@ -213,6 +219,7 @@ def _make_record_schema(kind: type) -> CoreSchema:
 
 
 def _make_field_schema(field: dataclasses.Field[Any], annotation: Any) -> CoreSchema:
+    """Build the schema of a dataclass field, with its default."""
     schema = _make_schema(annotation)
     if field.default is not dataclasses.MISSING:
         return core_schema.with_default_schema(schema, default=field.default)

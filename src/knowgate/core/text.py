@@ -40,6 +40,7 @@ def normalize(text: str) -> str:
 
 
 def _normalize(text: str) -> str:
+    """Normalize a text without the cache."""
     words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", unicodedata.normalize("NFKC", text).lower())).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
@@ -152,6 +153,7 @@ def grade_contains(answer: str, question: Question) -> ContainmentGrade:
 
 @functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
+    """Grade an answer by containment; see `grade_contains`."""
     answer_tokens = join_tokens(answer)
     matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
     accepted = [
@@ -170,6 +172,7 @@ class _GoldAnswer:
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
+    """Tokenize the distinct gold answers of a question."""
     question_words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
     return tuple(_GoldAnswer(gold, set(gold.split()) <= question_words) for gold in distinct if gold.strip())

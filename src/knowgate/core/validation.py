@@ -160,6 +160,7 @@ def expand_path(text: str | Path) -> Path:
 
 
 def _iter_children(values: list[Any]) -> Iterator[Any]:
+    """Yield keys, values and items of all dicts and lists."""
     for value in values:
         if isinstance(value, dict):
             yield from value
@@ -179,20 +180,24 @@ def _make_decoder() -> json.JSONDecoder:
 
 
 def _may_have_surrogates(text: str) -> bool:
+    """Return whether JSON text may contain lone surrogates; a quick check."""
     return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
 
 
 def _reject_constant(name: str) -> NoReturn:
+    """Reject NaN and Infinity, which JSON does not allow."""
     raise ValueError(f"{name} is not a JSON number")
 
 
 def _parse_int(digits: str) -> int:
+    """Parse an integer of bounded length."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits is too long")
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
+    """Parse a float and reject infinities."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"the number {digits[:40]} is too large for a float")

@@ -58,8 +58,7 @@ class AdaptiveGate(FittedGate):
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute 1 - P(no retrieval)."""
-        needs: FloatArray = 1 - self.predict_classes(questions)[:, 0]
-        return needs
+        return 1 - self.predict_classes(questions)[:, 0]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
         """Return the number of retrieval rounds for each question."""
@@ -82,5 +81,4 @@ def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
     check_feature_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
     weights = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
-    probabilities: FloatArray = weights / weights.sum(axis=1, keepdims=True)
-    return probabilities
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

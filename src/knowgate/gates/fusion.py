@@ -132,8 +132,7 @@ def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Seq
 
 def _to_logits(probabilities: FloatArray) -> Vector:
     """Convert probabilities to a column of logits."""
-    column: Vector = logit(probabilities)[:, None].astype(np.float32)
-    return column
+    return logit(probabilities)[:, None].astype(np.float32)
 
 
 def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:

@@ -174,15 +174,13 @@ def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
     """Apply the decision tree of the paper, with each decision at 0.5."""
     after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
     after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
-    needs: FloatArray = np.where(heads.intent > 0.5, 1.0, after_knowledge)
-    return needs
+    return np.where(heads.intent > 0.5, 1.0, after_knowledge)
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
     """Compute the probability of reaching "retrieve": i + (1 - i) k (t + (1 - t) s)."""
     after_time = heads.time + (1 - heads.time) * heads.self_
-    needs: FloatArray = heads.intent + (1 - heads.intent) * heads.knowledge * after_time
-    return needs
+    return heads.intent + (1 - heads.intent) * heads.knowledge * after_time
 
 
 def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
@@ -196,5 +194,4 @@ def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
         inputs = (states.astype(np.float64) - tensors[f"{name}.mean"]) / tensors[f"{name}.scale"]
     else:
         inputs = states.astype(np.float64) / float(tensors["size"][0])
-    probabilities: FloatArray = sigmoid(inputs @ weight)
-    return probabilities
+    return sigmoid(inputs @ weight)

@@ -15,7 +15,7 @@ from typing import Any
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import call_or_await, check_framework_version, check_result_list, wrap_errors
 from knowgate.errors import BadSetting
-from knowgate.integrations.chat_model import ChatModel, ChatRequest, parse_logprobs
+from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion, parse_logprobs
 from knowgate.integrations.decider import Decider, as_decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
@@ -70,8 +70,8 @@ class KnowgateRetriever(BaseRetriever):
     k: int | None = None
 
     def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        decision, config = as_decider(self.decider).decide(query), _make_child_config(run_manager)
-        dispatch_custom_event(DECISION_EVENT, _note_decision(run_manager, decision), config=config)
+        decision = as_decider(self.decider).decide(query)
+        config = _publish(run_manager, decision)
         if not decision.retrieve:
             return []
         with wrap_errors(self._description):
@@ -79,8 +79,8 @@ class KnowgateRetriever(BaseRetriever):
         return self._add_decision(documents, decision)
 
     async def _aget_relevant_documents(self, query: str, *, run_manager: Any) -> list[Document]:
-        decision, config = await as_decider(self.decider).adecide(query), _make_child_config(run_manager)
-        await adispatch_custom_event(DECISION_EVENT, _note_decision(run_manager, decision), config=config)
+        decision = await as_decider(self.decider).adecide(query)
+        config = await _apublish(run_manager, decision)
         if not decision.retrieve:
             return []
         with wrap_errors(self._description):
@@ -136,30 +136,26 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
 
     def _answer(self, input: Any, run_manager: Any) -> AIMessage:
         answer = run_in_model_thread(self.rag.model, lambda: self.rag.answer(_parse_input(input, self.rag)))
-        record = _note_decision(run_manager, answer.decision)
-        dispatch_custom_event(DECISION_EVENT, record, config=_make_child_config(run_manager))
+        _publish(run_manager, answer.decision)
         return _make_message(answer)
 
     async def _aanswer(self, input: Any, run_manager: Any) -> AIMessage:
         answer = await self.rag.aanswer(await asyncio.to_thread(_parse_input, input, self.rag))
-        record = _note_decision(run_manager, answer.decision)
-        await adispatch_custom_event(DECISION_EVENT, record, config=_make_child_config(run_manager))
+        await _apublish(run_manager, answer.decision)
         return _make_message(answer)
 
     def _stream_answer(self, inputs: Iterator[Any], run_manager: Any) -> Iterator[AIMessageChunk]:
         events = self.rag.answer_stream(_parse_input(next(inputs), self.rag))
         while (event := run_in_model_thread(self.rag.model, lambda: next(events, None))) is not None:
             if isinstance(event, DecisionEvent):
-                record = _note_decision(run_manager, event.decision)
-                dispatch_custom_event(DECISION_EVENT, record, config=_make_child_config(run_manager))
+                _publish(run_manager, event.decision)
             yield from _make_chunks(event)
 
     async def _astream_answer(self, inputs: AsyncIterator[Any], run_manager: Any) -> AsyncIterator[AIMessageChunk]:
         question = await asyncio.to_thread(_parse_input, await anext(inputs), self.rag)
         async for event in self.rag.aanswer_stream(question):
             if isinstance(event, DecisionEvent):
-                record = _note_decision(run_manager, event.decision)
-                await adispatch_custom_event(DECISION_EVENT, record, config=_make_child_config(run_manager))
+                await _apublish(run_manager, event.decision)
             for chunk in _make_chunks(event):
                 yield chunk
 
@@ -245,16 +241,26 @@ class _ToolFilter:
         return request.override(tools=[tool for tool in request.tools if _get(tool, "name") not in self.hidden])
 
 
-def _note_decision(run_manager: Any, decision: Decision) -> dict[str, Any]:
-    """Return the decision as JSON and store it in the metadata of the run, where tracers show it."""
+def _publish(run_manager: Any, decision: Decision) -> RunnableConfig:
+    """Send a decision to the callbacks of a run; return the config for calls inside the run."""
+    config, record = _note_decision(run_manager, decision)
+    dispatch_custom_event(DECISION_EVENT, record, config=config)
+    return config
+
+
+async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
+    """Send a decision to the asynchronous callbacks of a run; return the config for calls inside the run."""
+    config, record = _note_decision(run_manager, decision)
+    await adispatch_custom_event(DECISION_EVENT, record, config=config)
+    return config
+
+
+def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig, dict[str, Any]]:
+    """Store a decision in the metadata of a run, where tracers show it."""
     record = decision_record(decision)
     if isinstance(run_manager.metadata, dict):
         run_manager.metadata[METADATA_KEY] = record
-    return record
-
-
-def _make_child_config(run_manager: Any) -> RunnableConfig:
-    return RunnableConfig(callbacks=run_manager.get_child())
+    return RunnableConfig(callbacks=run_manager.get_child()), record
 
 
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
@@ -352,21 +358,13 @@ class LangChainModel(ChatModel):
                 yield str(chunk.text)
         return Completion("") if message is None else _make_completion(message)
 
-    def _make_options(self, request: ChatRequest) -> dict[str, Any]:
-        options: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-        options |= {"top_p": request.top_p} if request.temperature else {}
-        options |= {"seed": request.seed} if request.seed is not None else {}
-        return options | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
-
 
 def _make_completion(message: Any) -> Completion:
     metadata: Mapping[str, Any] = getattr(message, "response_metadata", None) or {}
     usage: Mapping[str, Any] = getattr(message, "usage_metadata", None) or {}
-    text = str(message.text)
-    tokens = parse_logprobs(metadata.get("logprobs"))
-    n_tokens = int(usage.get("output_tokens") or (len(tokens) if tokens else len(text.split())))
     reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
-    return Completion(text, tokens, finished=reason not in TRUNCATION_REASONS, n_tokens=n_tokens)
+    tokens, finished = parse_logprobs(metadata.get("logprobs")), reason not in TRUNCATION_REASONS
+    return make_completion(str(message.text), tokens, usage.get("output_tokens"), finished)
 
 
 class LangChainRetriever:

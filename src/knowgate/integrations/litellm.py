@@ -18,7 +18,7 @@ from typing import Any
 
 from knowgate.core.frameworks import check_framework_version
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.integrations.chat_model import ChatModel, ChatRequest, parse_logprobs
+from knowgate.integrations.chat_model import ChatModel, ChatRequest, make_completion, parse_logprobs
 from knowgate.integrations.decider import Decider, as_decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
@@ -136,11 +136,9 @@ class LiteLLMModel(ChatModel):
     def _complete(self, request: ChatRequest) -> Completion:
         response = litellm.completion(**self._make_arguments(request))
         choice = response.choices[0]
-        text = choice.message.content or ""
         tokens = parse_logprobs(getattr(choice, "logprobs", None))
-        usage = getattr(getattr(response, "usage", None), "completion_tokens", None)
-        n_tokens = usage or (len(tokens) if tokens else len(text.split()))
-        return Completion(text, tokens, finished=choice.finish_reason != "length", n_tokens=n_tokens)
+        n_tokens = getattr(getattr(response, "usage", None), "completion_tokens", None)
+        return make_completion(choice.message.content or "", tokens, n_tokens, choice.finish_reason != "length")
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
         pieces: list[str] = []
@@ -153,21 +151,12 @@ class LiteLLMModel(ChatModel):
             if piece := choice.delta.content:
                 pieces.append(piece)
                 yield piece
-        text = "".join(pieces)
-        return Completion(text, tuple(tokens) or None, finished=finished, n_tokens=len(tokens) or len(text.split()))
+        return make_completion("".join(pieces), tuple(tokens) or None, None, finished)
 
     def _make_arguments(self, request: ChatRequest) -> dict[str, Any]:
-        arguments = {
-            "model": self._model,
-            "messages": [{"role": "user", "content": request.text}],
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "drop_params": True,
-            **self._options,
-        }
-        arguments |= {"top_p": request.top_p} if request.temperature and request.top_p < 1 else {}
-        arguments |= {"seed": request.seed} if request.seed is not None else {}
-        return arguments | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
+        messages = [{"role": "user", "content": request.text}]
+        arguments = {"model": self._model, "messages": messages, "drop_params": True}
+        return {**self._make_options(request), **arguments, **self._options}
 
 
 def _offers_logprobs(model: str) -> bool:

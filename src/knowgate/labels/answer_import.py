@@ -14,7 +14,8 @@ from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.signals.samples import retrieval_benefit
 from knowgate.errors import BadInput
-from knowgate.labels.grading import Grader, list_gold_answers
+from knowgate.labels.grading import Grader
+from knowgate.labels.labeler import make_empty_row
 from knowgate.labels.run import build_synthetic_setting, describe_environment, fingerprint_questions
 from knowgate.models.prompts.templates import detect_question_language
 from knowgate.types import Question
@@ -78,6 +79,7 @@ def import_answers(
 
 
 def _make_rows(pairs: Sequence[tuple[Question, TextsByKey]], grader: Grader, keys: AnswerKeys) -> list[LabelRow]:
+    """Grade the recorded answers of a batch and make its label rows."""
     questions = [question for question, _ in pairs]
 
     def grade(key: str) -> list[GradedAnswer | None]:
@@ -88,7 +90,7 @@ def _make_rows(pairs: Sequence[tuple[Question, TextsByKey]], grader: Grader, key
         return [GradedAnswer(text, correct=grade.correct) for text, grade in zip(answers, grades, strict=True)]
 
     answers = zip(grade(keys.closed), grade(keys.open), grade(keys.iterative), strict=True)
-    rows = [_make_empty_row(question, grader) for question in questions]
+    rows = [make_empty_row(question, detect_question_language(question), grader) for question in questions]
     return [
         replace(row, closed=closed, open=opened, iterative=iterative, benefit=_get_benefit(closed, opened))
         for row, (closed, opened, iterative) in zip(rows, answers, strict=True)
@@ -118,18 +120,6 @@ def _check_all_have(questions: Sequence[Question], texts: Sequence[TextsByKey], 
         f"{len(missing)} of {len(questions)} questions have no text under '{key}', neither at the top level of their "
         f"line (jsonl:) nor in meta; the first is '{questions[first].id}', which has: "
         f"{', '.join(sorted(texts[first])) or 'none'}. {advice}"
-    )
-
-
-def _make_empty_row(question: Question, grader: Grader) -> LabelRow:
-    return LabelRow(
-        id=question.id,
-        question=question.text,
-        lang=detect_question_language(question),
-        answers=tuple(list_gold_answers(question)),
-        choices=question.choices,
-        meta=question.meta,
-        grader="choice" if question.choices else grader.name,
     )
 
 

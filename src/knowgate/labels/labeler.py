@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
 from knowgate.data.signals import confidence, samples
-from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
 from knowgate.labels.grading import Grade, Grader, StringGrader, list_gold_answers
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
@@ -81,7 +81,9 @@ class Labeler:
             raise BadSetting("iterative=True searches repeatedly: give `index`, and do not set `closed_book`.")
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:
-            raise NotOffered(f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+            raise UnsupportedSignal(
+                f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give."
+            )
 
     @property
     def passage_finder(self) -> PassageFinder:
@@ -122,6 +124,7 @@ class Labeler:
         return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
+        """Label each question alone; raise if all of them fail with a system error."""
         batches, errors = [], []
         for question in questions:
             try:
@@ -140,15 +143,7 @@ class Labeler:
         return LabeledBatch([replace(self._make_empty_row(question), error=reason)])
 
     def _make_empty_row(self, question: Question) -> LabelRow:
-        return LabelRow(
-            id=question.id,
-            question=question.text,
-            lang=self.prompts.language(question),
-            answers=tuple(list_gold_answers(question)),
-            choices=question.choices,
-            meta=question.meta,
-            grader="choice" if question.choices else self.grader.name,
-        )
+        return make_empty_row(question, self.prompts.language(question), self.grader)
 
     # --- one batch --------------------------------------------------------------------------------
 
@@ -187,6 +182,7 @@ class Labeler:
         )
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
+        """Draft and sample an answer to each prompt; with states, also record hidden states and SeaKR samples."""
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0
         request = SignalRequest(
@@ -222,7 +218,7 @@ class Labeler:
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
-        except NotOffered:  # no reason to lose the answers
+        except UnsupportedSignal:  # no reason to lose the answers
             return [{} for _ in questions]
         return [
             {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}
@@ -257,6 +253,7 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
+        """Add passages, and open-book, masked and iterative answers, to the rows that have passages."""
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
@@ -283,6 +280,7 @@ class Labeler:
         return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """Add the answers after several rounds of retrieval."""
         answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)
@@ -317,6 +315,19 @@ class Labeler:
                 rows, answers, grades_by_row, questions, readings, strict=True
             )
         ]
+
+
+def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
+    """Make the row of a question without answers."""
+    return LabelRow(
+        id=question.id,
+        question=question.text,
+        lang=lang,
+        answers=tuple(list_gold_answers(question)),
+        choices=question.choices,
+        meta=question.meta,
+        grader="choice" if question.choices else grader.name,
+    )
 
 
 def _make_finisher(batch: LabeledBatch) -> BatchFinisher:

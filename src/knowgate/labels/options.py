@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +88,7 @@ class LabelOptions(AnswerOptions):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LabelOptions:
+        """Raise BadSetting for options that contradict each other."""
         shown = self.k or DEFAULT_PASSAGES
         if self.rerank is not None and self.closed_book:
             raise BadSetting("`rerank` and `closed_book` are mutually exclusive: closed_book=True retrieves nothing.")
@@ -99,23 +100,14 @@ class LabelOptions(AnswerOptions):
 
     def make_plan(self, model: Model) -> LabelPlan:
         """Resolve the options for a model."""
-        return LabelPlan(
-            samples=self.samples,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            layers=resolve_layers(self.layers, model),
-            mask=self.mask,
-            k=DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
-            open_book=not self.closed_book,
-            seakr=SEAKR_SAMPLES if self.seakr else 0,
-            open_samples=self.open_samples,
-            candidates=self.candidates,
-            mask_samples=self.mask_samples,
-            iterative=self.iterative,
-        )
+        same = {item.name: getattr(self, item.name) for item in fields(LabelPlan) if hasattr(self, item.name)}
+        resolved = {
+            "layers": resolve_layers(self.layers, model),
+            "k": DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
+            "open_book": not self.closed_book,
+            "seakr": SEAKR_SAMPLES if self.seakr else 0,
+        }
+        return LabelPlan(**{**same, **resolved})
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,7 @@ def read_manifest(folder: Path) -> RecordingManifest:
 def make_missing_error(folder: str | Path) -> ArtifactError:
     """Return the error for a folder without a manifest."""
     return ArtifactError(
-        f"{folder} is not a recording: it has no {MANIFEST_FILE}. Make one with `RecordingModel`, or with `record` of "
-        "`knowgate ask`."
+        f"{folder} is not a recording: it has no {MANIFEST_FILE}. Make one by asking questions with record={folder}"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from knowgate.core.options import Count, Options, Share, UserPath
+from knowgate.core.options import Count, Options, Share, UserPath, read_options
 from knowgate.core.validation import check_encodable, expand_path, format_value, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import DEFAULT_GATE
@@ -158,4 +158,6 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     unknown = sorted(set(values) - set(PipelineOptions.model_fields))
     if unknown:
         raise BadSetting(f"{path}: unknown key '{unknown[0]}'. Known: {', '.join(PipelineOptions.model_fields)}.")
+    given = {key: value for key, value in values.items() if value != ""}
+    read_options(PipelineOptions, given, f"the config file '{path}'")  # so that its errors name the file
     return values

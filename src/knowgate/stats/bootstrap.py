@@ -68,6 +68,7 @@ class Bootstrap:
 
     @property
     def n_portions(self) -> int:
+        """Number of portions, including the original sample."""
         return 1 + -(-self.resamples // PORTION_SIZE)
 
     def draw_portion(self, number: int) -> WeightMatrix:
@@ -97,6 +98,8 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
+        """Compute metrics on some portions in parallel and join the results."""
+
         def compute(number: int) -> list[list[Mapping[str, FloatArray]]]:
             return [[metric(weights) for metric in metrics] for weights in self.iter_blocks(number)]
 
@@ -157,6 +160,8 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
 
 def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) -> dict[int, Estimate]:
+    """Estimate the means of columns of equal length on the same resamples."""
+
     def means(weights: WeightMatrix) -> dict[str, FloatArray]:
         return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
 
@@ -164,6 +169,7 @@ def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) ->
 
 
 def _estimate_mean_of_known(column: FloatArray, resamples: int) -> Estimate:
+    """Estimate the mean of the values that are not NaN."""
     known = column[~np.isnan(column)]
     return estimate_mean(known, resamples) if len(known) else Estimate(None)
 
@@ -198,6 +204,7 @@ def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAUL
 
 
 def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimate]:
+    """Compute a metric on all resamples and summarize each of its values."""
     return {name: summarize_resamples(values) for name, values in bootstrap.apply([metric])[0].items()}
 
 

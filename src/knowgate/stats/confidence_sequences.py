@@ -62,10 +62,12 @@ class MeanConfidenceSequence:
 
     @property
     def low(self) -> float:
+        """Lower bound of the mean."""
         return self._find_lower_bound(self.total)
 
     @property
     def high(self) -> float:
+        """Upper bound of the mean."""
         return 1.0 - self._find_lower_bound(self.n - self.total)  # the mirror image of the lower bound
 
     def _find_lower_bound(self, total: float) -> float:
@@ -77,6 +79,7 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
+        """Return whether a mean is too small to be compatible with the observations."""
         logs = LAMBDAS * (total - self.n * mean) - PSI * self.variation
         return _log_mean_exp(logs) >= math.log(2 / self.delta)
 
@@ -132,6 +135,7 @@ def _unspent_capital(n: int) -> float:
 
 
 def _log_mean_exp(logs: FloatArray) -> float:
+    """Return log(mean(exp(logs))) without overflow."""
     maximum = float(logs.max())
     return maximum + math.log(float(np.exp(logs - maximum).mean()))
 

@@ -66,6 +66,7 @@ class NeedRanking:
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
+        """Indices that sort the questions by need."""
         return np.argsort(self.needs, kind="stable")
 
     @cached_property
@@ -185,6 +186,7 @@ def unit_weights(n: int) -> WeightMatrix:
 
 
 def _first(values: FloatArray) -> float | None:
+    """Return the first value; None if it is not finite."""
     return float(values[0]) if np.isfinite(values[0]) else None
 
 

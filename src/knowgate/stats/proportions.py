@@ -58,6 +58,7 @@ class Correlation:
 
 
 def pearson_correlation(first: Sequence[float], second: Sequence[float]) -> Correlation:
+    """Return Pearson's correlation of paired values."""
     n = len(first)
     if len(set(first)) < 2 or len(set(second)) < 2:
         return Correlation(n, None)

@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.core.chart import GRAY, Axis, ChartFrame, ChartPoint, Curve, render_line_chart
 from knowgate.core.display import escape_markdown
-from knowgate.data.runs.caveats import count_synthetic, describe_synthetic, list_caveats
+from knowgate.data.runs.columns import count_synthetic, describe_synthetic, list_caveats
 from knowgate.gates.artifacts import drift
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration

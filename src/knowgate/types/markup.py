@@ -29,6 +29,7 @@ def render_html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cap
 
 
 def _render_row(row: Sequence[str], width: int) -> str:
+    """Render one row of an HTML table."""
     first, *others = row
     cells = [f'<th scope="row" style="text-align:left">{escape_html(first)}</th>']
     cells += [f'<td style="text-align:left">{escape_html(cell)}</td>' for cell in others]
@@ -39,6 +40,7 @@ def _render_row(row: Sequence[str], width: int) -> str:
 
 
 def format_verdict(retrieve: bool) -> str:
+    """Return 'retrieve' or 'skip'."""
     return "retrieve" if retrieve else "skip"
 
 

@@ -171,7 +171,7 @@ class ServedModel(Protocol):
         ...
 
     def check_request(self, request: SignalRequest, /) -> None:
-        """Raise NotOffered if the request needs something that the server does not return."""
+        """Raise UnsupportedSignal if the request needs something that the server does not return."""
         ...
 
     def count_tokens(self, text: str) -> int | None:
@@ -228,6 +228,7 @@ class Belief:
 
     @property
     def prefers_closed(self) -> bool:
+        """Whether the closed-book answer is more probable."""
         return self.closed > self.open
 
 

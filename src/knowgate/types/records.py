@@ -292,6 +292,7 @@ class Decision:
 
     @property
     def _facts(self) -> list[tuple[str, str]]:
+        """Name and value of each part of the decision, for display."""
         neighbors = [(f"similar, {item.label}", f"{item.question} ({item.similarity:.2f})") for item in self.neighbors]
         facts = [("decision", format_verdict(self.retrieve)), ("because", self.reason), ("gate", self.gate)]
         return [*facts, *neighbors]

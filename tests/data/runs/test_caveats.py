@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from knowgate.data.runs.caveats import describe_synthetic, list_caveats
+from knowgate.data.runs.columns import describe_synthetic, list_caveats
 from knowgate.data.runs.rows import LabelRow
 from knowgate.data.runs.table import load_label_table
 from knowgate.gates.calibration.evidence import summarize_threshold

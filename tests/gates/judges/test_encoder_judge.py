@@ -110,8 +110,8 @@ def test_a_distilled_judge_names_its_teacher(single, examples, base, tmp_path):
     notes = load_gate(str(out)).artifact.manifest["notes"]
     seen = len(examples.split.train)
     assert notes[0] == (
-        "taught by the gate 'gate': its word counts half, the grade half; it had learnt from "
-        f"{seen} of the {seen} rows itself, where its word adds less"
+        "distilled from the gate 'gate': its probability and the grade count half each; it was itself trained on "
+        f"{seen} of the {seen} rows, where it adds less"
     )
 
 

@@ -129,6 +129,7 @@ class DemoPage:
 
 
 def _format_row(name: str, cells: Sequence[str]) -> str:
+    """Format a row of the table of modes."""
     return f"{'':{INDENT}}{name:{MESSAGE_WIDTH}}" + "".join(f"{cell:{MARK_WIDTH}}" for cell in cells)
 
 
@@ -223,6 +224,7 @@ def summarize_record(record: DemoRecord) -> str:
 
 
 def _format_gain(point: RecordedPoint) -> str:
+    """Format a gain with its interval, as '+1.0 [-1.0, +3.0] with 50% of the searches'."""
     gain, low, high = (f"{100 * value:+.1f}" for value in (point.gain, point.low, point.high))
     return f"{gain} [{low}, {high}] with {point.searched:.0%} of the searches"
 
@@ -251,8 +253,8 @@ class DemoTour:
         page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
         page.print_paragraph(
             "Chosen by hand, because the embedded LLM is small and knows little: an illustration; the proof is part 3. "
-            f"Each search waits {self._wait_seconds:g} s, about what a hosted one takes (--search-seconds). always: one "
-            "search per message. gated: by a rule, or if the need is high (0: the LLM knows, 1: it must search). An "
+            f"Each search waits {self._wait_seconds:g} s, about what a hosted one takes (--search-seconds). always: "
+            "one search per message. gated: by a rule, or if the need is high (0: the LLM knows, 1: it must search). An "
             "answer that two modes share is generated once and counted in both."
         )
         _print_stream(page, conversation, messages)
@@ -289,6 +291,7 @@ def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequ
 
 
 def _print_record(page: DemoPage) -> None:
+    """Print the recorded results of an 8B LLM."""
     record = read_demo_record()
     page.print_title("3. An 8B LLM behind an API that returns only text (recorded)")
     page.print_paragraph(

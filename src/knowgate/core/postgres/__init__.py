@@ -35,6 +35,7 @@ class TableSchema:
 
     @property
     def version(self) -> int:
+        """The latest version: the number of migrations."""
         return len(self.steps)
 
 
@@ -64,6 +65,7 @@ def open_postgres(
 
 
 def _close_all() -> None:
+    """Close the databases that this process opened."""
     for (process, *_), database in list(_OPEN.items()):
         if process == os.getpid():
             with contextlib.suppress(KnowgateError):

@@ -173,6 +173,7 @@ class PostgresDatabase:
                 )
 
     def _try_lock(self, connection: Connection, lock: str) -> bool:
+        """Try to take a session lock; return whether it succeeded."""
         name = f"{self.address.schema}/{lock}"
         row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()
         return bool(row and row[0])
@@ -203,6 +204,7 @@ class PostgresDatabase:
             pool.putconn(connection)
 
     def _open_pool(self) -> ConnectionPool[Connection]:
+        """Return the connection pool; on first use, prepare the tables and open it."""
         with self._lock:
             if self._pool is None:
                 with self._connect() as connection:
@@ -222,6 +224,7 @@ class PostgresDatabase:
             return self._pool
 
     def _prepare(self, connection: Connection) -> None:
+        """Create or migrate the tables."""
         if self.schema is None:
             return
         try:
@@ -241,11 +244,13 @@ class PostgresDatabase:
 
     @property
     def _connect_options(self) -> dict[str, Any]:
+        """Connection options that the address does not set itself."""
         defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT))}
         missing = {name: value for name, value in defaults.items() if f"{name}=" not in self.address.conninfo}
         return {**missing, "autocommit": True}
 
     def _configure(self, connection: Connection) -> None:
+        """Set the search path and the settings of a new connection."""
         if self.schema is not None:
             set_search_path(connection, self.address)
         for name, value in self.settings:

@@ -115,6 +115,7 @@ def prepare_tables(connection: Connection, address: DatabaseAddress, schema: Tab
 
 
 def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
+    """Run the missing migrations in one transaction."""
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK_ID])
         _create_schema(connection, address)
@@ -136,6 +137,7 @@ def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSche
 
 
 def _create_schema(connection: Connection, address: DatabaseAddress) -> None:
+    """Create the schema and its table of versions, if missing."""
     row = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [address.schema]).fetchone()
     if row is None:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(address.schema)))
@@ -144,6 +146,7 @@ def _create_schema(connection: Connection, address: DatabaseAddress) -> None:
 
 
 def _get_version(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> int | None:
+    """Return the recorded version of the tables; None if there is none."""
     row = connection.execute("SELECT to_regclass(%s)", [f'"{address.schema}".versions']).fetchone()
     if row is None or row[0] is None:
         return None
@@ -153,6 +156,7 @@ def _get_version(connection: Connection, address: DatabaseAddress, schema: Table
 
 
 def _check_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
+    """Raise an error if a table or column of the latest version is missing."""
     existing = _get_columns(connection, address)
     for table, columns in schema.tables.items():
         if missing := columns - existing.get(table, set()):
@@ -192,11 +196,13 @@ def _prepare_pgvector(connection: Connection, address: DatabaseAddress) -> None:
 
 
 def _get_pgvector_version(connection: Connection) -> tuple[int, ...] | None:
+    """Return the installed version of pgvector, such as (0, 8); None if it is missing."""
     row = connection.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
     return None if row is None else tuple(int(number) for number in str(row[0]).split(".")[:2])
 
 
 def _create_pgvector(connection: Connection, address: DatabaseAddress) -> None:
+    """Create the pgvector extension in the database."""
     try:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector SCHEMA public")
     except psycopg.errors.UniqueViolation:

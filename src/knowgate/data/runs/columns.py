@@ -1,10 +1,11 @@
-"""Columns of label rows: one value per row, computed when first used.
+"""Columns of label rows, computed when first used, and the caveats that follow from them.
 
 The rows may be in memory or on disk (see `storage`); columns are always in memory.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,12 +15,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.text import estimate_tokens
-from knowgate.data.runs.caveats import AGREEMENT_GRADER, describe_caveats
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, list_slices
 from knowgate.data.runs.storage import MappedSequence, StoredRows, question_from_row
 from knowgate.data.splits import fingerprint_question, fingerprint_text_loosely, mark_dev_rows
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
+
+log = logging.getLogger(__name__)
+AGREEMENT_GRADER = "agreement"  # grader of runs without gold answers
+
+
+def count_synthetic(rows: Sequence[LabelRow]) -> int:
+    """Count the questions that an LLM wrote."""
+    return sum(row.is_synthetic for row in rows)
+
+
+def list_caveats(rows: Sequence[LabelRow]) -> list[str]:
+    """List the caveats of rows; empty for real questions with gold answers."""
+    n_agreement = sum(row.grader == AGREEMENT_GRADER for row in rows)
+    return describe_caveats(count_synthetic(rows), n_agreement, len(rows))
+
+
+def describe_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
+    """List the caveats for a number of synthetic questions and of questions graded by agreement."""
+    caveats = [describe_synthetic(n_synthetic, total)] if n_synthetic else []
+    if n_agreement:
+        caveats.append(
+            f"No gold answers: for {_describe_count(n_agreement, total)} an answer counts as right if it equals the "
+            "open-book answer. Accuracy means agreement here, and always retrieving is right by definition."
+        )
+    return caveats
+
+
+def describe_synthetic(n_synthetic: int, total: int) -> str:
+    """Describe how many questions are synthetic; "" if none is."""
+    if not n_synthetic:
+        return ""
+    mixed = "" if n_synthetic == total else f", mixed with {total - n_synthetic} real ones: every result covers both"
+    return (
+        f"Synthetic: an LLM wrote {_describe_count(n_synthetic, total)} from the documents{mixed}. People ask other "
+        "questions; check the results on real questions before you rely on them."
+    )
+
+
+def warn_if_mixed(n_synthetic: int, total: int) -> None:
+    """Log a warning if synthetic and real questions are used together."""
+    if 0 < n_synthetic < total:
+        log.warning(describe_synthetic(n_synthetic, total))
+
+
+def _describe_count(count: int, total: int) -> str:
+    if count < total:
+        return f"{count} of the {total} questions"
+    return f"all {total} questions" if total > 1 else "the one question"
+
 
 TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only the top tokens may lack
 

@@ -1,11 +1,14 @@
 """The folder of a label run: rows in `labels.jsonl`, hidden states in safetensors shards, the rest in `run.json`.
 
-A shard is written before the rows that refer to it, so a killed run has no row without its states.
+A shard is written before the rows that refer to it, so a killed run has no row without its states. The name of a shard
+contains a digest of its content, so that no name is ever used for two contents.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +16,83 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file, save
 
 from knowgate.core.display import TextTable
-from knowgate.core.files import sha256_text
+from knowgate.core.files import sha256_text, write_bytes
 from knowgate.core.schema import NonNegativeInt
 from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import LabelRow, row_from_json, row_to_json
-from knowgate.data.runs.shards import digest_states, list_shards, list_state_names, read_shard, write_shard
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
 from knowgate.stats.formats import format_proportion
 from knowgate.stats.proportions import estimate_proportion
 from knowgate.types import Vector
 from knowgate.types.markup import escape_html
+
+SHARD_NAME = re.compile(r"vectors-(\d{1,12})(-[0-9a-f]{1,64})?\.safetensors")
+STATE_NAME = re.compile(r"(before|after)\.-?\d{1,6}")
+DIGEST_DIGITS = 16
+
+
+def list_shards(folder: Path) -> Iterator[Path]:
+    """Yield the shard files of a run, in order."""
+    return (path for path in sorted(folder.glob("vectors-*.safetensors")) if SHARD_NAME.fullmatch(path.name))
+
+
+def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
+    """Write a new shard and return its name; an existing file is never overwritten."""
+    data = save({name: np.ascontiguousarray(block) for name, block in states.items()})
+    numbers = [int(match[1]) for path in list_shards(folder) if (match := SHARD_NAME.fullmatch(path.name))]
+    digest = hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
+    name = f"vectors-{max(numbers, default=-1) + 1:07d}-{digest}.safetensors"
+    if (folder / name).exists():
+        raise FileExistsError(17, "the file exists already", name)
+    write_bytes(folder / name, data)
+    return name
+
+
+def read_shard(path: Path) -> dict[str, Vector]:
+    """Read and validate all states of a shard."""
+    if not SHARD_NAME.fullmatch(path.name):
+        raise BadInput(f"not a file of hidden states: '{path.name[:80]}'.")
+    try:
+        states: dict[str, Vector] = load_file(path)
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
+        raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
+    for name, block in states.items():
+        if block.ndim != 2 or not np.issubdtype(block.dtype, np.floating) or not np.isfinite(block).all():
+            raise BadInput(f"the hidden states '{name[:80]}' in {path.name} are not rows of numbers.")
+    if len({len(block) for block in states.values()}) > 1:
+        raise BadInput(f"the hidden states in {path.name} differ in their number of rows.")
+    return states
+
+
+def list_state_names(path: Path) -> list[str]:
+    """List the states of a shard without reading them."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
+    if invalid := [name for name in names if not STATE_NAME.fullmatch(name)]:
+        raise BadInput(f"{path.name} holds '{invalid[0][:80]}', which is not a name of hidden states.")
+    return names
+
+
+def digest_states(question_id: str, states: Mapping[str, Vector], index: int) -> str:
+    """Compute a digest of a question id and its row of a shard, to detect mixed-up rows."""
+    digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
+    for name in sorted(states):
+        digest.update(f"|{name}|{states[name].dtype}|{states[name].shape[1:]}|".encode())
+        digest.update(np.ascontiguousarray(states[name][index]).tobytes())
+    return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+def _get_first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
 
 RUN_FORMAT = 1
 RUN_MANIFEST, ROWS_FILE = "run.json", "labels.jsonl"

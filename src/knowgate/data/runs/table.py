@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.files import sha256_text
-from knowgate.data.runs.caveats import warn_if_mixed
-from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns
+from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, iterate_needs
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, LabelRow, assign_frequency_thirds, row_from_json
@@ -80,13 +79,7 @@ class GateColumn:
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a label table that come from one run.
-
-    Attributes:
-        path: Folder of the run.
-        name: Name of the run, as in the keys of the table.
-        numbers: Indices of its rows in the table.
-    """
+    """The rows of a label table that come from one run: its folder, its name in the keys, and the row numbers."""
 
     path: Path
     name: str
@@ -248,11 +241,12 @@ def load_label_table(
         )
     columns, run_index = builder.build(folders, layers)
     warn_if_mixed(int(columns.is_synthetic.sum()), len(columns.rows))
+    data_fingerprint = sha256_text(*(str(item.get("data_fingerprint")) for item in settings))[:16]
     table = LabelTable(
         columns.rows,
         columns.keys,
         columns.readings,
-        _merge_settings(settings),
+        {**settings[0], "data_fingerprint": data_fingerprint},
         [str(run) for run in runs],
         _load_gate_columns(runs, names, columns.keys, run_index),
         builder.left_out,
@@ -338,6 +332,7 @@ class _TableBuilder:
     def _build_on_disk(
         self, folders: Sequence[RunFolder], run_index: NDArray[np.int32], run_layers: Sequence[Sequence[int]]
     ) -> LabelColumns:
+        """Return columns in memory for rows that stay on disk."""
         self._convert_to_columns()
         rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64))
         chunks = self._column_chunks
@@ -420,9 +415,3 @@ def warn_if_unfinished(run: Path, n_rows: int, n_questions: object) -> None:
     if isinstance(n_questions, int) and n_rows < n_questions:
         message = "%s holds %d of %d questions: it was not finished. Run the same `knowgate label` again to continue."
         log.warning(message, run, n_rows, n_questions)
-
-
-def _merge_settings(settings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the settings of the first run with a data fingerprint over all runs."""
-    data = sha256_text(*(str(run_settings.get("data_fingerprint")) for run_settings in settings))[:16]
-    return {**settings[0], "data_fingerprint": data}

@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from knowgate.core.files import atomic_folder, sha256_text, write_json
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
-from knowgate.data.runs.caveats import AGREEMENT_GRADER
+from knowgate.data.runs.columns import AGREEMENT_GRADER
 from knowgate.data.runs.folder import AGREEMENT_FOLDER, RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import ArtifactError, BadInput

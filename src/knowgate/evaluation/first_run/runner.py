@@ -9,7 +9,7 @@ from typing import Any
 
 from knowgate.core.files import exclusive_writer, sha256_text, write_text
 from knowgate.core.redaction import redact_urls
-from knowgate.data.runs.caveats import list_caveats
+from knowgate.data.runs.columns import list_caveats
 from knowgate.data.runs.folder import RunFolder
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.cost import CostAssumptions

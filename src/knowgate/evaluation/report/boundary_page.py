@@ -8,7 +8,7 @@ from pathlib import Path
 from knowgate.core.chart import Axis, ChartPoint, fit_axis
 from knowgate.core.display import format_percent
 from knowgate.core.files import write_text
-from knowgate.data.runs.caveats import describe_synthetic
+from knowgate.data.runs.columns import describe_synthetic
 from knowgate.evaluation.boundary import EffectInterval, RunReport
 from knowgate.evaluation.boundary_measures import INDICATORS
 from knowgate.evaluation.report import boundary_tables as tables

@@ -60,8 +60,7 @@ class LoraArbiter(FittedArbiter):
             self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, tokens, passages))
             for side in ARBITER_SIDES
         ]
-        scores: FloatArray = np.stack(columns, axis=1)
-        return scores
+        return np.stack(columns, axis=1)
 
 
 def encode_answer_pairs(

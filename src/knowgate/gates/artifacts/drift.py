@@ -112,8 +112,7 @@ def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     x = (features.astype(np.float64) - mean) / scale
     inside = x @ directions
     outside = np.maximum((x**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
-    distances: FloatArray = np.sqrt((inside**2 / along).sum(axis=1) + outside / across[0]) / edge[0]
-    return distances
+    return np.asarray(np.sqrt((inside**2 / along).sum(axis=1) + outside / across[0]) / edge[0])
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:

@@ -116,8 +116,7 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
     check_feature_width(features, len(tensors[f"{prefix}mean"]))
     inputs = _standardize(tensors, features, prefix)
     members = [_apply_member(tensors, f"{prefix}{member}.", inputs) for member in _list_members(tensors, prefix)]
-    mean: FloatArray = np.mean(members, axis=0)
-    return mean
+    return np.asarray(np.mean(members, axis=0))
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
@@ -127,14 +126,12 @@ def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") 
         return None
     weights = [tensors[f"{prefix}{member}.0.weight"].astype(np.float64) for member in members]
     slopes = np.mean([rows[-1] - rows[0] if len(rows) == 2 else rows[0] for rows in weights], axis=0)
-    contributions: FloatArray = slopes * _standardize(tensors, features, prefix)
-    return contributions
+    return np.asarray(slopes * _standardize(tensors, features, prefix))
 
 
 def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
     """Subtract the mean of the features and divide by their scale."""
-    standardized: FloatArray = (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
-    return standardized
+    return (features.astype(np.float64) - tensors[f"{prefix}mean"]) / tensors[f"{prefix}scale"]
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
@@ -151,8 +148,7 @@ def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArr
         if layer < depth - 1:
             inputs = np.maximum(inputs, 0.0)
     logits = inputs[:, -1] - inputs[:, 0] if inputs.shape[1] == 2 else inputs[:, 0]
-    probabilities: FloatArray = sigmoid(logits)
-    return probabilities
+    return sigmoid(logits)
 
 
 def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatArray:
@@ -170,5 +166,4 @@ def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatA
         probabilities = sigmoid(calibration["a"] * logits + calibration["b"])
     else:
         probabilities = np.clip(raw, 0.0, 1.0)
-    calibrated: FloatArray = probabilities.astype(np.float64)
-    return calibrated
+    return np.asarray(probabilities.astype(np.float64))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from knowgate.core.display import TextTable
-from knowgate.data.runs.caveats import describe_synthetic
+from knowgate.data.runs.columns import describe_synthetic
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, CARD_FILE, Artifact, revise_artifact
 from knowgate.gates.calibration.threshold_choice import ThresholdResult
 from knowgate.stats.proportions import wilson_interval

@@ -129,8 +129,7 @@ def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
         from scipy.stats import binom
     except ModuleNotFoundError as error:
         raise MissingExtra("a guarantee", "train") from error
-    p_values: FloatArray = binom.cdf(harmed, n, epsilon)
-    return p_values
+    return np.asarray(binom.cdf(harmed, n, epsilon))
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
@@ -181,8 +180,7 @@ def _binomial_pmf(k: FloatArray, n: int, p: FloatArray) -> FloatArray:
     """Compute P(exactly k of n)."""
     special = _load_special()
     log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
-    probabilities: FloatArray = np.exp(log_ways + special.xlogy(k, p) + special.xlog1py(n - k, -p))
-    return probabilities
+    return np.asarray(np.exp(log_ways + special.xlogy(k, p) + special.xlog1py(n - k, -p)))
 
 
 def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:

@@ -160,8 +160,7 @@ class CausalJudge:
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Predict P(known) / (P(known) + P(unknown)) at the last label position, averaged over the members."""
-        mean: FloatArray = np.mean(self.predict_members(prompts), axis=0)
-        return mean
+        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
     def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
         """Return the predictions of each member."""
@@ -177,8 +176,7 @@ class CausalJudge:
                 lambda rows: read_label_logits(model, [prompts[row] for row in rows], self.label_tokens),
             )
         margins = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
-        probabilities: FloatArray = sigmoid(margins)
-        return probabilities
+        return sigmoid(margins)
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the first tokens of a text."""
@@ -332,8 +330,7 @@ class LlamaJudge:
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return P(known), averaged over the members."""
-        mean: FloatArray = np.mean(self.predict_members(prompts), axis=0)
-        return mean
+        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
         """Return the largest deviation from the predictions before the export, over all or `n_prompts` prompts."""

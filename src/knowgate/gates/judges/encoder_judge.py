@@ -105,8 +105,7 @@ class PairEncoder:
             for start in range(0, len(order), BATCH_SIZE):
                 batch = order[start : start + BATCH_SIZE]
                 logits[batch] = self.compute_logits([rows[row] for row in batch]).cpu().numpy()
-        probabilities: FloatArray = sigmoid(logits)
-        return probabilities
+        return sigmoid(logits)
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,7 @@ class EncoderJudge:
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
         """Return P(known), averaged over the encoders."""
-        mean: FloatArray = np.mean(self.predict_members(prompts), axis=0)
-        return mean
+        return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
 
 def is_encoder_spec(spec: str) -> bool:

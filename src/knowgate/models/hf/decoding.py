@@ -99,11 +99,7 @@ class DecodingBatch:
         """Drop all other rows, in place."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.batch_select_indices(index)
-        self.mask = self.mask[index]
-        self.logits = None if self.logits is None else self.logits[index]
-        self.pending = None if self.pending is None else self.pending[index]
-        self.hidden = {layer: state[index] for layer, state in self.hidden.items()}
-        self.partial = None if self.partial is None else self.partial.select(index, self.cache)
+        vars(self).update(vars(self._select(index, self.cache)))
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """Return a new batch with `repeat` copies of each of the given rows."""
@@ -112,6 +108,10 @@ class DecodingBatch:
         if self.partial is not None:  # the upper layers have no keys and values yet
             missing = len(self.model.base_model.layers) - len(cache.layers)
             cache.layers.extend(DynamicLayer() for _ in range(missing))
+        return self._select(index, cache)
+
+    def _select(self, index: torch.Tensor, cache: Any) -> DecodingBatch:
+        """Return a batch of some rows, whose keys and values are in `cache`."""
         return DecodingBatch(
             self.model,
             cache,

@@ -9,11 +9,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
-from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_size_t, c_uint32, c_void_p
+from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import MissingExtra, NotOffered
+from knowgate.errors import MissingExtra, UnsupportedSignal
 
 TESTED_RELEASE = "2026.10"  # of xllamacpp
 # Defaults of n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq, n_threads and
@@ -49,46 +49,35 @@ class LlamaBatch(ctypes.Structure):
     )
 
 
-# Function name -> result type and argument types.
-FUNCTION_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "llama_context_default_params": (OpaqueParams, ()),
-    "llama_model_default_params": (OpaqueParams, ()),
-    "llama_log_set": (None, (LOG_CALLBACK_TYPE, c_void_p)),
-    "llama_backend_init": (None, ()),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, OpaqueParams)),
-    "llama_init_from_model": (c_void_p, (c_void_p, OpaqueParams)),
-    "llama_set_n_threads": (None, (c_void_p, c_int32, c_int32)),
-    "llama_n_ctx": (c_uint32, (c_void_p,)),
-    "llama_n_ctx_seq": (c_uint32, (c_void_p,)),
-    "llama_n_batch": (c_uint32, (c_void_p,)),
-    "llama_n_seq_max": (c_uint32, (c_void_p,)),
-    "llama_model_n_ctx_train": (c_int32, (c_void_p,)),
-    "llama_model_n_embd": (c_int32, (c_void_p,)),
-    "llama_model_n_layer": (c_int32, (c_void_p,)),
-    "llama_model_has_encoder": (c_bool, (c_void_p,)),
-    "llama_model_is_recurrent": (c_bool, (c_void_p,)),
-    "llama_model_chat_template": (c_char_p, (c_void_p, c_char_p)),
-    "llama_model_get_vocab": (c_void_p, (c_void_p,)),
-    "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
-    "llama_vocab_bos": (c_int32, (c_void_p,)),
-    "llama_vocab_eos": (c_int32, (c_void_p,)),
-    "llama_vocab_get_text": (c_char_p, (c_void_p, c_int32)),
-    "llama_vocab_is_eog": (c_bool, (c_void_p, c_int32)),
-    "llama_vocab_is_control": (c_bool, (c_void_p, c_int32)),
-    "llama_tokenize": (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool)),
-    "llama_detokenize": (c_int32, (c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool)),
-    "llama_batch_init": (LlamaBatch, (c_int32, c_int32, c_int32)),
-    "llama_decode": (c_int32, (c_void_p, LlamaBatch)),
-    "llama_get_logits_ith": (POINTER(c_float), (c_void_p, c_int32)),
-    "llama_get_memory": (c_void_p, (c_void_p,)),
-    "llama_memory_clear": (None, (c_void_p, c_bool)),
-    "llama_memory_seq_rm": (c_bool, (c_void_p, c_int32, c_int32, c_int32)),
-    "llama_memory_seq_cp": (None, (c_void_p, c_int32, c_int32, c_int32, c_int32)),
-    "ggml_get_name": (c_char_p, (c_void_p,)),
-    "ggml_nelements": (ctypes.c_int64, (c_void_p,)),
-    "ggml_nbytes": (c_size_t, (c_void_p,)),
-    "ggml_backend_tensor_get": (None, (c_void_p, c_void_p, c_size_t, c_size_t)),
-}
+# Result type, argument types, and the functions with this signature.
+FUNCTION_SIGNATURES: list[tuple[Any, tuple[Any, ...], str]] = [
+    (OpaqueParams, (), "llama_context_default_params llama_model_default_params"),
+    (None, (), "llama_backend_init"),
+    (None, (LOG_CALLBACK_TYPE, c_void_p), "llama_log_set"),
+    (c_void_p, (c_char_p, OpaqueParams), "llama_model_load_from_file"),
+    (c_void_p, (c_void_p, OpaqueParams), "llama_init_from_model"),
+    (c_void_p, (c_void_p,), "llama_model_get_vocab llama_get_memory"),
+    (None, (c_void_p, c_int32, c_int32), "llama_set_n_threads"),
+    (c_uint32, (c_void_p,), "llama_n_ctx llama_n_ctx_seq llama_n_batch llama_n_seq_max"),
+    (c_int32, (c_void_p,), "llama_model_n_ctx_train llama_model_n_embd llama_model_n_layer"),
+    (c_int32, (c_void_p,), "llama_vocab_n_tokens llama_vocab_bos llama_vocab_eos"),
+    (c_bool, (c_void_p,), "llama_model_has_encoder llama_model_is_recurrent"),
+    (c_char_p, (c_void_p, c_char_p), "llama_model_chat_template"),
+    (c_char_p, (c_void_p, c_int32), "llama_vocab_get_text"),
+    (c_bool, (c_void_p, c_int32), "llama_vocab_is_eog llama_vocab_is_control"),
+    (c_int32, (c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool), "llama_tokenize"),
+    (c_int32, (c_void_p, POINTER(c_int32), c_int32, c_char_p, c_int32, c_bool, c_bool), "llama_detokenize"),
+    (LlamaBatch, (c_int32, c_int32, c_int32), "llama_batch_init"),
+    (c_int32, (c_void_p, LlamaBatch), "llama_decode"),
+    (POINTER(c_float), (c_void_p, c_int32), "llama_get_logits_ith"),
+    (None, (c_void_p, c_bool), "llama_memory_clear"),
+    (c_bool, (c_void_p, c_int32, c_int32, c_int32), "llama_memory_seq_rm"),
+    (None, (c_void_p, c_int32, c_int32, c_int32, c_int32), "llama_memory_seq_cp"),
+    (c_char_p, (c_void_p,), "ggml_get_name"),
+    (c_int64, (c_void_p,), "ggml_nelements"),
+    (c_size_t, (c_void_p,), "ggml_nbytes"),
+    (None, (c_void_p, c_void_p, c_size_t, c_size_t), "ggml_backend_tensor_get"),
+]
 
 logged_errors: list[str] = []  # error messages of llama.cpp since the list was last cleared
 
@@ -108,15 +97,16 @@ def load_library() -> Any:
 
     Raises:
         MissingExtra: xllamacpp is not installed.
-        NotOffered: This release of xllamacpp, or this operating system, is not supported.
+        UnsupportedSignal: This release of xllamacpp, or this operating system, is not supported.
     """
     library = ctypes.CDLL(str(_find_library_file()))
-    for name, (result, arguments) in FUNCTION_SIGNATURES.items():
-        try:
-            function = getattr(library, name)
-        except AttributeError:
-            raise _make_release_error(f"it has no {name}") from None
-        function.restype, function.argtypes = result, arguments
+    for result, arguments, names in FUNCTION_SIGNATURES:
+        for name in names.split():
+            try:
+                function = getattr(library, name)
+            except AttributeError:
+                raise _make_release_error(f"it has no {name}") from None
+            function.restype, function.argtypes = result, arguments
     check_params_layout(bytes(library.llama_context_default_params().bytes))
     library.llama_log_set(log_callback, None)
     library.llama_backend_init()
@@ -136,7 +126,7 @@ def _find_library_file() -> Path:
 
 
 def check_params_layout(defaults: bytes) -> int:
-    """Return the offset of `kv_unified`; raise NotOffered unless all defaults are where they are expected."""
+    """Return the offset of `kv_unified`; raise UnsupportedSignal unless all defaults are where they are expected."""
     end_of_types = CACHE_TYPES_OFFSET + 8
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_fields = struct.unpack_from("<9i", defaults) == DEFAULT_FIRST_FIELDS
@@ -148,9 +138,9 @@ def check_params_layout(defaults: bytes) -> int:
     return switches + KV_UNIFIED_INDEX
 
 
-def _make_release_error(problem: str) -> NotOffered:
+def _make_release_error(problem: str) -> UnsupportedSignal:
     """Return the error for a release of xllamacpp that cannot be used."""
-    return NotOffered(
+    return UnsupportedSignal(
         f"this release of xllamacpp cannot be run in-process: {problem}. Install release {TESTED_RELEASE} (pip install "
         f"'xllamacpp>={TESTED_RELEASE},<{TESTED_RELEASE}.99999'), or use gguf:FILE."
     )

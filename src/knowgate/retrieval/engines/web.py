@@ -8,6 +8,7 @@ holds only for a recording.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -78,8 +79,8 @@ class WebRetriever:
         self.options = options or WebOptions()
         self.engine = WEB_ENGINES[engine](url, self.options, transport)
         folder = cache or cache_dir() / "web"
-        self._cache = ResponseCache(folder / "replies", self.options.days * DAY_SECONDS)
-        self._recording = SearchRecording(Path(self.options.record)) if self.options.record else None
+        self._cache = ResultFolder(folder / "replies", self.options.days * DAY_SECONDS)
+        self._recording = ResultFolder(Path(self.options.record)) if self.options.record else None
         self._budget = SearchBudget(folder / f"{engine}-budget.json", self.options.minute, self.options.day)
 
     @property
@@ -104,8 +105,9 @@ class WebRetriever:
         results = self._cache.find(key)
         if results is None:
             results = self._request(key, query, n)
-        if self._recording is not None:
-            self._recording.add(query, results)
+        recording_key = _make_recording_key(query)
+        if self._recording is not None and self._recording.find(recording_key) is None:
+            self._recording.add(recording_key, results, query=query)
         return convert_results(results)[:k]
 
     def _request(self, key: str, query: str, n: int) -> list[WebResult]:
@@ -136,7 +138,7 @@ class WebReplayRetriever:
             raise BadSetting(
                 f"there is no recording at '{redact_message(folder)}'. Record one with web:ENGINE?record=DIR."
             )
-        self._recording = SearchRecording(Path(folder))
+        self._folder, self._recording = folder, ResultFolder(Path(folder))
 
     @property
     def fingerprint(self) -> str:
@@ -145,7 +147,16 @@ class WebReplayRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         check_k(k)
         normalized = [_normalize_query(query) for query in queries]
-        return [convert_results(self._recording.find(query))[:k] if query else [] for query in normalized]
+        return [convert_results(self._find(query))[:k] if query else [] for query in normalized]
+
+    def _find(self, query: str) -> list[WebResult]:
+        results = self._recording.find(_make_recording_key(query), expired=True)
+        if results is None:
+            raise BadInput(
+                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with "
+                "web:ENGINE?record=DIR."
+            )
+        return results
 
 
 def convert_results(results: Sequence[WebResult]) -> list[Passage]:
@@ -175,51 +186,40 @@ def _normalize_query(query: str) -> str:
 # --- files ----------------------------------------------------------------------------------------
 
 
-class ResponseCache:
-    """A folder of search results that expire after `seconds`; a damaged file counts as missing."""
+class ResultFolder:
+    """A folder of search results by key; a damaged file counts as missing.
 
-    def __init__(self, folder: Path, seconds: float):
-        self._folder, self._seconds = folder, seconds
+    Args:
+        folder: The folder.
+        max_age: Seconds after which results expire; 0 stores nothing.
+    """
+
+    def __init__(self, folder: Path, max_age: float = math.inf):
+        self._folder, self._max_age = folder, max_age
 
     def find(self, key: str, *, expired: bool = False) -> list[WebResult] | None:
-        """Return the cached results, or None. With expired=True, also return stale results."""
+        """Return the stored results, or None. With expired=True, also return stale results."""
         record = _read_record(self._folder / f"{key}.json")
-        if record is None or not (expired or 0 <= time.time() - record["at"] < self._seconds):
+        is_fresh = record is not None and 0 <= time.time() - record["at"] < self._max_age
+        if record is None or not (is_fresh or expired):
             return None
-        return _parse_results(record)
+        items = record.get("results")
+        return [read_record(WebResult, item, "a stored result") for item in (items if isinstance(items, list) else [])]
 
-    def add(self, key: str, results: Sequence[WebResult]) -> None:
-        if self._seconds > 0:
-            _write_results(self._folder / f"{key}.json", results)
-
-
-class SearchRecording:
-    """A folder of search results by query, which never expire."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-
-    def add(self, query: str, results: Sequence[WebResult]) -> None:
-        """Store the results of a query unless it is already recorded."""
-        file = self._get_file(query)
-        if not file.exists():
-            _write_results(file, results, query=query)
-
-    def find(self, query: str) -> list[WebResult]:
-        record = _read_record(self._get_file(query))
-        if record is None:
-            raise BadInput(
-                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with "
-                "web:ENGINE?record=DIR."
-            )
-        return _parse_results(record)
+    def add(self, key: str, results: Sequence[WebResult], **fields: str) -> None:
+        """Store the results of a search, with more fields for people who read the file."""
+        if self._max_age > 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            record = {**fields, "at": time.time(), "results": [asdict(result) for result in results]}
+            write_json(self._folder / f"{key}.json", record)
 
     def compute_digest(self) -> str:
         files = sorted(self._folder.glob("*.json"))
         return sha256_text(*(file.name for file in files), *(sha256_file(file) for file in files))
 
-    def _get_file(self, query: str) -> Path:
-        return self._folder / f"{sha256_text('query', query)[:32]}.json"
+
+def _make_recording_key(query: str) -> str:
+    return sha256_text("query", query)[:32]
 
 
 class SearchBudget:
@@ -267,13 +267,3 @@ def _read_record(file: Path) -> dict[str, Any] | None:
         return None
     times = [record.get("at", 0.0), *record.get("spent", [])]
     return record if all(isinstance(at, int | float) for at in times) else None
-
-
-def _parse_results(record: dict[str, Any]) -> list[WebResult]:
-    items = record.get("results")
-    return [read_record(WebResult, item, "a stored result") for item in (items if isinstance(items, list) else [])]
-
-
-def _write_results(file: Path, results: Sequence[WebResult], **fields: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {**fields, "at": time.time(), "results": [asdict(result) for result in results]})
