@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.cli.main import run
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
@@ -86,7 +86,7 @@ def test_the_backend_can_be_streamed_and_awaited(command_model):
 
 
 def test_the_backend_refuses_what_it_does_not_offer(command_model):
-    with pytest.raises(NotOffered, match="nothing else"):
+    with pytest.raises(UnsupportedSignal, match="nothing else"):
         command_model("").read([Prompt("a")], SignalRequest(samples=2))
 
 

@@ -178,6 +178,7 @@ ODD_NAMES = {
 # Variables that do not describe their value.
 VAGUE_VARIABLES = ("found", "place", "one", "said", "asked")
 
+CARD_MODULES = ("knowgate.data.runs.folder",)  # commands that cards show
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 COMMENTS = (
     tokenize.COMMENT,
@@ -446,13 +447,16 @@ def vague_variables() -> Counter[str]:
 
 
 def messages_with_flags() -> list[str]:
-    """Texts outside `cli/` that name an option of the command line. Docstrings do not count."""
+    """Texts outside `cli/` that name an option of the command line.
+
+    Docstrings do not count, nor strings that are only a flag: names of options and arguments of other programs.
+    """
     return [
         f"{name}:{node.lineno}: {node.value.strip()[:90]}"
         for name, path in modules().items()
-        if package_of(name) not in ("cli", "__main__")
+        if package_of(name) not in ("cli", "__main__") and name not in CARD_MODULES
         for node in _strings(tree(path))
-        if FLAG.search(node.value)
+        if FLAG.search(node.value) and len(node.value.split()) > 1
     ]
 
 

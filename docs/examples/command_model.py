@@ -5,7 +5,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
@@ -23,7 +23,7 @@ class CommandModel(Backend):
 
     def read(self, prompts: Sequence[Prompt], want: SignalRequest) -> list[Reading]:
         if want.layers or want.samples:
-            raise NotOffered(f"{self.name} drafts answers and gives nothing else.")
+            raise UnsupportedSignal(f"{self.name} drafts answers and gives nothing else.")
         return [Reading(self._answer(prompt) if want.draft_tokens else None) for prompt in prompts]
 
     def generate(
@@ -42,7 +42,7 @@ class CommandModel(Backend):
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered(f"{self.name} shows no logits.")
+        raise UnsupportedSignal(f"{self.name} shows no logits.")
 
     def _answer(self, prompt: Prompt) -> Completion:
         done = subprocess.run(self._command, input=prompt.text, capture_output=True, text=True, check=False)

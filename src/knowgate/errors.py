@@ -9,7 +9,7 @@ KnowgateError
 │   ├── ServerError    an HTTP server (model or search) failed
 │   ├── DeviceError    the GPU failed; only a new process can continue
 │   ├── OutOfMemory    the GPU has too little memory even for one question
-│   └── NotOffered     the backend does not offer a signal
+│   └── UnsupportedSignal  the backend does not offer a signal
 ├── AdapterError       a wrapped retriever or model of another framework failed
 ├── WeightsError       model weights are missing, corrupted or cannot be downloaded
 ├── BrokenIndex        a retrieval index is missing, broken or of another kind
@@ -88,7 +88,7 @@ class OutOfMemory(ModelError):
     """The GPU has too little memory even for one question."""
 
 
-class NotOffered(ModelError):
+class UnsupportedSignal(ModelError):
     """The backend does not offer a signal that is needed."""
 
 

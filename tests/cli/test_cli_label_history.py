@@ -185,7 +185,7 @@ def test_dhicls_tables_come_from_one_command(logged, capsys):
     ]
     assert "| never | 50.0 % (0.0 %) | 50.0 % | – |" in out
     assert run([*sweep, "--counts", "few"]) == 1
-    assert "--counts is 'few': give whole numbers" in capsys.readouterr().err
+    assert "--counts is 'few'. Give whole numbers" in capsys.readouterr().err
 
 
 def test_gates_are_timed_side_by_side(logged, capsys):

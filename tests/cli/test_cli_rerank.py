@@ -141,7 +141,7 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--source", "confidence", "--data", "jsonl:data.jsonl"], "--gate is missing. Fit one: knowgate fit probe"),
+        (["--source", "confidence", "--data", "jsonl:data.jsonl"], "--gate is missing. Fit one with"),
         (["--gate", "logprob", "--data", "jsonl:data.jsonl"], "--gate 'logprob' is not one"),
         (["--gate", "probe", "--source", "wish"], "--source 'wish' is not allowed"),
         (["--gate", "probe", "--split", "all"], "--split 'all' is not allowed"),
@@ -257,5 +257,5 @@ def test_a_reranker_can_be_trained_on_relevance_alone(call, made, tmp_path):
     options = ["--relevance", "jsonl:gold.jsonl", "--relevance", "jsonl:gold.jsonl", "--relevance-index", "idx"]
     done = call("fit", "reranker", *options, "--base", "tiny", "--epochs", "1", "--out", "plain")
     assert done.code == 0, done.err
-    assert "Taught relevance by 18 questions" in done.err
+    assert "Trained on the relevance of 18 questions" in done.err
     assert json.loads((tmp_path / "plain" / "relevance.json").read_text())["training"]["epochs"] == 1

@@ -13,46 +13,46 @@ def test_accuracy_and_benefit_are_of_the_greedy_answers():
         row("c", side(False), side(True)),
         row("d", side(True), side(False)),
     ]
-    found = measure_boundary(rows)
-    accuracy = found.accuracy
+    result = measure_boundary(rows)
+    accuracy = result.accuracy
     assert [part.value for part in (accuracy.closed, accuracy.open, accuracy.mask)] == [0.5, 0.75, 0.5]
-    assert dataclasses.astuple(found.benefit) == (2, 1, 1)
+    assert dataclasses.astuple(result.benefit) == (2, 1, 1)
 
 
 def test_closed_and_open_book_are_compared_on_the_questions_that_have_both():
-    found = measure_boundary(
+    result = measure_boundary(
         [row("a", side(True), side(True)), row("b", side(False), side(True)), row("c", side(True))]
     )
-    assert (found.accuracy.closed.hits, found.accuracy.closed.n) == (2, 3)
-    assert (found.accuracy.matched.hits, found.accuracy.matched.n) == (1, 2)
+    assert (result.accuracy.closed.hits, result.accuracy.closed.n) == (2, 3)
+    assert (result.accuracy.matched.hits, result.accuracy.matched.n) == (1, 2)
 
 
 def test_a_failed_question_is_counted_and_left_out():
-    found = measure_boundary([row("a", side(True)), row("b", error="timeout"), row("c", error="timeout")])
-    assert (found.counts.rows, found.counts.failed, found.counts.reasons) == (3, 2, (("timeout", 2),))
-    assert found.accuracy.closed.n == 1
+    result = measure_boundary([row("a", side(True)), row("b", error="timeout"), row("c", error="timeout")])
+    assert (result.counts.rows, result.counts.failed, result.counts.reasons) == (3, 2, (("timeout", 2),))
+    assert result.accuracy.closed.n == 1
 
 
 def test_without_gold_answers_there_is_certainty_but_no_mastery():
     ungraded = row("a", side(None, None, 0.5), side(None, None, 0.9), answers=())
-    found = measure_boundary([ungraded, row("b", side(True, 0.9, 0.7), side(True, 1.0, 1.0))])
-    assert found.counts.without_gold == 1
-    assert sum(item.n for item in found.effects["mastery"]) == 1
-    assert sum(item.n for item in found.effects["certainty"]) == 2
-    assert found.accuracy.closed.n == 1
+    result = measure_boundary([ungraded, row("b", side(True, 0.9, 0.7), side(True, 1.0, 1.0))])
+    assert result.counts.without_gold == 1
+    assert sum(item.n for item in result.effects["mastery"]) == 1
+    assert sum(item.n for item in result.effects["certainty"]) == 2
+    assert result.accuracy.closed.n == 1
 
 
 def test_intervals_exclude_their_upper_end_except_the_last():
     values = [0.0, 0.199, 0.2, 0.6, 0.8, 1.0]
-    found = measure_boundary([row(str(value), side(True, value), side(True, value)) for value in values])
-    assert [item.n for item in found.effects["mastery"]] == [2, 1, 0, 1, 2]
+    result = measure_boundary([row(str(value), side(True, value), side(True, value)) for value in values])
+    assert [item.n for item in result.effects["mastery"]] == [2, 1, 0, 1, 2]
 
 
 @pytest.mark.parametrize("correct", range(31))
 def test_a_share_on_a_border_lies_in_the_upper_interval(correct):
     value = round(correct / 30, 6)
-    found = measure_boundary([row("a", side(True, value), side(True, value))])
-    assert [item.n for item in found.effects["mastery"]].index(1) == min(4, correct // 6)
+    result = measure_boundary([row("a", side(True, value), side(True, value))])
+    assert [item.n for item in result.effects["mastery"]].index(1) == min(4, correct // 6)
 
 
 def test_effects_are_counted_per_interval_of_each_indicator():
@@ -69,18 +69,18 @@ def test_effects_are_counted_per_interval_of_each_indicator():
 
 def test_correlation_uses_questions_with_both_indicators():
     values = [(0.1, 0.1), (0.2, 0.3), (0.3, 0.2), (None, 0.9)]
-    found = measure_boundary([row(str(place), side(True, *pair)) for place, pair in enumerate(values)]).correlation
-    assert (found.n, found.r) == (3, pytest.approx(0.5))
+    result = measure_boundary([row(str(place), side(True, *pair)) for place, pair in enumerate(values)]).correlation
+    assert (result.n, result.r) == (3, pytest.approx(0.5))
 
 
 def test_copy_rate_counts_masked_answers_where_open_certainty_is_one():
     texts = ["MASK", "mask.", "It is MASK", "Rome"]
     certain = [row(text, side(), side(certainty=1.0), mask=side(False, None, None, text)) for text in texts]
     unsure = [row("u", side(), side(certainty=0.9), mask=side(False, None, None, "Rome"))]
-    found = measure_boundary(certain + unsure + [row("n", side(), side())]).copying
-    assert (found.is_mask.hits, found.is_mask.n) == (2, 4)
-    assert (found.says_mask.hits, found.says_mask.n) == (3, 4)
-    assert (found.anywhere.hits, found.anywhere.n) == (2, 5)
+    result = measure_boundary(certain + unsure + [row("n", side(), side())]).copying
+    assert (result.is_mask.hits, result.is_mask.n) == (2, 4)
+    assert (result.says_mask.hits, result.says_mask.n) == (3, 4)
+    assert (result.anywhere.hits, result.anywhere.n) == (2, 5)
 
 
 def test_there_is_no_copy_rate_without_masked_answers():
@@ -105,8 +105,8 @@ def test_graders_are_compared_on_regraded_answers():
 
 def test_a_judge_is_compared_with_the_string_graders():
     judged = row("a", side(True, text="the French capital"), grader="judge:implies:fake")
-    found = {(item.first, item.second): item.agree for item in measure_boundary([judged]).agreements}
-    assert found == {
+    result = {(item.first, item.second): item.agree for item in measure_boundary([judged]).agreements}
+    assert result == {
         ("exact", "contains"): 1.0,
         ("exact", "judge:implies:fake"): 0.0,
         ("contains", "judge:implies:fake"): 0.0,
@@ -115,15 +115,15 @@ def test_a_judge_is_compared_with_the_string_graders():
 
 def test_multiple_choice_is_also_compared_by_letter():
     asked = row("a", side(text="B"), choices=("Rome", "Paris"), grader="choice")
-    found = {(item.first, item.second): item.only_second for item in measure_boundary([asked]).agreements}
-    assert found == {("exact", "contains"): 0, ("exact", "choice"): 1, ("contains", "choice"): 1}
+    result = {(item.first, item.second): item.only_second for item in measure_boundary([asked]).agreements}
+    assert result == {("exact", "contains"): 0, ("exact", "choice"): 1, ("contains", "choice"): 1}
 
 
 def test_an_unreadable_verdict_is_not_compared():
     judged = row("a", side(None), grader="judge:implies:fake", unparsable=1)
-    found = measure_boundary([judged])
-    assert found.counts.unparsable == 1
-    assert [item.second for item in found.agreements] == ["contains"]
+    result = measure_boundary([judged])
+    assert result.counts.unparsable == 1
+    assert [item.second for item in result.agreements] == ["contains"]
 
 
 def test_extremes_are_ordered_by_mastery_change_then_benefit():
@@ -136,9 +136,9 @@ def test_extremes_are_ordered_by_mastery_change_then_benefit():
         row("best", side(False, 0.1), side(True, 1.0)),
         row("only the greedy answer", side(False, 0.4), side(True, 0.4)),
     ]
-    found = measure_boundary(rows)
-    assert [item.id for item in found.harmed] == ["much and wrong", "much", "little"]
-    assert [item.id for item in found.helped] == ["best", "better", "only the greedy answer"]
+    result = measure_boundary(rows)
+    assert [item.id for item in result.harmed] == ["much and wrong", "much", "little"]
+    assert [item.id for item in result.helped] == ["best", "better", "only the greedy answer"]
 
 
 def test_at_most_twenty_extreme_questions_are_returned():
@@ -147,26 +147,26 @@ def test_at_most_twenty_extreme_questions_are_returned():
 
 
 def test_an_empty_run_has_no_values():
-    found = measure_boundary([])
-    assert found.accuracy.closed.value is None
-    assert found.savings == {"mastery": None, "certainty": None}
-    assert found.agreements == found.slices == found.harmed == ()
+    result = measure_boundary([])
+    assert result.accuracy.closed.value is None
+    assert result.savings == {"mastery": None, "certainty": None}
+    assert result.agreements == result.slices == result.harmed == ()
 
 
 def test_figure_three_has_a_panel_for_each_way_of_answering():
     """One question that retrieval helps: mastery .1 closed-book, .9 with passages, .5 with the answers masked."""
-    found = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, 0.5, 0.3))])
-    helped = [[item.beneficial for item in panel["mastery"]] for panel in (found.effects, *found.panels.values())]
+    result = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, 0.5, 0.3))])
+    helped = [[item.beneficial for item in panel["mastery"]] for panel in (result.effects, *result.panels.values())]
     assert helped == [[1, 0, 0, 0, 0], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0]]
 
 
 def test_a_panel_without_sampled_answers_is_empty():
-    found = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, None, None))])
-    assert [item.n for item in found.panels["mask"]["mastery"]] == [0] * 5
+    result = measure_boundary([row("a", side(False, 0.1), side(True, 0.9), mask=side(False, None, None))])
+    assert [item.n for item in result.panels["mask"]["mastery"]] == [0] * 5
 
 
 def test_copying_is_also_counted_where_the_masked_samples_agree():
     agreed = [row(text, side(), side(certainty=0.5), mask=side(False, 0.0, 1.0, text)) for text in ("MASK", "Rome")]
     unsure = row("u", side(), side(), mask=side(False, 0.0, 0.9, "MASK"))
-    found = measure_boundary([*agreed, unsure]).copying
-    assert (found.under_mask.hits, found.under_mask.n) == (1, 2)
+    result = measure_boundary([*agreed, unsure]).copying
+    assert (result.under_mask.hits, result.under_mask.n) == (1, 2)

@@ -4,7 +4,7 @@ from knowgate.evaluation.boundary import measure_boundary
 from tests.support.runs_by_hand import row, side
 
 
-def found(cases, indicator="mastery"):
+def curve(cases, indicator="mastery"):
     rows = [row(str(i), side(closed, value, 0.5), side(opened)) for i, (value, closed, opened) in enumerate(cases)]
     return measure_boundary(rows).savings[indicator]
 
@@ -14,7 +14,7 @@ CASES = [(1.0, True, False), (0.8, True, True), (0.2, False, True), (0.0, False,
 
 
 def test_every_distinct_threshold_is_a_point_from_always_to_never():
-    points = found(CASES).points
+    points = curve(CASES).points
     assert [(p.threshold, p.saved, p.accuracy) for p in points] == [
         (None, 0.0, 0.75),
         (1.0, 0.25, 1.0),
@@ -25,17 +25,17 @@ def test_every_distinct_threshold_is_a_point_from_always_to_never():
 
 
 def test_matched_random_lies_between_always_and_never():
-    result = found(CASES)
+    result = curve(CASES)
     assert (result.n, result.always, result.never) == (4, 0.75, 0.5)
     assert [p.random for p in result.points] == pytest.approx([0.75, 0.6875, 0.625, 0.5625, 0.5])
 
 
 def test_equal_indicators_are_skipped_together():
-    assert [p.saved for p in found(CASES, "certainty").points] == [0.0, 1.0]
+    assert [p.saved for p in curve(CASES, "certainty").points] == [0.0, 1.0]
 
 
 def test_marks_are_thresholds_whether_or_not_a_question_has_them():
-    assert [(p.threshold, p.saved) for p in found(CASES).marks] == [
+    assert [(p.threshold, p.saved) for p in curve(CASES).marks] == [
         (0.2, 0.75),
         (0.4, 0.5),
         (0.6, 0.5),

@@ -29,8 +29,8 @@ def test_closed_and_open_book_of_a_slice_are_of_the_same_questions():
 
 
 def test_questions_without_a_value_form_their_own_slice():
-    found = parts([row("a", side(), meta={"fact_type": "fast"}), row("b", side())], "freshness")
-    assert {name: part.n for name, part in found.items()} == {"fast": 1, "(not given)": 1}
+    by_value = parts([row("a", side(), meta={"fact_type": "fast"}), row("b", side())], "freshness")
+    assert {name: part.n for name, part in by_value.items()} == {"fast": 1, "(not given)": 1}
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,19 @@ def test_hops_are_read_from_the_metadata_of_the_data_set(meta, hops):
 
 def test_terciles_of_answer_frequency():
     rows = [row(str(count), side(), answer_frequency=count) for count in (0, 1, 2, 5, 9, 30)]
-    found = parts(rows, "answer frequency")
-    assert {name: part.n for name, part in found.items()} == {"rare": 2, "middle": 2, "frequent": 2}
+    by_value = parts(rows, "answer frequency")
+    assert {name: part.n for name, part in by_value.items()} == {"rare": 2, "middle": 2, "frequent": 2}
 
 
 def test_equal_frequencies_stay_together_even_if_a_tercile_is_empty():
     rows = [row(str(i), side(), answer_frequency=count) for i, count in enumerate((0, 0, 0, 0, 7, 8))]
-    found = parts(rows, "answer frequency")
-    assert {name: part.n for name, part in found.items()} == {"rare": 4, "middle": 0, "frequent": 2}
+    by_value = parts(rows, "answer frequency")
+    assert {name: part.n for name, part in by_value.items()} == {"rare": 4, "middle": 0, "frequent": 2}
 
 
 def test_choice_and_open_questions_are_separate_slices():
-    found = parts([row("a", side(), choices=("x", "y")), row("b", side())], "form")
-    assert set(found) == {"multiple choice", "open question"}
+    by_value = parts([row("a", side(), choices=("x", "y")), row("b", side())], "form")
+    assert set(by_value) == {"multiple choice", "open question"}
 
 
 def test_a_dimension_with_one_value_has_no_table(tmp_path):

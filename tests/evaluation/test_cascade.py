@@ -46,9 +46,9 @@ def test_a_gate_skips_questions_and_the_arbiter_decides_the_others(evaluated):
 
 
 def test_the_cascade_is_in_the_table_and_the_json(evaluated):
-    sheet = next(one for one in build_evaluation_tables(evaluated) if one.title.startswith("Cascade"))
-    assert sheet.title == "Cascade: the arbiter prefers chooses after retrieval"
-    assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
+    text_table = next(one for one in build_evaluation_tables(evaluated) if one.title.startswith("Cascade"))
+    assert text_table.title == "Cascade: the arbiter prefers chooses after retrieval"
+    assert set(text_table.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
     record = evaluation_to_dict(evaluated)["cascade"]
     assert record["fingerprint"] == "prefers-pick"
     assert record["lines"][0]["at_rate"].keys() == {"0.90", "0.80", "0.70", "0.60", "0.50"}

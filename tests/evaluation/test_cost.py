@@ -50,9 +50,9 @@ def test_gated_and_always_cost_the_same_at_the_break_even_price():
     ]
     price = compare_traffic_costs(Traffic(costly), 0.5, PRICES).break_even
     at_it = PRICES.replace(search=price)
-    found = compare_traffic_costs(Traffic(costly), 0.5, at_it)
+    comparison = compare_traffic_costs(Traffic(costly), 0.5, at_it)
     assert price > 0
-    assert found.always.money(at_it) == pytest.approx(found.gated.money(at_it))
+    assert comparison.always.money(at_it) == pytest.approx(comparison.gated.money(at_it))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered
+from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal
 from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
 from knowgate.evaluation.report import evaluation_tables as eval_sheets
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
@@ -27,16 +27,16 @@ from tests.support.trials_by_hand import SETTINGS, four_rows, trial_run, varied_
 
 
 def evaluated(*runs, gates=("auto",), resamples=50):
-    trial = load_label_table(runs)
-    return compare_gates(trial, score_gates(trial, gates), resamples=resamples)
+    labels = load_label_table(runs)
+    return compare_gates(labels, score_gates(labels, gates), resamples=resamples)
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
 def test_the_main_numbers_by_hand(tmp_path):
-    found = evaluated(trial_run(tmp_path / "run"))
-    good = {name: value.value for name, value in found.gate("good").measures.items()}
+    comparison = evaluated(trial_run(tmp_path / "run"))
+    good = {name: value.value for name, value in comparison.gate("good").measures.items()}
     # skips q0 (right) and q2 (right closed-book), retrieves q1 (helped) and q3 (hopeless)
     assert good["accuracy"] == 0.75
     assert good["rate"] == 0.5
@@ -51,50 +51,50 @@ def test_the_main_numbers_by_hand(tmp_path):
 
 
 def test_never_always_and_oracle_are_always_included(tmp_path):
-    found = evaluated(trial_run(tmp_path / "run"), gates=["good"])
-    assert [gate.gate for gate in found.gates] == ["never", "always", "good", "oracle"]
-    values = {gate.gate: gate.measures["accuracy"].value for gate in found.gates}
+    comparison = evaluated(trial_run(tmp_path / "run"), gates=["good"])
+    assert [gate.gate for gate in comparison.gates] == ["never", "always", "good", "oracle"]
+    values = {gate.gate: gate.measures["accuracy"].value for gate in comparison.gates}
     assert values == {"never": 0.5, "always": 0.5, "good": 0.75, "oracle": 0.75}
-    assert found.gate("never").measures["harm"].value == 0.25
-    assert found.gate("always").measures["waste"].value == 0.5
-    assert "auroc" not in found.gate("always").measures
+    assert comparison.gate("never").measures["harm"].value == 0.25
+    assert comparison.gate("always").measures["waste"].value == 0.5
+    assert "auroc" not in comparison.gate("always").measures
 
 
 def test_questions_without_passages_count_with_their_closed_book_answer(tmp_path):
     rows = [*four_rows(), row("q4", side(True), None)]
-    trial = load_label_table([trial_run(tmp_path / "run", rows)])
-    assert trial.n_without_passages == 1
-    assert trial.open_right is not None
-    assert bool(trial.open_right[-1]) is True
+    labels = load_label_table([trial_run(tmp_path / "run", rows)])
+    assert labels.n_without_passages == 1
+    assert labels.open_right is not None
+    assert bool(labels.open_right[-1]) is True
 
 
 def test_failed_and_ungraded_rows_are_counted_not_scored(tmp_path):
     rows = [*four_rows(), row("bad", error="timeout"), row("free", side(None), side(None))]
-    trial = load_label_table([trial_run(tmp_path / "run", rows)])
-    assert len(trial.rows) == 4
-    assert trial.left_out == {"failed": 1, "not graded": 1}
+    labels = load_label_table([trial_run(tmp_path / "run", rows)])
+    assert len(labels.rows) == 4
+    assert labels.left_out == {"failed": 1, "not graded": 1}
 
 
 def test_without_open_book_answers_only_ranking_is_measured(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0), None) for i in range(6)]
-    found = evaluated(trial_run(tmp_path / "run", rows))
-    assert [gate.gate for gate in found.gates] == ["good", "poor"]
-    assert "accuracy" not in found.gate("good").measures
-    assert found.gate("good").measures["auroc"].value == 1.0
+    comparison = evaluated(trial_run(tmp_path / "run", rows))
+    assert [gate.gate for gate in comparison.gates] == ["good", "poor"]
+    assert "accuracy" not in comparison.gate("good").measures
+    assert comparison.gate("good").measures["auroc"].value == 1.0
 
 
 def test_runs_of_several_data_sets_are_one_table_with_slices(tmp_path):
-    found = evaluated(varied_run(tmp_path / "a"), varied_run(tmp_path / "b"))
-    parts = {(one.dimension, one.value): one.n for one in found.slices}
-    assert parts["data set", "nq"] + parts["data set", "webqa"] == len(found.table.rows)
+    comparison = evaluated(varied_run(tmp_path / "a"), varied_run(tmp_path / "b"))
+    parts = {(one.dimension, one.value): one.n for one in comparison.slices}
+    assert parts["data set", "nq"] + parts["data set", "webqa"] == len(comparison.table.rows)
     assert {"rare", "middle", "frequent"} <= {value for dimension, value in parts if dimension == "answer frequency"}
 
 
 def test_each_gate_is_compared_with_always_and_the_best_with_the_others(tmp_path):
-    found = evaluated(varied_run(tmp_path / "a"))
-    pairs = {(one.gate, one.against) for one in found.comparisons}
+    comparison = evaluated(varied_run(tmp_path / "a"))
+    pairs = {(one.gate, one.against) for one in comparison.comparisons}
     assert pairs == {("good", "always"), ("poor", "always"), ("good", "poor")}
-    assert all(one.p_holm >= one.p_mcnemar for one in found.comparisons)
+    assert all(one.p_holm >= one.p_mcnemar for one in comparison.comparisons)
 
 
 def test_a_threshold_is_chosen_on_dev_rows_and_measured_on_the_others(tmp_path):
@@ -105,8 +105,8 @@ def test_a_threshold_is_chosen_on_dev_rows_and_measured_on_the_others(tmp_path):
 
 
 def test_the_summary_is_plain_json(tmp_path):
-    found = json.loads(json.dumps(evaluation_to_dict(evaluated(varied_run(tmp_path / "a")))))
-    assert [gate["gate"] for gate in found["gates"]] == ["never", "always", "good", "poor", "oracle"]
+    comparison = json.loads(json.dumps(evaluation_to_dict(evaluated(varied_run(tmp_path / "a")))))
+    assert [gate["gate"] for gate in comparison["gates"]] == ["never", "always", "good", "poor", "oracle"]
 
 
 # --- needs on record ------------------------------------------------------------------------------
@@ -165,10 +165,10 @@ def test_one_kind_of_question_without_open_book_answers_cannot_be_evaluated(tmp_
 
 
 def test_equal_grades_with_open_book_answers_have_all_measures_except_ranking(tmp_path):
-    found = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
-    assert found.gate("good").measures["accuracy"].value == 1.0
-    assert found.gate("good").measures["auroc"].value is None
-    assert {row[0]: row[1] for row in eval_sheets.build_ranking_table(found).rows} == {
+    comparison = evaluated(trial_run(tmp_path / "run", [row(f"q{i}", side(False), side(True)) for i in range(3)]))
+    assert comparison.gate("good").measures["accuracy"].value == 1.0
+    assert comparison.gate("good").measures["auroc"].value is None
+    assert {row[0]: row[1] for row in eval_sheets.build_ranking_table(comparison).rows} == {
         "good": "–",
         "poor": "–",
         "majority": "–",
@@ -182,7 +182,7 @@ def test_a_run_without_graded_rows_is_rejected(tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_is_rejected_with_advice(tmp_path):
-    with pytest.raises(NotOffered, match="Label again with"):
+    with pytest.raises(UnsupportedSignal, match="Label again with"):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 
@@ -204,18 +204,18 @@ def test_a_gate_is_rejected_on_questions_it_was_fitted_on(fitted):
 
 def test_rows_without_texts_are_recognized_by_id(fitted):
     run, gate, tested = fitted
-    trial = load_label_table([run])
-    packed = replace(trial, rows=[replace(row, question="") for row in trial.rows])
+    labels = load_label_table([run])
+    packed = replace(labels, rows=[replace(row, question="") for row in labels.rows])
     with pytest.raises(BadSetting, match=f"was fitted on {120 - tested} of these"):
         score_gate(packed, gate)
 
 
 def test_seen_questions_can_be_left_out_and_are_counted(fitted):
     run, gate, tested = fitted
-    trial = drop_seen_rows(load_label_table([run]), [gate, "never"])
-    assert len(trial.rows) == len(trial.closed_right) == tested
-    assert trial.left_out["seen by a gate"] == 120 - tested
-    assert len(score_gate(trial, gate).needs) == tested
+    labels = drop_seen_rows(load_label_table([run]), [gate, "never"])
+    assert len(labels.rows) == len(labels.closed_right) == tested
+    assert labels.left_out["seen by a gate"] == 120 - tested
+    assert len(score_gate(labels, gate).needs) == tested
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ def test_labels_or_data_must_be_given(capsys):
 def test_questions_answered_now_are_stored_for_the_next_evaluation(tmp_path, capsys):
     data = tmp_path / "q.jsonl"
     asked = [f"Question {i}?" for i in range(12)]
-    said = FakeModel().generate([AnswerPrompts().closed(Question(text)) for text in asked], max_tokens=32)
-    golds = [completions[0].text if i % 2 else "nobody" for i, completions in enumerate(said)]
+    output = FakeModel().generate([AnswerPrompts().closed(Question(text)) for text in asked], max_tokens=32)
+    golds = [completions[0].text if i % 2 else "nobody" for i, completions in enumerate(output)]
     records = [{"question": text, "answers": [gold]} for text, gold in zip(asked, golds, strict=True)]
     data.write_text("".join(json.dumps(record) + "\n" for record in records))
     command = ["eval", "--data", f"jsonl:{data}", "--model", "fake", "--gates", "prompt,logprob:mean", "--no-html"]

@@ -7,7 +7,7 @@ import pytest
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import read_needs
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS
-from knowgate.errors import BadSetting, NotOffered, UnknownName
+from knowgate.errors import BadSetting, UnknownName, UnsupportedSignal
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
@@ -103,21 +103,21 @@ def test_invalid_calls_are_explained(options, message):
 
 
 @pytest.fixture
-def made(tmp_path):
+def setup(tmp_path):
     return write_invented(tmp_path / "in", 12)
 
 
-def test_new_questions_are_answered_and_stored(made, tmp_path):
-    asked = {"data": made.questions, "model": load_model(made.model), "out": tmp_path / "out", "resamples": 10}
+def test_new_questions_are_answered_and_stored(setup, tmp_path):
+    asked = {"data": setup.questions, "model": load_model(setup.model), "out": tmp_path / "out", "resamples": 10}
     evaluation = evaluate(["prompt", "logprob:mean"], **asked)
     assert len(evaluation.table.rows) == 12
     assert evaluation.gate("prompt").measures["auroc"].value == 1.0
     assert {item.gate for item in read_needs(tmp_path / "out" / "runs" / "questions")} == {"prompt", "logprob:mean"}
 
 
-def test_a_gate_object_decides_again_and_a_spec_does_not(made, tmp_path):
+def test_a_gate_object_decides_again_and_a_spec_does_not(setup, tmp_path):
     own = Numbered()
-    asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
+    asked = {"data": setup.data, "model": setup.model, "out": tmp_path / "out", "resamples": 10}
     first = evaluate([own, "prompt"], **asked)
     timed = first.gate("prompt").cost.seconds
     second = evaluate([own, "prompt"], **asked)
@@ -125,32 +125,32 @@ def test_a_gate_object_decides_again_and_a_spec_does_not(made, tmp_path):
     assert second.gate("prompt").cost.seconds == timed
 
 
-def test_a_recalibrated_folder_decides_again(made, tmp_path):
-    asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
-    own = load_model(made.model)
+def test_a_recalibrated_folder_decides_again(setup, tmp_path):
+    asked = {"data": setup.data, "model": setup.model, "out": tmp_path / "out", "resamples": 10}
+    own = load_model(setup.model)
     folder = tmp_path / "mine"
     for threshold in (0.25, 0.75):
         write_gate(folder, threshold=threshold, model={"name": own.name, "fingerprint": own.fingerprint})
         assert evaluate([folder], **asked).gate(str(folder)).threshold == threshold
 
 
-def test_gates_with_the_same_name_are_stored_separately(made, tmp_path):
+def test_gates_with_the_same_name_are_stored_separately(setup, tmp_path):
     evaluation = evaluate(
-        [Numbered(), Numbered(0.4)], data=made.data, model=made.model, out=tmp_path / "out", resamples=10
+        [Numbered(), Numbered(0.4)], data=setup.data, model=setup.model, out=tmp_path / "out", resamples=10
     )
     assert names(evaluation) == ["numbered", "numbered (2)"]
 
 
-def test_new_questions_are_answered_with_the_named_prompts(made, tmp_path):
-    asked = {"data": made.data, "model": made.model, "out": tmp_path / "out", "resamples": 10}
+def test_new_questions_are_answered_with_the_named_prompts(setup, tmp_path):
+    asked = {"data": setup.data, "model": setup.model, "out": tmp_path / "out", "resamples": 10}
     settings = evaluate("prompt", prompts="free", **asked).table.settings
     assert settings["prompts_fingerprint"] == load_answer_prompts(Path("free")).fingerprint
 
 
-def test_several_data_specs_are_one_evaluation(made, tmp_path):
+def test_several_data_specs_are_one_evaluation(setup, tmp_path):
     other = write_invented(tmp_path / "more", 4)
-    both = f"{made.data}, {other.data}"
-    assert len(evaluate("prompt", data=both, model=made.model, out=tmp_path / "out", resamples=10).table.rows) == 16
+    both = f"{setup.data}, {other.data}"
+    assert len(evaluate("prompt", data=both, model=setup.model, out=tmp_path / "out", resamples=10).table.rows) == 16
 
 
 # --- what it shows of itself ----------------------------------------------------------------------
@@ -205,24 +205,24 @@ class Asking(Gate):
 
 
 @pytest.fixture
-def answered(made, tmp_path):
+def answered(setup, tmp_path):
     """A run of answers without any gate's decision."""
-    evaluate("logprob:mean", data=made.data, model=made.model, out=tmp_path / "out", resamples=0)
+    evaluate("logprob:mean", data=setup.data, model=setup.model, out=tmp_path / "out", resamples=0)
     (run,) = (tmp_path / "out" / "runs").iterdir()
     return run
 
 
-def test_a_gate_that_needs_the_llm_decides_if_the_model_is_named(made, answered):
-    with pytest.raises(NotOffered, match="asks the LLM with its own prompt"):
+def test_a_gate_that_needs_the_llm_decides_if_the_model_is_named(setup, answered):
+    with pytest.raises(UnsupportedSignal, match="asks the LLM with its own prompt"):
         evaluate(Asking(), answered)
     gate = Asking()
-    assert evaluate(gate, answered, model=made.model, resamples=0).gate("asking").measures["auroc"].value == 1.0
+    assert evaluate(gate, answered, model=setup.model, resamples=0).gate("asking").measures["auroc"].value == 1.0
     assert gate.asked == 12
     assert "asking" in {item.gate for item in read_needs(answered)}
 
 
-def test_the_llm_is_not_called_if_the_rows_are_enough(made, answered):
-    evaluate("prompt", answered, model=made.model, resamples=0)
+def test_the_llm_is_not_called_if_the_rows_are_enough(setup, answered):
+    evaluate("prompt", answered, model=setup.model, resamples=0)
     assert "prompt" not in {item.gate for item in read_needs(answered)}
 
 

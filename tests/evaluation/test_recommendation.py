@@ -33,7 +33,7 @@ def planted(path, *, known, helped=1.0, n=N, needs=None):
         for i in range(n)
     ]
     run = write_run(path, rows, **SETTINGS)
-    good = {one.id: 0.1 if one.closed.correct else 0.9 for one in rows} if needs is None else needs(rows)
+    good = {item.id: 0.1 if item.closed.correct else 0.9 for item in rows} if needs is None else needs(rows)
     write_needs(run, [RecordedNeeds("good", 0.5, good)])
     return run
 
@@ -43,15 +43,15 @@ def evaluated(run):
 
 
 def test_a_gate_that_recognizes_known_questions_is_worth_using(tmp_path):
-    found = recommend(evaluated(planted(tmp_path / "run", known=4)))
-    assert (found.level, found.gate, found.agreeing_folds) == ("use", "good", 5)
-    assert found.threshold == pytest.approx(0.5)
-    assert (found.skipped.value, found.difference.value) == (0.25, 0.0)
-    assert found.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
+    recommendation = recommend(evaluated(planted(tmp_path / "run", known=4)))
+    assert (recommendation.level, recommendation.gate, recommendation.agreeing_folds) == ("use", "good", 5)
+    assert recommendation.threshold == pytest.approx(0.5)
+    assert (recommendation.skipped.value, recommendation.difference.value) == (0.25, 0.0)
+    assert recommendation.gain.value == pytest.approx(0.25 * 0.75)  # a skip at random loses three answers of four
 
 
 def test_a_gate_that_ranks_at_random_is_not_recommended(tmp_path):
-    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {item.id: hash_share(item.id) for item in rows})
     assert recommend(evaluated(run)).level == "leave"
 
 
@@ -69,9 +69,9 @@ def test_a_gain_that_might_be_luck_does_not_beat_chance():
 
 
 def test_no_retrieval_is_recommended_if_passages_never_help(tmp_path):
-    found = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
-    assert (found.level, found.gate, found.skipped.value) == ("use", "never", 1.0)
-    assert found.gain.value is None
+    recommendation = recommend(evaluated(planted(tmp_path / "run", known=2, helped=0.0)))
+    assert (recommendation.level, recommendation.gate, recommendation.skipped.value) == ("use", "never", 1.0)
+    assert recommendation.gain.value is None
     assert build_verdict(
         evaluated(planted(tmp_path / "other", known=2, helped=0.0)), CostAssumptions(), 0.02
     ).headline.startswith("Do without retrieval here.")
@@ -89,8 +89,13 @@ def test_repeated_questions_count_once(tmp_path):
 def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
-    found = recommend(evaluation)
-    assert (found.level, found.threshold, found.guarantee, found.agreeing_folds) == (
+    recommendation = recommend(evaluation)
+    assert (
+        recommendation.level,
+        recommendation.threshold,
+        recommendation.guarantee,
+        recommendation.agreeing_folds,
+    ) == (
         "use",
         0.5,
         "It loses at most 2 %.",
@@ -99,11 +104,11 @@ def test_a_guarantee_that_holds_comes_first_at_its_own_threshold(tmp_path):
 
 
 def test_a_guarantee_that_the_measurements_contradict_is_ignored(tmp_path):
-    run = planted(tmp_path / "run", known=4, needs=lambda rows: {one.id: hash_share(one.id) for one in rows})
+    run = planted(tmp_path / "run", known=4, needs=lambda rows: {item.id: hash_share(item.id) for item in rows})
     evaluation = evaluated(run)
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %.", holds=True, max_loss=0.02)
-    found = recommend(evaluation)
-    assert (found.level, found.guarantee) == ("leave", "")
+    recommendation = recommend(evaluation)
+    assert (recommendation.level, recommendation.guarantee) == ("leave", "")
 
 
 def test_a_guarantee_that_does_not_hold_here_is_ignored(tmp_path):
@@ -145,9 +150,9 @@ def test_a_gate_that_decides_in_two_steps_stays_at_its_threshold():
 
 
 def test_no_gate_is_worth_using_if_the_llm_knows_nothing(tmp_path):
-    said = build_verdict(evaluated(planted(tmp_path / "run", known=100)), CostAssumptions(), 0.02)
-    assert said.headline == "No gate is worth using here: retrieve for every question."
-    assert "answers only 1.0 % of these questions right without passages" in said.sentences[0]
+    verdict = build_verdict(evaluated(planted(tmp_path / "run", known=100)), CostAssumptions(), 0.02)
+    assert verdict.headline == "No gate is worth using here: retrieve for every question."
+    assert "answers only 1.0 % of these questions right without passages" in verdict.sentences[0]
 
 
 @pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"–"})])
@@ -159,27 +164,27 @@ def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
-    said = build_verdict(
+    verdict = build_verdict(
         evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
     )
-    assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in said.text
-    assert [tile.value for tile in said.key_figures] == ["25.0 %", "0.0", "250"]
+    assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in verdict.text
+    assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "250"]
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
 def test_prices_are_shown_even_if_nothing_is_recommended(tmp_path, known, n):
     evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
-    said = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
-    assert not said.recommendation.is_positive
-    assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in said.text
-    assert "below" not in said.text  # on a terminal it is the last that is said
+    verdict = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
+    assert not verdict.recommendation.is_positive
+    assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in verdict.text
+    assert "below" not in verdict.text  # on a terminal it is the last that is said
 
 
 def test_without_open_book_answers_the_cost_of_skipping_is_not_guessed(tmp_path):
     rows = [row(f"q{i}", side(i % 2 == 0)) for i in range(10)]
-    said = build_verdict(evaluated(trial_run(tmp_path / "run", rows)), CostAssumptions(), 0.02)
-    assert (said.recommendation.level, said.label) == ("unknown", "Cannot be said")
-    assert "'good' tells known from unknown questions best" in said.text
+    verdict = build_verdict(evaluated(trial_run(tmp_path / "run", rows)), CostAssumptions(), 0.02)
+    assert (verdict.recommendation.level, verdict.label) == ("unknown", "Cannot be said")
+    assert "'good' tells known from unknown questions best" in verdict.text
 
 
 def test_a_negative_price_is_rejected():
@@ -191,12 +196,12 @@ def test_the_guarantee_of_a_calibrated_gate_is_read_from_its_folder(tmp_path):
     gate = write_gate(tmp_path / "gate")
     rows = varied_rows(600)
     calibrate(gate, write_rows(tmp_path / "calibration", rows[::2]), max_loss=0.2, confidence=0.9)
-    said = build_verdict(
+    verdict = build_verdict(
         evaluate([gate], write_rows(tmp_path / "test", rows[1::2]), resamples=50), CostAssumptions(), 0.02
     )
-    assert said.recommendation.gate == "gate"
-    assert said.recommendation.n_calibrated == 0
-    assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in said.text
+    assert verdict.recommendation.gate == "gate"
+    assert verdict.recommendation.n_calibrated == 0
+    assert "loses at most 20 % of the answers against always retrieving, with 90 % confidence" in verdict.text
     again = recommend(evaluate([gate], tmp_path / "calibration", resamples=50))
     assert 100 < again.n_calibrated < 200  # half of the 300
 

@@ -18,5 +18,5 @@ def test_informative_gates_are_recommended():
 
 def test_no_gate_is_recommended_if_passages_change_nothing(tmp_path: Path):
     run = simulated_run(tmp_path / "run", "passages do nothing", seed=1, n=300, knowing=3.0)
-    found = recommend(evaluate(runs=run, resamples=100))
-    assert (found.gate, found.is_positive, found.skipped.value) == ("never", True, 1.0)
+    advice = recommend(evaluate(runs=run, resamples=100))
+    assert (advice.gate, advice.is_positive, advice.skipped.value) == ("never", True, 1.0)

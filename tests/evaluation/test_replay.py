@@ -21,30 +21,30 @@ def line(events, threshold, prices=None):
 
 
 def test_needs_at_or_below_the_threshold_are_skipped():
-    found = line([event(0.2), event(0.5), event(0.7), event(0.9)], 0.5)
-    assert (found.retrieved, found.rate) == (2, 0.5)
-    assert found.savings["retrievals"] == SavedAmount(2, 4)
+    result = line([event(0.2), event(0.5), event(0.7), event(0.9)], 0.5)
+    assert (result.retrieved, result.rate) == (2, 0.5)
+    assert result.savings["retrievals"] == SavedAmount(2, 4)
 
 
 def test_skipping_saves_the_open_book_answer_and_pays_for_the_reading():
     # always: 2 * 3 s. gated: 2 * 1 s reading, 3 s for the one looked up, 0.5 s for the one skipped
-    found = line([event(0.2), event(0.8)], 0.5)
-    assert found.savings["seconds"] == SavedAmount(6 - 5.5, 6)
+    result = line([event(0.2), event(0.8)], 0.5)
+    assert result.savings["seconds"] == SavedAmount(6 - 5.5, 6)
     # always: 2 * 105. gated: 2 * 12 + 105 + 4
-    assert found.savings["tokens"] == SavedAmount(210 - 133, 210)
+    assert result.savings["tokens"] == SavedAmount(210 - 133, 210)
 
 
 def test_a_gate_that_never_skips_costs_its_reading():
-    found = line([event(0.8), event(0.9)], 0.5)
-    assert found.savings["seconds"] == SavedAmount(-2, 6)
+    result = line([event(0.8), event(0.9)], 0.5)
+    assert result.savings["seconds"] == SavedAmount(-2, 6)
 
 
 def test_money_is_searches_and_tokens_at_their_prices():
     prices = Prices(search=1.0, input_token=0.01, output_token=0.1)
-    found = line([event(0.2), event(0.8)], 0.5, prices)
+    result = line([event(0.2), event(0.8)], 0.5, prices)
     # searches 1; prompt tokens 200 - (20 + 100 + 0) = 80; written 10 - (4 + 5 + 4) = -3
-    assert found.savings["money"].saved == pytest.approx(1 + 0.8 - 0.3)
-    assert found.savings["money"].always == pytest.approx(2 + 2 + 1)
+    assert result.savings["money"].saved == pytest.approx(1 + 0.8 - 0.3)
+    assert result.savings["money"].always == pytest.approx(2 + 2 + 1)
 
 
 def test_unknown_costs_are_replaced_by_the_mean():
@@ -58,8 +58,8 @@ def test_unknown_costs_are_replaced_by_the_mean():
 
 
 def test_savings_are_unknown_if_nothing_is_recorded():
-    found = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
-    assert (found.savings["seconds"], found.savings["tokens"], found.savings["money"]) == (None, None, None)
+    result = line([event(0.2, False, opened=EventCost())], 0.5, Prices(input_token=1.0))
+    assert (result.savings["seconds"], result.savings["tokens"], result.savings["money"]) == (None, None, None)
 
 
 def test_searches_have_a_price_even_if_tokens_are_unknown():
@@ -84,7 +84,10 @@ def test_audited_skips_and_graded_rows_are_counted_separately():
 
 
 def test_thresholds_are_distinct_and_sorted():
-    assert [found.threshold for found in replay_traffic(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [0.1, 0.9]
+    assert [result.threshold for result in replay_traffic(Traffic([event(0.5)]), [0.9, 0.1, 0.9], Prices())] == [
+        0.1,
+        0.9,
+    ]
 
 
 def test_always_retrieving_is_a_threshold_too():

@@ -38,7 +38,7 @@ class Table:
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
         self.asked += questions
-        return [[self.scores[passage.id] for passage in found] for found in passages]
+        return [[self.scores[passage.id] for passage in result] for result in passages]
 
 
 def row(name: str, shifts: dict[str, float], *, scores: tuple[float, ...] = (9.0, 8.0, 7.0)) -> Preference:
@@ -80,14 +80,14 @@ def answering(tmp_path: Path, model=None) -> CachedAnswerer:
 
 
 def test_measures_of_every_ranker_by_hand():
-    found = compared(rerankers=BOTH)["rankings"]["confidence"]
-    values = {name: value["value"] for name, value in found["values"]["P@1"].items()}
+    result = compared(rerankers=BOTH)["rankings"]["confidence"]
+    values = {name: value["value"] for name, value in result["values"]["P@1"].items()}
     assert values == {"retriever": 0.5, "base": 0.0, "aligned": 0.5, "oracle": 1.0}
-    assert found["values"]["MRR@3"]["base"]["value"] == pytest.approx((1 / 3 + 1 / 2) / 2)
-    assert found["less"]["base"]["P@1"]["aligned"]["value"] == 0.5
-    assert found["less"]["retriever"]["P@1"]["aligned"] == {"value": 0.0, "low": -1.0, "high": 1.0}
-    assert found["questions"] == 2
-    assert found["chance"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert result["values"]["MRR@3"]["base"]["value"] == pytest.approx((1 / 3 + 1 / 2) / 2)
+    assert result["less"]["base"]["P@1"]["aligned"]["value"] == 0.5
+    assert result["less"]["retriever"]["P@1"]["aligned"] == {"value": 0.0, "low": -1.0, "high": 1.0}
+    assert result["questions"] == 2
+    assert result["chance"] == pytest.approx((1 / 3 + 1 / 2) / 2)
 
 
 def test_without_a_base_rankers_are_compared_with_the_retriever():
@@ -95,20 +95,20 @@ def test_without_a_base_rankers_are_compared_with_the_retriever():
 
 
 def test_the_margin_rule_keeps_the_order_of_a_clear_leader():
-    found = compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(margin=0.5))
-    ranking = reranker_comparison_to_dict(found)["rankings"]["confidence"]
+    result = compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(margin=0.5))
+    ranking = reranker_comparison_to_dict(result)["rankings"]["confidence"]
     assert ranking["margin_share"] == pytest.approx(1 / 3)  # question b, whose first score leads by 8/9
     assert ranking["values"]["P@1"]["aligned, margin 0.5"]["value"] == 1.0
-    assert "the margin 0.5 skips 33.3%" in build_reranker_tables(found)[0].title
+    assert "the margin 0.5 skips 33.3%" in build_reranker_tables(result)[0].title
 
 
 def test_each_answer_is_generated_once(tmp_path: Path):
     model = CountingModel(FakeModel(ANSWERS))
-    (found,) = compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, model)})["answers"]
-    top = {name: value["value"] for name, value in found["values"]["top 1"].items()}
+    (result,) = compared(rerankers={"aligned": ALIGNED}, answerers={"fake": answering(tmp_path, model)})["answers"]
+    top = {name: value["value"] for name, value in result["values"]["top 1"].items()}
     expected = {"no passages": 0.0, "retriever": 0.0, "aligned": 1.0, "oracle, confidence": 1 / 3}
     assert top == pytest.approx(expected)
-    assert found["values"]["top 3"]["retriever"]["value"] == 1.0
+    assert result["values"]["top 3"]["retriever"]["value"] == 1.0
     keys = [json.loads(line)["key"] for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     assert len(keys) == len(set(keys))
     again = CountingModel(FakeModel(ANSWERS))
@@ -120,8 +120,8 @@ def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
     both = HeldOutPreferences("confidence", "m", {"nq": ROWS[:1], "hotpotqa": ROWS[1:]}, [])
     knowing = FakeModel({f"what is {name}?": "gold" for name in "abc"}, name="knowing")
     llms = {"fake": answering(tmp_path), "knowing": answering(tmp_path, knowing)}
-    found = compare_rerankers([both], BOTH, answerers=llms)
-    right, less = build_reranker_tables(found)[-2:]
+    result = compare_rerankers([both], BOTH, answerers=llms)
+    right, less = build_reranker_tables(result)[-2:]
     assert right.columns == ("LLM", "ranker", "nq, top 1", "nq, top 3", "hotpotqa, top 1", "hotpotqa, top 3")
     cells = {line[:2]: line[2:] for line in right.rows}
     assert cells["knowing", "no passages"][0] == "100.0 % [100.0, 100.0]"
@@ -133,25 +133,25 @@ def test_every_llm_and_data_set_has_its_rows_and_columns(tmp_path: Path):
 def test_an_ungraded_answer_is_left_out_on_both_sides(tmp_path: Path):
     rows = [ROWS[0], replace(ROWS[1], answers=())]
     llm = answering(tmp_path, FakeModel({"what is a?": "gold"}))
-    (found,) = compared(held(rows), rerankers={"aligned": ALIGNED}, answerers={"fake": llm})["answers"]
-    assert found["values"]["top 1"]["no passages"]["value"] == 1.0
-    assert found["less"]["retriever"]["top 1"]["aligned"]["value"] == 0.0
+    (result,) = compared(held(rows), rerankers={"aligned": ALIGNED}, answerers={"fake": llm})["answers"]
+    assert result["values"]["top 1"]["no passages"]["value"] == 1.0
+    assert result["less"]["retriever"]["top 1"]["aligned"]["value"] == 0.0
 
 
 def test_each_source_has_a_table_and_an_oracle(tmp_path: Path):
     other = [replace(one, candidates=tuple(replace(c, shift=-c.shift) for c in one.candidates),
                      positives=one.negatives, negatives=one.positives) for one in ROWS]  # fmt: skip
     sets = [held(), held(other, "likelihood"), held(ROWS[:1], "benefit")]
-    found = compare_rerankers(sets, BOTH, answerers={"fake": answering(tmp_path)})
-    assert list(found.rankings) == ["confidence", "likelihood", "benefit"]
-    rankers = found.answers["fake", "nq"].rankers
+    result = compare_rerankers(sets, BOTH, answerers={"fake": answering(tmp_path)})
+    assert list(result.rankings) == ["confidence", "likelihood", "benefit"]
+    rankers = result.answers["fake", "nq"].rankers
     assert rankers[-2:] == ["oracle, confidence", "oracle, likelihood"]  # benefit did not measure all questions
 
 
 def test_controls_read_no_question():
     learnt = [row("z", {"a2": 0.5, "b1": -0.5, "x": 0.1})]
-    found = compare_rerankers([held(learnt=learnt)], BOTH, settings=ComparisonSettings(controls=True))
-    values = reranker_comparison_to_dict(found)["rankings"]["confidence"]
+    result = compare_rerankers([held(learnt=learnt)], BOTH, settings=ComparisonSettings(controls=True))
+    values = reranker_comparison_to_dict(result)["rankings"]["confidence"]
     assert values["values"]["P@1"]["passage means"]["value"] == 0.5  # a2 first for a; for b anything but b1
     assert values["seen_by_passage_means"] == pytest.approx(2 / 9)
     assert "shortest first" in values["values"]["P@1"]
@@ -179,10 +179,11 @@ def test_cached_scores_are_not_computed_again(tmp_path: Path):
 
 def test_an_incomplete_line_is_computed_again(tmp_path: Path):
     file = tmp_path / "s.jsonl"
-    found = CachedReranker(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
+    result = CachedReranker(ALIGNED, file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
     file.write_bytes(file.read_bytes()[:-9])
     assert (
-        CachedReranker(Table(**ALIGNED.scores), file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]]) == found
+        CachedReranker(Table(**ALIGNED.scores), file).score(["a?"], [[Passage("a1", "x"), Passage("a2", "y")]])
+        == result
     )
     assert len(file.read_text().splitlines()) == 3  # the whole line, and both scores anew
 
@@ -195,8 +196,8 @@ def test_cached_scores_depend_on_the_reranker_fingerprint(tmp_path: Path):
 
 
 def test_predictions_hold_no_texts_and_are_enough_for_the_measures(tmp_path: Path):
-    found = compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)})
-    lines = [json.loads(line) for line in iter_prediction_lines(found)]
+    result = compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)})
+    lines = [json.loads(line) for line in iter_prediction_lines(result)]
     hits = {line["ranker"]: line["hits"] for line in lines if "hits" in line}
     assert hits["base"] == {"a": "001", "b": "01"}
     right = next(line["right"] for line in lines if line.get("ranker") == "aligned" and line.get("shown") == "top 1")

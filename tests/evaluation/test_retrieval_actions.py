@@ -35,11 +35,11 @@ def test_success_probabilities_follow_need():
     rng = np.random.default_rng(0)
     needs = rng.uniform(size=4000)
     right = np.stack([rng.uniform(size=4000) < 1 - needs, rng.uniform(size=4000) < 0.6, np.ones(4000, dtype=bool)], 1)
-    found = predict_action_success(ActionOutcomes(needs, right, right[:, 1]), np.array([0.2, 0.8]))
-    assert found[0, 0] == pytest.approx(0.8, abs=0.04)
-    assert found[1, 0] == pytest.approx(0.2, abs=0.04)
-    assert found[:, 1] == pytest.approx([0.6, 0.6], abs=0.04)
-    assert found[:, 2].tolist() == [1.0, 1.0]  # all were right
+    result = predict_action_success(ActionOutcomes(needs, right, right[:, 1]), np.array([0.2, 0.8]))
+    assert result[0, 0] == pytest.approx(0.8, abs=0.04)
+    assert result[1, 0] == pytest.approx(0.2, abs=0.04)
+    assert result[:, 1] == pytest.approx([0.6, 0.6], abs=0.04)
+    assert result[:, 2].tolist() == [1.0, 1.0]  # all were right
 
 
 def test_free_searches_are_made_and_expensive_ones_are_not(run):
@@ -61,10 +61,10 @@ def test_a_wrong_answer_that_costs_more_pays_for_more_searches(run):
 
 
 def test_actions_are_in_the_table_and_the_json(run):
-    found = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
-    sheet = next(one for one in build_evaluation_tables(found) if one.title.startswith("Skip"))
-    assert set(sheet.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
-    assert evaluation_to_dict(found)["actions"][0]["price"] == 0.05
+    result = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
+    text_table = next(one for one in build_evaluation_tables(result) if one.title.startswith("Skip"))
+    assert set(text_table.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
+    assert evaluation_to_dict(result)["actions"][0]["price"] == 0.05
 
 
 def test_rows_without_iterative_answers_are_rejected(tmp_path):
@@ -72,9 +72,9 @@ def test_rows_without_iterative_answers_are_rejected(tmp_path):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 
-@pytest.mark.parametrize(("prices", "said"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
-def test_invalid_prices_are_rejected(run, prices, said):
-    with pytest.raises(BadSetting, match=said):
+@pytest.mark.parametrize(("prices", "message"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
+def test_invalid_prices_are_rejected(run, prices, message):
+    with pytest.raises(BadSetting, match=message):
         evaluate("logprob:first", run, price_retrieval=prices[0], price_wrong=prices[1])
 
 

@@ -195,6 +195,6 @@ def test_a_damaged_recording_is_refused_or_answers_the_same(recording: Path, tmp
 def test_a_damaged_recording_of_an_earlier_version_is_refused_or_read(tmp_path: Path):
     def read(folder: Path) -> Any:
         model = ReplayModel(folder)
-        return [model._decode(key, lambda key, value: value) for key in model._places], model.name, model.offers
+        return [model._decode(key, lambda key, value: value) for key in model._offsets], model.name, model.offers
 
     bring("recordings", OLD / "recording", tmp_path / "recording", read, anything, tries(5, 60))

@@ -103,7 +103,7 @@ def test_lines_of_a_log_are_used_or_counted(lines):
         path.write_bytes("\n".join(lines).encode("utf-8", "surrogatepass"))
         log = attempt("traffic logs", "lines at random", lambda: read_traffic_log(path)).value
         if log is not None:
-            assert len(log.events) + sum(map(len, log.bad.values())) == sum(bool(line.strip()) for line in lines)
+            assert len(log.events) + sum(map(len, log.bad_lines.values())) == sum(bool(line.strip()) for line in lines)
 
 
 LOGGED = st.fixed_dictionaries(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from knowgate.errors import BadSetting, ModelError, NotOffered, UnknownName
+from knowgate.errors import BadSetting, ModelError, UnknownName, UnsupportedSignal
 from knowgate.gates import FITTED_GATES, GATES, load_gate, render_gate_table
 from knowgate.gates.baselines import RandomGate
 from knowgate.gates.logprob import LogprobGate
@@ -50,7 +50,7 @@ def test_a_wrong_spec_is_rejected_with_what_is_allowed(spec, error, message):
 
 def test_a_gate_without_its_signals_is_rejected_with_gates_that_work():
     model = FakeModel(name="plain", offers=frozenset({Signal.DRAFT}))
-    with pytest.raises(NotOffered) as caught:
+    with pytest.raises(UnsupportedSignal) as caught:
         check_model_signals(load_gate("logprob"), model)
     assert str(caught.value) == (
         "gate 'logprob' needs logprobs, which plain does not provide. "
@@ -60,7 +60,9 @@ def test_a_gate_without_its_signals_is_rejected_with_gates_that_work():
 
 def test_the_gates_that_work_are_found_by_what_they_need():
     model = FakeModel(offers=frozenset({Signal.DRAFT, Signal.LOGPROBS}))
-    with pytest.raises(NotOffered, match=r"Gates that work with it: always, never, random, logprob, flare, skr\.$"):
+    with pytest.raises(
+        UnsupportedSignal, match=r"Gates that work with it: always, never, random, logprob, flare, skr\.$"
+    ):
         check_model_signals(load_gate("prompt"), model)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtifactError, NotOffered
+from knowgate.errors import ArtifactError, UnsupportedSignal
 from knowgate.gates.artifacts.gate_folder import Artifact
 from knowgate.gates.hidden_state import HeadProbabilities, UarGate, apply_hard_tree, apply_head, apply_soft_tree
 from knowgate.types import Question, Reading
@@ -92,7 +92,7 @@ def test_the_explanation_lists_every_head():
 
 
 def test_a_reading_without_the_last_layer_is_rejected():
-    with pytest.raises(NotOffered, match="no hidden states of layer 3"):
+    with pytest.raises(UnsupportedSignal, match="no hidden states of layer 3"):
         gate().score(ASK, [Reading()])
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from knowgate.data.signals.vectors import truncate_words
-from knowgate.errors import ArtifactError, BadSetting, NotOffered
+from knowgate.errors import ArtifactError, BadSetting, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.ik import IkGate
@@ -73,7 +73,7 @@ def test_it_asks_for_as_many_draft_tokens_as_it_was_fitted_with(made):
     gate = load_gate(str(made.out))
     assert gate.needs == {Signal.DRAFT}
     assert gate.request.draft_tokens == 32
-    with pytest.raises(NotOffered, match="has no draft"):
+    with pytest.raises(UnsupportedSignal, match="has no draft"):
         gate.score([Question("a?")], [Reading()])
 
 

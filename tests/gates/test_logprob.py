@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates.logprob import FlareGate, LogprobGate
 from knowgate.types import Completion, Question, Reading, SignalRequest, Token
 
@@ -65,7 +65,7 @@ def test_a_nan_probability_is_an_error_not_a_score(statistic):
 
 @pytest.mark.parametrize("draft", [None, Completion("Paris")])
 def test_without_log_probabilities_there_is_no_score(draft):
-    with pytest.raises(NotOffered, match="logprobs"):
+    with pytest.raises(UnsupportedSignal, match="logprobs"):
         need("first", draft)
 
 
@@ -73,7 +73,7 @@ def test_without_log_probabilities_there_is_no_score(draft):
     ("statistic", "others"), [("entropy", "first, mean, min or margin"), ("margin", "first, mean or min")]
 )
 def test_an_unavailable_statistic_is_rejected_with_the_available_ones(statistic, others):
-    with pytest.raises(NotOffered, match=others):
+    with pytest.raises(UnsupportedSignal, match=others):
         need(statistic, Completion("x", (Token("x", -0.1),)))
 
 

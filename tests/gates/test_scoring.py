@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.offline_scoring import (
     RecordedReadingSource,
     RunModelIdentity,
@@ -117,7 +117,7 @@ def test_a_model_is_not_run_for_an_empty_request():
 
 
 def test_a_gate_that_needs_what_the_model_lacks_is_rejected_when_it_is_bound():
-    with pytest.raises(NotOffered, match="needs labels"):
+    with pytest.raises(UnsupportedSignal, match="needs labels"):
         bind_gate(RecallingGate(), FakeModel(offers=frozenset({Signal.DRAFT})), AnswerPrompts())
 
 
@@ -184,7 +184,7 @@ def test_recorded_signals_determine_the_score(tmp_path):
     ],
 )
 def test_missing_signals_are_named(tmp_path, spec, message, brief):
-    with pytest.raises(NotOffered, match=message) as caught:
+    with pytest.raises(UnsupportedSignal, match=message) as caught:
         score_gate(trial(tmp_path), spec)
     assert caught.value.brief == brief
 
@@ -201,7 +201,7 @@ def test_advice_for_imported_answers_does_not_name_their_model(tmp_path, spec, a
     rows, _ = planted_rows(4)
     bare = [replace(row, closed=GradedAnswer("Paris", correct=True), signals={}) for row in rows]
     run = write_run(tmp_path / "run", bare, model="recorded:big", data="jsonl:q.jsonl")
-    with pytest.raises(NotOffered) as caught:
+    with pytest.raises(UnsupportedSignal) as caught:
         score_gate(load_label_table([run]), spec)
     assert advice in str(caught.value)
     assert "recorded:big" not in str(caught.value)

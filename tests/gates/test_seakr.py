@@ -8,7 +8,7 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.storage import load_readings
 from knowgate.data.signals.features import FEATURES
 from knowgate.data.signals.samples import log_determinant, log_mean_square, relative_dispersion
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.scoring import check_model_signals, read_questions
 from knowgate.gates.seakr import SeakrGate, standardize
@@ -110,14 +110,14 @@ def test_gates_that_sample_at_different_layers_cannot_share_a_pass():
 
 
 def test_it_is_rejected_where_there_are_no_hidden_states():
-    with pytest.raises(NotOffered, match="needs hidden"):
+    with pytest.raises(UnsupportedSignal, match="needs hidden"):
         check_model_signals(SeakrGate(), FakeModel(offers=frozenset({Signal.SAMPLES})))
 
 
 def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
     reading = Reading(signals={"seakr_end": -6.0, "seakr_size": 7.0})
     assert SeakrGate(center=-6.0).score([FRANCE], [reading]) == [0.5]
-    with pytest.raises(NotOffered, match=r"for alpha=0\.001 only"):
+    with pytest.raises(UnsupportedSignal, match=r"for alpha=0\.001 only"):
         SeakrGate(alpha=0.1).score([FRANCE], [reading])
 
 
@@ -161,7 +161,7 @@ def test_a_label_run_without_uncertainty_has_no_entry_for_it(tmp_path):
 
 
 def test_labeling_needs_hidden_states():
-    with pytest.raises(NotOffered, match="seakr=True needs hidden"):
+    with pytest.raises(UnsupportedSignal, match="seakr=True needs hidden"):
         Labeler(FakeModel(offers=frozenset({Signal.SAMPLES})), StringGrader(), LabelPlan(seakr=20))
 
 

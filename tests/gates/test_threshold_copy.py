@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.errors import NotOffered
+from knowgate.errors import UnsupportedSignal
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.offline_scoring import list_scorable_gates
 from knowgate.gates.scoring import copy_with_threshold
@@ -24,7 +24,7 @@ class Reticent(FakeModel):
         return [_without_entropy(reading) for reading in super().read(*args, **settings)]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered("none of the labels is among the most probable tokens.")
+        raise UnsupportedSignal("none of the labels is among the most probable tokens.")
 
 
 def _without_entropy(reading: Reading) -> Reading:

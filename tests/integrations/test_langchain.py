@@ -17,7 +17,7 @@ from langchain_core.tracers.base import BaseTracer
 from langgraph.graph import END, START, StateGraph
 from typing_extensions import TypedDict
 
-from knowgate.errors import AdapterError, BadInput, KnowgateError, NotOffered
+from knowgate.errors import AdapterError, BadInput, KnowgateError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.integrations.langchain import (
     DecisionRecorder,
@@ -310,7 +310,7 @@ def test_a_langchain_model_streams_and_samples():
 
 
 def test_a_langchain_model_raises_for_signals_it_does_not_offer():
-    with pytest.raises(NotOffered, match="hidden states"):
+    with pytest.raises(UnsupportedSignal, match="hidden states"):
         chat("x").read([Prompt("?")], SignalRequest(layers=(1,)))
     with pytest.raises(AdapterError, match=r"StopIteration|RuntimeError"):
         chat().generate([Prompt("?")], max_tokens=3)

@@ -249,7 +249,8 @@ class Halting(FakeModel):
 
 questions = [Question(f"Question number {i}?", id=str(i), answers=("x",)) for i in range(40)]
 labeler = Labeler(Halting({}), StringGrader(), LabelPlan(samples=2, layers=(1,)))
-run_labeling(RunFolder(Path(sys.argv[1])), questions, labeler, data="jsonl:test", runner=LocalRunner(first=2, largest=2))
+runner = LocalRunner(first=2, largest=2)
+run_labeling(RunFolder(Path(sys.argv[1])), questions, labeler, data="jsonl:test", runner=runner)
 """
 
 

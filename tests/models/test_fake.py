@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
 from knowgate.models.fake import FakeModel, open_fake
 from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, SignalRequest
 from tests.support.counting import CountingModel
@@ -138,11 +138,11 @@ def test_the_first_label_is_favored_if_the_question_is_known():
 def test_signals_that_are_not_offered_are_refused():
     model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
     assert ask(model, CAPITAL)[0].tokens is None
-    with pytest.raises(NotOffered, match="hidden"):
+    with pytest.raises(UnsupportedSignal, match="hidden"):
         model.read([Prompt("Q?")], SignalRequest(layers=(0,)))
-    with pytest.raises(NotOffered, match="samples"):
+    with pytest.raises(UnsupportedSignal, match="samples"):
         model.read([Prompt("Q?")], SignalRequest(samples=1))
-    with pytest.raises(NotOffered, match="labels"):
+    with pytest.raises(UnsupportedSignal, match="labels"):
         model.label_logits([], ["a", "b"])
 
 

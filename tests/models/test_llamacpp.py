@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered, WeightsError
+from knowgate.errors import BadInput, BadSetting, ModelError, UnsupportedSignal, WeightsError
 from knowgate.gates import load_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
 from knowgate.models import load_model
@@ -45,7 +45,7 @@ def test_a_known_layout_gives_the_offset_of_kv_unified():
     "other", [defaults(first=(512, 2048, 512, 1, 0, 0, 1, 4, 8)), defaults(types=(0, 1)), defaults(gap=80), bytes(512)]
 )
 def test_an_unknown_layout_is_refused(other):
-    with pytest.raises(NotOffered, match=r"layout of its parameters is unknown.*or use gguf:FILE"):
+    with pytest.raises(UnsupportedSignal, match=r"layout of its parameters is unknown.*or use gguf:FILE"):
         check_params_layout(other)
 
 

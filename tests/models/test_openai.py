@@ -6,7 +6,7 @@ import time
 import httpx
 import pytest
 
-from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
+from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel, open_openai
 from knowgate.models.openai.responses import compute_label_logprobs
@@ -76,7 +76,7 @@ def test_top_p_and_top_k_are_sent_with_truncated_sampling():
 
 def test_top_k_on_a_server_without_it_is_an_error():
     model = connect(ChatServer(refuses=frozenset({"top_k", "min_p"})))
-    with pytest.raises(NotOffered, match="does not accept top_k"):
+    with pytest.raises(UnsupportedSignal, match="does not accept top_k"):
         model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(top_k=50)))
 
 
@@ -212,11 +212,11 @@ def test_signals_that_the_server_does_not_give_are_refused():
     server = ChatServer(ignores=frozenset({"top_logprobs"}))
     server.cards = [{"id": "m", "owned_by": "library"}]
     model = connect(server)
-    with pytest.raises(NotOffered, match="hidden states"):
+    with pytest.raises(UnsupportedSignal, match="hidden states"):
         model.read(PROMPTS, SignalRequest(layers=(1,)))
-    with pytest.raises(NotOffered, match="inside"):
+    with pytest.raises(UnsupportedSignal, match="inside"):
         model.label_logits([LabelPrompt(("a", "b"))], ["x", "y"])
-    with pytest.raises(NotOffered, match="most probable tokens"):
+    with pytest.raises(UnsupportedSignal, match="most probable tokens"):
         model.label_logits([yes_no()], ["x", "y"])
 
 

@@ -6,7 +6,7 @@ import httpx
 import numpy as np
 import pytest
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.labels.options import resolve_layers
 from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.hidden_states import consume_states_file, locate_states_file
@@ -112,7 +112,7 @@ def test_labels_are_not_requested_by_token_id_from_a_vllm_that_extracts_states(t
 
 def test_a_layer_that_the_server_does_not_give_is_refused(served):
     model, server = served
-    with pytest.raises(NotOffered, match=r"does not give layer 3, only 4, 2\. Start it with that layer"):
+    with pytest.raises(UnsupportedSignal, match=r"does not give layer 3, only 4, 2\. Start it with that layer"):
         model.read(PROMPTS, SignalRequest(layers=(2, 3)))
     assert server.ids == []
 
@@ -129,13 +129,13 @@ def test_a_wrong_number_of_layers_is_an_error(tmp_path):
 def test_a_label_run_checks_the_layers_before_it_starts(served):
     model, server = served
     assert resolve_layers("mid,last", model) == (2, 4)
-    with pytest.raises(NotOffered, match="does not give layer 3"):
+    with pytest.raises(UnsupportedSignal, match="does not give layer 3"):
         resolve_layers("mid,late", model)
     assert server.ids == []
 
 
 def test_states_of_samples_are_refused(served):
-    with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
+    with pytest.raises(UnsupportedSignal, match="no hidden states of sampled answers"):
         served[0].read(PROMPTS, SignalRequest(samples=2, sample_layer=2))
 
 
@@ -156,9 +156,9 @@ class Ollama(StatesServer):
 
 
 def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
-    with pytest.raises(NotOffered, match=r"openai:m gave no hidden states; docs/runtimes\.md describes how"):
+    with pytest.raises(UnsupportedSignal, match=r"openai:m gave no hidden states; docs/runtimes\.md describes how"):
         connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
-    with pytest.raises(NotOffered, match=r"is 'library', which gives no hidden states. Use vLLM or SGLang"):
+    with pytest.raises(UnsupportedSignal, match=r"is 'library', which gives no hidden states. Use vLLM or SGLang"):
         connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 

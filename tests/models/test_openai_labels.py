@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from knowgate.errors import BadSetting, ModelError, NotOffered, ServerError
+from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import LabelPrompt
@@ -243,7 +243,7 @@ def test_the_adapter_is_sent_to_sglang():
 @pytest.mark.parametrize("cards", [[{"id": "m", "owned_by": "library"}], []])
 def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
-    with pytest.raises(NotOffered, match=r"not inside it: .* Use vLLM, SGLang, llama.cpp, or an hf: model"):
+    with pytest.raises(UnsupportedSignal, match=r"not inside it: .* Use vLLM, SGLang, llama.cpp, or an hf: model"):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
 
@@ -252,7 +252,9 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
 def test_a_hidden_endpoint_is_explained(maker, path):
-    with pytest.raises(NotOffered, match=rf"{path} answered 404: no\. Labels and hidden states by token ids need"):
+    with pytest.raises(
+        UnsupportedSignal, match=rf"{path} answered 404: no\. Labels and hidden states by token ids need"
+    ):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.data.history.sqlite_store import SqliteHistory
-from knowgate.errors import NotOffered
+from knowgate.errors import UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.dhicl import DhiclGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
@@ -71,7 +71,7 @@ def test_dhicl_decides_on_a_llama_cpp_server(served, smollm_llamacpp, tmp_path):
 
 @pytest.mark.model
 def test_gates_that_read_hidden_states_are_refused_at_the_start(served):
-    with pytest.raises(NotOffered, match="hidden"):
+    with pytest.raises(UnsupportedSignal, match="hidden"):
         bind_gate(load_gate("seakr"), served, PROMPTS)
 
 
@@ -80,7 +80,7 @@ def test_gates_that_read_hidden_states_are_refused_at_the_start(served):
 
 def test_a_gate_that_reads_entropies_is_refused_if_few_tokens_are_listed():
     model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(ChatServer()))
-    with pytest.raises(NotOffered, match=r"lists too few tokens.*logprob:first"):
+    with pytest.raises(UnsupportedSignal, match=r"lists too few tokens.*logprob:first"):
         bind_gate(load_gate("logprob:entropy"), model, PROMPTS)
     bind_gate(load_gate("logprob:mean"), model, PROMPTS)
 
@@ -90,7 +90,7 @@ def test_a_gate_that_reads_inner_labels_is_refused_on_other_servers(tmp_path):
     server.cards = [{"id": "m", "owned_by": "library"}]
     model = OpenAIModel("m", "http://server.test/v1", retry=QUICK, transport=httpx.MockTransport(server))
     with pytest.raises(
-        NotOffered, match=r"'dhicl' reads label probabilities inside a prompt, which the server of openai:m"
+        UnsupportedSignal, match=r"'dhicl' reads label probabilities inside a prompt, which the server of openai:m"
     ):
         bind_gate(DhiclGate(SqliteHistory(tmp_path / "log.db", HashEmbedder())), model, PROMPTS)
 

@@ -31,9 +31,9 @@ def runs(folder: Path) -> list[Path]:
 
 
 def test_each_source_of_passages_has_its_rows_and_columns(tmp_path):
-    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
-    assert sheet.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
-    assert [row[:2] for row in sheet.rows] == [
+    (table,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    assert table.columns == ("passages by", "answer if confidence >", "top 1", "top 3")
+    assert [row[:2] for row in table.rows] == [
         (MISSING_VALUE, "never retrieve"),
         ("bm25", "always retrieve"), ("bm25", "0.5"), ("bm25", "0.9"),
         ("aligned", "always retrieve"), ("aligned", "0.5"), ("aligned", "0.9"),
@@ -41,8 +41,8 @@ def test_each_source_of_passages_has_its_rows_and_columns(tmp_path):
 
 
 def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
-    (sheet,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
-    cells = {row[:2]: row[2:] for row in sheet.rows}
+    (table,) = build_beta_tables(runs(tmp_path), ["good"], betas=(0.5, 0.9))
+    cells = {row[:2]: row[2:] for row in table.rows}
     assert cells[MISSING_VALUE, "never retrieve"] == ("50.0 % (0.0 %)", "50.0 % (0.0 %)")
     assert cells["bm25", "always retrieve"] == ("50.0 % (100.0 %)", "50.0 % (100.0 %)")
     assert cells["bm25", "0.5"] == ("75.0 % (50.0 %)", "75.0 % (50.0 %)")  # retrieved for the two it does not know
@@ -53,8 +53,8 @@ def test_cells_are_accuracy_and_retrieval_rate(tmp_path):
 def test_runs_with_the_same_source_of_passages_are_joined(tmp_path):
     other = [row("z", side(True), side(True))]
     both = [trial_run(tmp_path / "a", **BM25), trial_run(tmp_path / "b", other, **BM25)]
-    (sheet,) = build_beta_tables(both, ["good"], betas=(0.5,))
-    assert sheet.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
+    (table,) = build_beta_tables(both, ["good"], betas=(0.5,))
+    assert table.rows[0][:3] == ("0.5", "40.0 %", "80.0 %")
 
 
 def test_runs_with_different_questions_are_rejected(tmp_path):

@@ -51,7 +51,7 @@ def model():
 
 
 @pytest.fixture
-def made(tmp_path, model):
+def setup(tmp_path, model):
     run = label(questions(), model=model, out=tmp_path / "run", samples=0, layers="none")
     log = SqliteHistory(tmp_path / "log.db", HashEmbedder())
     scope = scope_from_settings(run.settings())
@@ -65,12 +65,12 @@ def made(tmp_path, model):
     return run.path, DhiclVariants(str(log.path), counts=(5, 20), words=("true/false", "1/2"))
 
 
-def cells(sheet):
-    return {row[0]: row[1:] for row in sheet.rows}
+def cells(text_table):
+    return {row[0]: row[1:] for row in text_table.rows}
 
 
-def test_every_table_shows_accuracy_and_rate_with_never_always_and_random(made, model):
-    run, variants = made
+def test_every_table_shows_accuracy_and_rate_with_never_always_and_random(setup, model):
+    run, variants = setup
     main, ablations, cold, counts, words = build_dhicl_tables([run], variants, model=model, other_gates=["logprob:min"])
     assert main.columns == ("gate", "run", "random", "AUROC")
     assert list(cells(main)) == ["never", "always", "logprob:min", "dhicl"]
@@ -88,44 +88,44 @@ def test_every_table_shows_accuracy_and_rate_with_never_always_and_random(made, 
     assert list(cells(words))[2:] == ["dhicl", "dhicl:words=1/2"]
 
 
-def test_uncalibrated_cells_match_a_calculation_by_hand(made, model):
+def test_uncalibrated_cells_match_a_calculation_by_hand(setup, model):
     """The fake model claims to know rivers 0-3, of which it answers 0 and 2 right; 4-7 are retrieved for."""
-    run, variants = made
+    run, variants = setup
     ablations = build_dhicl_tables([run], variants, model=model)[1]
     assert cells(ablations)["dhicl:sign=none"][:2] == ("75.0 % (50.0 %)", "75.0 %")
 
 
-def test_stored_decisions_are_reused_without_the_llm(made, model):
-    run, variants = made
+def test_stored_decisions_are_reused_without_the_llm(setup, model):
+    run, variants = setup
     first = build_dhicl_tables([run], variants, model=model)
     before = list(model.calls)
     assert build_dhicl_tables([run], variants, model=model) == first
     assert build_dhicl_tables([run], variants) == first
     assert model.calls == before
-    assert {said.about for said in read_needs(run)} == {"log of 35 questions"}
+    assert {messages.about for messages in read_needs(run)} == {"log of 35 questions"}
 
 
-def test_decisions_are_made_again_if_the_log_has_grown(made, model, tmp_path):
-    run, variants = made
+def test_decisions_are_made_again_if_the_log_has_grown(setup, model, tmp_path):
+    run, variants = setup
     build_dhicl_tables([run], variants, model=model)
     scope = scope_from_settings(
         {"model_fingerprint": model.fingerprint, "prompts_fingerprint": AnswerPrompts().fingerprint}
     )
     SqliteHistory(tmp_path / "log.db", HashEmbedder()).add([LogEntry("Where is hill 1?", KnowledgeLabel.KNOWN, scope)])
     build_dhicl_tables([run], variants, model=model)
-    assert {said.about for said in read_needs(run)} == {"log of 36 questions"}
+    assert {messages.about for messages in read_needs(run)} == {"log of 36 questions"}
 
 
-def test_signs_share_one_pass(made, model):
-    run, variants = made
-    said: list[str] = []
-    build_dhicl_tables([run], variants, model=model, notify=said.append)
-    assert "run: dhicl, dhicl:sign=none, dhicl:sign=code" in said
-    assert len(said) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
+def test_signs_share_one_pass(setup, model):
+    run, variants = setup
+    messages: list[str] = []
+    build_dhicl_tables([run], variants, model=model, notify=messages.append)
+    assert "run: dhicl, dhicl:sign=none, dhicl:sign=code" in messages
+    assert len(messages) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
 
 
-def test_label_words_that_the_model_rejects_are_left_out_with_a_message(made, model, monkeypatch):
-    run, variants = made
+def test_label_words_that_the_model_rejects_are_left_out_with_a_message(setup, model, monkeypatch):
+    run, variants = setup
     plain = FakeModel.label_logits
 
     def picky(self, prompts, labels):
@@ -134,20 +134,20 @@ def test_label_words_that_the_model_rejects_are_left_out_with_a_message(made, mo
         return plain(self, prompts, labels)
 
     monkeypatch.setattr(FakeModel, "label_logits", picky)
-    said: list[str] = []
-    words = build_dhicl_tables([run], variants, model=model, notify=said.append)[-1]
-    assert "left out: the labels begin with the same token." in said
+    messages: list[str] = []
+    words = build_dhicl_tables([run], variants, model=model, notify=messages.append)[-1]
+    assert "left out: the labels begin with the same token." in messages
     assert cells(words)["dhicl:words=1/2"] == ("–", "–", "–")
 
 
-def test_without_stored_decisions_the_error_names_the_model_to_use(made):
-    run, variants = made
+def test_without_stored_decisions_the_error_names_the_model_to_use(setup):
+    run, variants = setup
     with pytest.raises(BadInput, match=r"no stored decisions of dhicl\. Let the LLM decide: model='fake'"):
         build_dhicl_tables([run], variants)
 
 
-def test_a_run_of_another_llm_is_rejected(made):
-    run, variants = made
+def test_a_run_of_another_llm_is_rejected(setup):
+    run, variants = setup
     with pytest.raises(BadSetting, match=r"the run was made by fake .* not by fake"):
         build_dhicl_tables([run], variants, model=FakeModel({"x": "y"}))
 
@@ -159,10 +159,10 @@ def test_a_variant_is_named_by_its_options():
 
 
 def test_gates_are_timed_without_the_warm_up_questions(model):
-    found = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
-    assert [(one.gate, len(one.seconds)) for one in found] == [("prompt", 6), ("logprob:min", 6)]
-    assert all(0 < one.quantile(0.5) <= one.quantile(0.95) for one in found)
-    assert [row[0] for row in build_latency_table(found).rows] == ["prompt", "logprob:min"]
+    latencies = time_gates(["prompt", "logprob:min"], questions(), model, AnswerPrompts())
+    assert [(one.gate, len(one.seconds)) for one in latencies] == [("prompt", 6), ("logprob:min", 6)]
+    assert all(0 < one.quantile(0.5) <= one.quantile(0.95) for one in latencies)
+    assert [row[0] for row in build_latency_table(latencies).rows] == ["prompt", "logprob:min"]
 
 
 def test_too_few_questions_cannot_be_timed(model):

@@ -40,19 +40,19 @@ def run(tmp_path_factory):
 
 
 def test_the_table_has_a_row_for_each_variant_and_the_majority(run, tmp_path):
-    said = []
+    messages = []
     with quick():
         options = {"epochs": 8, "learning_rate": 5e-3}
         ablations = IkAblations(tokens=[0, 4], rows=[120], fit_options=options)
-        table = sweep_ik([run], ablations, out=tmp_path, notify=said.append)
+        table = sweep_ik([run], ablations, out=tmp_path, notify=messages.append)
     without, read, majority = (dict(zip(table.columns, line, strict=True)) for line in table.rows)
     assert (without["T"], read["T"], majority["T"]) == ("0", "4", "majority")
     assert read["training rows"] == "120"
     assert float(read["AUROC"]) > 0.9 > float(without["AUROC"])
     assert float(read["own verdict right"].split()[0]) > float(majority["judged right"].split()[0]) >= 50
-    assert said == ["fitting ik-t0-n120-contains on 120 questions", "fitting ik-t4-n120-contains on 120 questions"]
-    again = sweep_ik([run], IkAblations(tokens=[4], rows=[120]), out=tmp_path, notify=said.append)
-    assert said[-1] == "ik-t4-n120-contains is already fitted"
+    assert messages == ["fitting ik-t0-n120-contains on 120 questions", "fitting ik-t4-n120-contains on 120 questions"]
+    again = sweep_ik([run], IkAblations(tokens=[4], rows=[120]), out=tmp_path, notify=messages.append)
+    assert messages[-1] == "ik-t4-n120-contains is already fitted"
     assert again.rows[0] == table.rows[1]
 
 
@@ -75,4 +75,4 @@ def test_an_unavailable_grader_is_rejected_with_advice(run, grade, message):
 @pytest.mark.parametrize("option", [["--tokens", "8,many"], ["--rows", "none"], ["--tokens", ","]])
 def test_invalid_numbers_are_rejected(run, capsys, option):
     assert knowgate(["sweep", "ik", "--labels", str(run), *option]) == 1
-    assert "give whole numbers between commas" in capsys.readouterr().err
+    assert "Give whole numbers separated by commas" in capsys.readouterr().err

@@ -15,9 +15,9 @@ def test_the_auroc_counts_the_pairs_in_which_the_unknown_question_has_more_need(
     known = [need for need, question in zip(needs, QUESTIONS, strict=True) if question.meta["known"]]
     unknown = [need for need, question in zip(needs, QUESTIONS, strict=True) if not question.meta["known"]]
     wins = sum((low < high) + 0.5 * (low == high) for low in known for high in unknown)
-    found = SelfAssessor(model, QUESTIONS).assess_direct(WORDS)
-    assert found.auroc == wins / (len(known) * len(unknown))
-    assert 0 < found.auroc < 1
+    assessment = SelfAssessor(model, QUESTIONS).assess_direct(WORDS)
+    assert assessment.auroc == wins / (len(known) * len(unknown))
+    assert 0 < assessment.auroc < 1
 
 
 def test_with_one_kind_of_question_there_is_no_auroc():

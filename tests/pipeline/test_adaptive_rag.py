@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting, ModelError, NotOffered
+from knowgate.errors import BadInput, BadSetting, ModelError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.models.fake import FakeModel
@@ -284,7 +284,7 @@ def test_a_gate_that_asks_reads_labels_before_the_answer():
 
 def test_a_gate_the_backend_cannot_serve_is_refused_before_anything_is_asked():
     model = CountingModel(FakeModel(TABLE, offers=frozenset({Signal.DRAFT})))
-    with pytest.raises(NotOffered, match="gate 'logprob' needs logprobs"):
+    with pytest.raises(UnsupportedSignal, match="gate 'logprob' needs logprobs"):
         build(model=model).answer(QUESTION_KNOWN)
     assert model.calls == []
 
@@ -412,8 +412,8 @@ class Careless(Gate):
     [
         (Careless([]), "gate 'careless' gave 0 needs for 1 questions"),
         (Careless([0.1, 0.2]), "gave 2 needs for 1 questions"),
-        (Careless(None), "gave no list of numbers"),
-        (Careless([None]), "gave no list of numbers"),
+        (Careless(None), "did not return a list of numbers"),
+        (Careless([None]), "did not return a list of numbers"),
         (Careless(reasons=("a", "b")), "gave 2 explanations for 1 questions"),
     ],
 )

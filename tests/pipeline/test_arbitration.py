@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.data.history.entries import KnowledgeLabel
-from knowgate.errors import ArtifactError, BadSetting, NotOffered
+from knowgate.errors import ArtifactError, BadSetting, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
@@ -175,7 +175,7 @@ class Reads(Prefers):
 def test_an_arbiter_that_needs_what_the_llm_does_not_give_is_refused():
     model = FakeModel(TABLE, offers=frozenset({Signal.DRAFT}))
     rag = AdaptiveRAG(model, load_gate("always"), SEARCH, arbiter=Reads())
-    with pytest.raises(NotOffered, match="the arbiter 'prefers' needs hidden, labels, logprobs"):
+    with pytest.raises(UnsupportedSignal, match="the arbiter 'prefers' needs hidden, labels, logprobs"):
         rag.answer(FOUND)
 
 

@@ -151,7 +151,7 @@ def test_a_log_that_was_closed_can_be_written_again(store):
 
 def test_what_cannot_be_logged_is_said_and_the_answer_is_given(store, caplog):
     store.add([])
-    with store._db.transaction() as db:
+    with store._database.transaction() as db:
         db.execute("INSERT INTO meta VALUES ('embedder', 'of somebody else')")
     log = TrafficLog(store)
     assert build(log).answer(QUESTIONS[1]).text == "green"

@@ -15,7 +15,7 @@ KNOWN, UNKNOWN = "What is the capital of Bababaland?", "What is the capital of B
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
+def isolate_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("KNOWGATE_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -23,7 +23,7 @@ def alone(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def made(tmp_path):
+def invented(tmp_path):
     return write_invented(tmp_path / "in", 4)
 
 
@@ -34,12 +34,12 @@ def stub():
 
 
 @pytest.fixture
-def serve(made, stub):
+def serve(invented, stub):
     """Starts servers: serve(gate=..., options={...}) -> (address, app). upstream=False: the fake model answers."""
     with ExitStack() as stack:
 
         def start(*, upstream=True, options=None, change=None, **settings):
-            given = {"model": made.model, "docs": made.docs, "k": 1, **settings}
+            given = {"model": invented.model, "docs": invented.docs, "k": 1, **settings}
             address = {"upstream": stub.url} if upstream else {}
             app = create_app(kg.PipelineOptions(**given), ServeOptions(**address, **(options or {})))
             if change is not None:

@@ -22,7 +22,7 @@ def test_requests_need_a_valid_key_if_there_is_a_key_file(serve, stub, tmp_path)
         {"Authorization": f"Basic {key}"},
         {"Authorization": f"Bearer {key}"},
     ]
-    assert [httpx.post(url, json=body, headers=one).status_code for one in given] == [401, 401, 401, 200]
+    assert [httpx.post(url, json=body, headers=item).status_code for item in given] == [401, 401, 401, 200]
     assert httpx.get(f"{address}/metrics").status_code == 401
     assert httpx.get(f"{address}/health").status_code == 200
     assert all(key not in str(headers) for headers in stub.headers)
@@ -42,14 +42,14 @@ def test_the_key_file_contains_only_hashes(tmp_path):
     file = tmp_path / "keys.json"
     key = add_key(file, "app")
     assert key not in file.read_text()
-    assert [one.name for one in read_keys(file)] == ["app"]
+    assert [item.name for item in read_keys(file)] == ["app"]
     with pytest.raises(kg.KnowgateError, match="already"):
         add_key(file, "app")
     with pytest.raises(kg.KnowgateError, match="no key 'other'"):
         revoke_key(file, "other")
 
 
-def test_a_server_without_keys_listens_only_on_loopback(made):
+def test_a_server_without_keys_listens_only_on_loopback(invented):
     with pytest.raises(kg.KnowgateError, match="needs API keys"):
         run_server(kg.PipelineOptions(), ServeOptions(host="0.0.0.0"))
 

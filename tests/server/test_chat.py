@@ -20,8 +20,8 @@ def ask(address, text=UNKNOWN, **fields):
 
 
 def events(response):
-    found = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
-    return [json.loads(one) for one in found if one != "[DONE]"]
+    result = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    return [json.loads(item) for item in result if item != "[DONE]"]
 
 
 # --- the model in this process --------------------------------------------------------------------
@@ -33,14 +33,14 @@ def test_the_openai_client_works_with_a_model_in_this_process(serve):
         reply = api.chat.completions.create(model="knowgate", messages=[{"role": "user", "content": UNKNOWN}])
     assert reply.choices[0].message.content == "Babakostad"
     assert reply.model_extra["knowgate"]["retrieve"] is True
-    assert [one["id"] for one in reply.model_extra["knowgate"]["passages"]] == ["d1"]
+    assert [item["id"] for item in reply.model_extra["knowgate"]["passages"]] == ["d1"]
 
 
 def test_a_known_question_is_answered_without_passages(serve):
     address, _ = serve(upstream=False, gate="prompt")
-    found = ask(address, KNOWN, model="knowgate").json()
-    assert found["choices"][0]["message"]["content"] == "Bababastad"
-    assert (found["knowgate"]["retrieve"], found["knowgate"]["passages"]) == (False, [])
+    result = ask(address, KNOWN, model="knowgate").json()
+    assert result["choices"][0]["message"]["content"] == "Bababastad"
+    assert (result["knowgate"]["retrieve"], result["knowgate"]["passages"]) == (False, [])
 
 
 def test_a_local_stream_has_the_decision_in_its_first_and_last_chunk(serve):
@@ -85,9 +85,9 @@ def test_a_confident_draft_is_the_response_and_costs_one_call(serve, stub):
 def test_an_uncertain_draft_is_replaced_by_an_answer_with_passages(serve, stub):
     stub.sure = -3.0
     address, _ = serve(gate="logprob:mean")
-    found = ask(address).json()
-    assert found["choices"][0]["message"]["content"] == "From the passages: 43."
-    assert [one["id"] for one in found["knowgate"]["passages"]] == ["d1"]
+    result = ask(address).json()
+    assert result["choices"][0]["message"]["content"] == "From the passages: 43."
+    assert [item["id"] for item in result["knowgate"]["passages"]] == ["d1"]
     assert "The capital of Babakoland is Babakostad." in stub.bodies[1]["messages"][0]["content"]
 
 
@@ -135,9 +135,9 @@ def test_an_unchanged_request_is_forwarded_as_it_is(serve, stub):
 def test_a_tool_call_in_the_draft_is_forwarded_and_reported(serve, stub):
     address, _ = serve(gate="logprob:mean")
     tools = [{"type": "function", "function": {"name": "look"}}]
-    found = ask(address, tools=tools).json()
-    assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
-    assert (found["knowgate"]["gated"], found["knowgate"]["why_not"]) == (False, "the LLM called a tool")
+    result = ask(address, tools=tools).json()
+    assert result["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "look"
+    assert (result["knowgate"]["gated"], result["knowgate"]["why_not"]) == (False, "the LLM called a tool")
 
 
 IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:,"}}]
@@ -153,9 +153,9 @@ IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image
 )
 def test_a_request_without_a_plain_question_is_forwarded_with_a_reason(serve, stub, message, why):
     address, _ = serve(gate="always")
-    found = ask(address, messages=[message]).json()["knowgate"]
-    assert (found["way"], found["gated"]) == ("pass-through", False)
-    assert why in found["why_not"]
+    result = ask(address, messages=[message]).json()["knowgate"]
+    assert (result["way"], result["gated"]) == ("pass-through", False)
+    assert why in result["why_not"]
     assert stub.bodies[0]["messages"] == [message]
 
 
@@ -201,8 +201,8 @@ def test_invalid_request_options_are_rejected(serve, stub, fields, status):
 def test_small_talk_needs_neither_a_draft_nor_passages(serve, stub):
     stub.sure = -3.0
     address, _ = serve(gate="logprob:mean")
-    found = ask(address, "Thanks a lot!").json()["knowgate"]
-    assert (found["retrieve"], found["rule"], found["way"]) == (False, "thanks", "question")
+    result = ask(address, "Thanks a lot!").json()["knowgate"]
+    assert (result["retrieve"], result["rule"], result["way"]) == (False, "thanks", "question")
     assert len(stub.bodies) == 1
 
 
@@ -211,16 +211,16 @@ def test_small_talk_needs_neither_a_draft_nor_passages(serve, stub):
 
 def test_decide_returns_decisions_without_answers(serve, stub):
     address, _ = serve(upstream=False, gate="prompt")
-    one = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    item = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
     many = httpx.post(f"{address}/v1/decide", json={"questions": [KNOWN, UNKNOWN]}).json()
-    assert one["retrieve"] is True
+    assert item["retrieve"] is True
     assert [each["retrieve"] for each in many["decisions"]] == [False, True]
 
 
 def test_decide_asks_the_upstream_for_as_many_tokens_as_the_gate_reads(serve, stub):
     address, _ = serve(gate="logprob:first")
-    found = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
-    assert found["retrieve"] is False
+    result = httpx.post(f"{address}/v1/decide", json={"question": UNKNOWN}).json()
+    assert result["retrieve"] is False
     assert stub.bodies[0]["max_tokens"] == 1
 
 

@@ -44,11 +44,11 @@ def test_a_failing_retriever_is_not_called_until_one_request_probes_it(serve):
     address, app = serve(gate="always", change=use_parts(retriever=retriever))
     report = [ask(address).json()["knowgate"] for _ in range(7)]
     assert retriever.asked == 5
-    assert all(one["degraded"] == ["retriever"] and one["passages"] == [] for one in report)
+    assert all(item["degraded"] == ["retriever"] and item["passages"] == [] for item in report)
     retriever.fails = False
     skip_recovery_time(app.state.service.gate_service.retriever_breaker)
-    found = [ask(address).json()["knowgate"] for _ in range(2)]
-    assert [(one["degraded"], len(one["passages"])) for one in found] == [([], 1), ([], 1)]
+    result = [ask(address).json()["knowgate"] for _ in range(2)]
+    assert [(item["degraded"], len(item["passages"])) for item in result] == [([], 1), ([], 1)]
 
 
 def test_a_gate_is_used_again_after_it_recovers(serve):

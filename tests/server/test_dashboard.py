@@ -60,14 +60,14 @@ def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     stub.sure = -0.01
     ask(address)
     ask(address)
-    found = httpx.get(f"{address}/v1/dashboard").json()["figures"]
-    arm = found["arms"]["all"]
-    assert (arm["decided"], arm["retrieved"], arm["skipped"], found["requests"]) == (3, 1, 2, {"2xx": 3})
+    result = httpx.get(f"{address}/v1/dashboard").json()["figures"]
+    arm = result["arms"]["all"]
+    assert (arm["decided"], arm["retrieved"], arm["skipped"], result["requests"]) == (3, 1, 2, {"2xx": 3})
     assert arm["saved"]["retrievals"] == 2
     assert arm["saved"]["money"] == pytest.approx(2 * 1.0 - 4 * 0.5)  # two searches, less a draft of four tokens
     assert arm["saved"]["tokens"] == pytest.approx(2 * 11 - 4)  # a passage of 41 characters is about eleven tokens
-    assert (sum(found["needs"]["retrieved"]), sum(found["needs"]["skipped"])) == (1, 2)
-    assert found["stages"]["gate"]["n"] == 3
+    assert (sum(result["needs"]["retrieved"]), sum(result["needs"]["skipped"])) == (1, 2)
+    assert result["stages"]["gate"]["n"] == 3
 
 
 def test_savings_are_unknown_before_the_first_retrieval(serve):
@@ -120,7 +120,7 @@ def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
     assert page.run("document.activeElement.getAttribute('aria-pressed')") == "true"
     recent = httpx.get(f"{address}/v1/dashboard").json()["recent"]
     report = [httpx.get(f"{address}/v1/decisions/{row['id']}").json() for row in recent]
-    assert [(one["gate"], [said["rating"] for said in one["feedback"]]) for one in report if one["feedback"]] == [
+    assert [(item["gate"], [said["rating"] for said in item["feedback"]]) for item in report if item["feedback"]] == [
         ("never", ["down"])
     ]
     assert page.console == []

@@ -20,11 +20,11 @@ def test_a_decision_can_be_read_with_its_feedback(serve, tmp_path, keeps):
     address, _ = serve(gate="always", options={"decisions": str(tmp_path / "d.db"), "keep_questions": keeps})
     id = ask(address).headers["x-knowgate-id"]
     rated = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "down", "comment": "wrong town"})
-    found = httpx.get(f"{address}/v1/decisions/{id}").json()
+    result = httpx.get(f"{address}/v1/decisions/{id}").json()
     assert rated.status_code == 200
-    assert (found["id"], found["retrieve"], found["gate"]) == (id, True, "always")
-    assert [(one["rating"], one["comment"]) for one in found["feedback"]] == [("down", "wrong town")]
-    assert (found.get("question") == UNKNOWN) is keeps
+    assert (result["id"], result["retrieve"], result["gate"]) == (id, True, "always")
+    assert [(item["rating"], item["comment"]) for item in result["feedback"]] == [("down", "wrong town")]
+    assert (result.get("question") == UNKNOWN) is keeps
 
 
 def test_decisions_survive_a_restart(serve, tmp_path):
@@ -49,11 +49,11 @@ def test_an_unknown_decision_or_a_missing_decision_log_is_404(serve, tmp_path):
     assert httpx.get(f"{without}/v1/decisions/kg-none").json()["error"]["code"] == "no_log"
 
 
-def test_a_decision_log_that_is_no_database_is_rejected_at_startup(made, stub, tmp_path):
+def test_a_decision_log_that_is_no_database_is_rejected_at_startup(invented, stub, tmp_path):
     (tmp_path / "d.db").write_text("no database" * 100)
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"))
     with pytest.raises(kg.KnowgateError, match="cannot be used as a decision log"):
-        create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
+        create_app(kg.PipelineOptions(gate="always", docs=invented.docs), options)
 
 
 def test_metrics_count_decisions_without_text_of_questions(serve):
@@ -88,7 +88,7 @@ class LengthReranker:
     name, fingerprint = "length", "length"
 
     def score(self, questions, passages):
-        return [[float(len(one.text)) for one in row] for row in passages]
+        return [[float(len(item.text)) for item in row] for row in passages]
 
 
 def test_reranking_follows_the_api_of_cohere(serve):
@@ -97,8 +97,8 @@ def test_reranking_follows_the_api_of_cohere(serve):
 
     address, _ = serve(gate="always", change=change)
     body = {"query": "Who?", "documents": ["aa", {"text": "aaaa"}, "a"], "top_n": 2, "return_documents": True}
-    found = httpx.post(f"{address}/v1/rerank", json=body).json()["results"]
-    assert found == [
+    result = httpx.post(f"{address}/v1/rerank", json=body).json()["results"]
+    assert result == [
         {"index": 1, "relevance_score": 4.0, "document": {"text": "aaaa"}},
         {"index": 0, "relevance_score": 2.0, "document": {"text": "aa"}},
     ]

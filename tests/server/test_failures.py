@@ -182,8 +182,8 @@ def unused():
 def test_a_stream_that_the_upstream_breaks_off_ends_with_an_error(serve, stub):
     stub.breaks_off = True
     address, _ = serve(gate="never")
-    found = events(ask(address, stream=True))
-    assert found[-1]["error"]["code"] == "upstream_broke_off"
+    result = events(ask(address, stream=True))
+    assert result[-1]["error"]["code"] == "upstream_broke_off"
     assert len(stub.bodies) == 1
 
 

@@ -58,7 +58,7 @@ def test_race_mode_searches_during_the_draft(serve, stub):
     stub.sure, stub.waits_for = -3.0, watched.asked  # there is no draft before the search has begun
     address, _ = serve(gate="logprob:mean", options={"way": "race"}, change=use_retriever(watched))
     report = ask(address).json()["knowgate"]
-    assert (report["way"], [one["id"] for one in report["passages"]]) == ("race", ["d1"])
+    assert (report["way"], [item["id"] for item in report["passages"]]) == ("race", ["d1"])
     assert watched.answered == [0]
 
 
@@ -79,15 +79,15 @@ def test_question_mode_makes_one_call(serve, stub):
     assert len(stub.bodies) == 1
 
 
-def test_question_mode_rejects_a_gate_that_reads_drafts(made, stub):
-    settings = kg.PipelineOptions(gate="logprob:mean", docs=made.docs)
+def test_question_mode_rejects_a_gate_that_reads_drafts(invented, stub):
+    settings = kg.PipelineOptions(gate="logprob:mean", docs=invented.docs)
     with pytest.raises(kg.KnowgateError, match="reads a draft: set `way` to draft or race"):
         create_app(settings, ServeOptions(upstream=stub.url, way="question"))
 
 
-def test_a_gate_that_an_upstream_does_not_support_is_rejected_at_startup(made, stub):
+def test_a_gate_that_an_upstream_does_not_support_is_rejected_at_startup(invented, stub):
     with pytest.raises(kg.KnowgateError, match="needs labels"):
-        create_app(kg.PipelineOptions(gate="prompt", docs=made.docs), ServeOptions(upstream=stub.url))
+        create_app(kg.PipelineOptions(gate="prompt", docs=invented.docs), ServeOptions(upstream=stub.url))
 
 
 def test_a_follow_up_is_searched_together_with_the_earlier_question(serve, stub):
@@ -122,7 +122,7 @@ def test_system_placement_extends_or_creates_the_system_prompt():
     with_one = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Who?"}]}
     without = {"messages": [{"role": "user", "content": "Who?"}]}
     assert insert_passages(with_one, FOUND, "system")["messages"][0]["content"].startswith("Be kind.\n\nPassages")
-    assert [one["role"] for one in insert_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
+    assert [item["role"] for item in insert_passages(without, FOUND, "system")["messages"]] == ["system", "user"]
 
 
 def test_documents_placement_adds_a_field():

@@ -35,7 +35,7 @@ class RecordingHistory:
         self.entries += entries
         return len(entries)
 
-    def found(self):
+    def list_labels(self):
         return [(entry.question, entry.label, entry.source) for entry in self.entries]
 
 
@@ -347,9 +347,9 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
         ({"gate_b": "prompt"}, "prompt"),
     ],
 )
-def test_conflicting_options_are_rejected(made, stub, options, words):
+def test_conflicting_options_are_rejected(invented, stub, options, words):
     with pytest.raises(kg.KnowgateError, match=words):
-        create_app(kg.PipelineOptions(gate="always", docs=made.docs), ServeOptions(upstream=stub.url, **options))
+        create_app(kg.PipelineOptions(gate="always", docs=invented.docs), ServeOptions(upstream=stub.url, **options))
 
 
 def test_learning_is_off_by_default(serve, stub, tmp_path):
@@ -366,8 +366,8 @@ def test_a_label_compares_both_answers_if_the_arbiter_chose_the_draft(serve, stu
     address, app = serve(gate="logprob:first", options=audit_options(tmp_path), change=use_arbiter(FixedArbiter(0.9)))
     store = use_history(app)
     assert SAME in ask(address).text
-    wait_until(store.found)
-    assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
+    wait_until(store.list_labels)
+    assert store.list_labels()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
 def test_draft_and_answer_become_a_label_of_the_history(serve, stub, tmp_path):
@@ -375,15 +375,15 @@ def test_draft_and_answer_become_a_label_of_the_history(serve, stub, tmp_path):
     address, app = serve(gate="logprob:first", options=audit_options(tmp_path))
     store = use_history(app)
     ask(address)
-    wait_until(store.found)
-    assert store.found()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
+    wait_until(store.list_labels)
+    assert store.list_labels()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 
 
 def test_an_audited_retrieval_without_a_draft_gets_a_closed_book_answer_for_its_label(serve, stub, tmp_path):
     address, app = serve(gate="always", options=audit_options(tmp_path))
     store = use_history(app)
     ask(address)
-    wait_until(store.found)
+    wait_until(store.list_labels)
     assert len(stub.bodies) == 2
     assert get_arms(address)["a"]["loss"]["lost"] == 0.0
 
@@ -403,9 +403,9 @@ def test_feedback_on_a_skipped_request_becomes_a_human_label(serve, stub, tmp_pa
     id = ask(address).headers["x-knowgate-id"]
     wait_until(lambda: app.state.service.recent.find(id).get("closed"))
     reply = httpx.post(f"{address}/v1/feedback", json={"id": id, **body}).json()
-    wait_until(store.found)
+    wait_until(store.list_labels)
     assert reply["learnt"] is True
-    assert store.found() == [(UNKNOWN, label, LabelSource.HUMAN)]
+    assert store.list_labels() == [(UNKNOWN, label, LabelSource.HUMAN)]
 
 
 def test_feedback_without_stored_texts_becomes_no_label(serve, tmp_path):

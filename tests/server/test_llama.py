@@ -117,7 +117,7 @@ def test_the_embedded_model_answers_the_same_client(embedded, streamed):
         reply = embedded.chat.completions.create(**asked)
         text, report = reply.choices[0].message.content, reply.model_extra["knowgate"]
     assert "Paris" in text
-    assert [one["id"] for one in report["passages"]] == ["d1"]
+    assert [item["id"] for item in report["passages"]] == ["d1"]
 
 
 def test_unsupported_fields_are_an_error_that_the_openai_client_understands(embedded):

@@ -22,7 +22,7 @@ def served(serve, many, tmp_path, **options):
     file = tmp_path / "d.db"
     options = {"decisions": str(file), "keep_questions": True, **options}
     address, _ = serve(upstream=False, gate="prompt", model=many.model, docs=many.docs, options=options)
-    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in many.questions]
+    ids = [ask(address, item.text, model="knowgate").headers["x-knowgate-id"] for item in many.questions]
     httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
     return file, address, ids
 
@@ -30,9 +30,9 @@ def served(serve, many, tmp_path, **options):
 def test_a_decision_log_can_be_replayed(serve, many, tmp_path, call):  # noqa: F811
     file, address, _ = served(serve, many, tmp_path, audit=1.0, audit_budget=1000)
     wait_for_audits(address, 40)
-    found = json.loads(call("replay", file, "--json", "--thresholds", "0.5,1").out)
-    half, all_skipped = found["thresholds"]
-    assert (found["questions"], found["gate"], half["retrieved"], all_skipped["retrieved"]) == (40, "prompt", 20, 0)
+    result = json.loads(call("replay", file, "--json", "--thresholds", "0.5,1").out)
+    half, all_skipped = result["thresholds"]
+    assert (result["questions"], result["gate"], half["retrieved"], all_skipped["retrieved"]) == (40, "prompt", 20, 0)
     assert half["risks"]["audited"]["n"] == 20
     assert half["risks"]["audited"]["hits"] == 0  # what is skipped there is known
     assert half["savings"]["seconds"] is not None
@@ -55,7 +55,7 @@ def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, 
     assert outcome.code == 0, outcome.err
     asked = [json.loads(line) for line in (tmp_path / "again" / "questions.jsonl").read_text().splitlines()]
     assert len(asked) == 40
-    assert [one["answers"] for one in asked if "answers" in one] == [[gold]]
+    assert [item["answers"] for item in asked if "answers" in item] == [[gold]]
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
     assert (tmp_path / "again" / "run" / "report" / "report.html").is_file()
 
@@ -79,5 +79,5 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
     assert "no table of decisions" in call("replay", other).err
-    assert "--arm goes with the server's log" in call("replay", many.docs, "--arm", "a").err
-    assert "no log of the server" in call("refit", many.docs).err
+    assert "--arm needs the server's log" in call("replay", many.docs, "--arm", "a").err
+    assert "not a log of the server" in call("refit", many.docs).err

@@ -43,7 +43,11 @@ def test_no_generated_request_causes_a_server_error(serve, tmp_path, mode, upstr
     schema = schemathesis.openapi.from_dict(build_openapi(ENDPOINTS))
     schema.config.update(base_url=address)
     cases = st.one_of(
-        *(found.ok().as_strategy(generation_mode=mode) for found in schema.get_all_operations() if _takes(found, mode))
+        *(
+            result.ok().as_strategy(generation_mode=mode)
+            for result in schema.get_all_operations()
+            if _takes(result, mode)
+        )
     )
 
     @settings(
@@ -62,7 +66,7 @@ def test_no_generated_request_causes_a_server_error(serve, tmp_path, mode, upstr
     ask_anything()
 
 
-def _takes(found, mode):
+def _takes(result, mode):
     """Where there is nothing to get wrong, nothing wrong can be asked."""
-    operation = found.ok()
+    operation = result.ok()
     return mode is GenerationMode.POSITIVE or bool(list(operation.iter_parameters())) or bool(operation.body)

@@ -76,7 +76,7 @@ def test_the_dashboard_shows_all_servers_and_no_deleted_decisions(serve, databas
     def shown(address):
         return httpx.get(f"{address}/v1/dashboard", timeout=30).json()
 
-    wait_until(lambda: [shown(one)["figures"]["requests"] for one in (first, second)] == [{"2xx": 2}] * 2)
+    wait_until(lambda: [shown(item)["figures"]["requests"] for item in (first, second)] == [{"2xx": 2}] * 2)
     assert {row["question"] for row in shown(first)["recent"]} == {UNKNOWN, "Who is asked about elsewhere?"}
     httpx.post(f"{second}/v1/forget", json={"question": UNKNOWN}, timeout=30)
     assert {row["question"] for row in shown(first)["recent"]} == {"Who is asked about elsewhere?"}
@@ -115,20 +115,20 @@ def test_servers_share_the_history(serve, stub, database, monkeypatch):
         wait_until(lambda app=app, id=id: app.state.service.recent.find(id).get("closed"))
         reply = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}, timeout=30)
         assert reply.json()["learnt"] is True
-    found = [(e.question, e.label, e.source) for e in open_history(database).entries()]  # at once: it was acknowledged
-    assert sorted(found) == [
+    result = [(e.question, e.label, e.source) for e in open_history(database).entries()]  # at once: it was acknowledged
+    assert sorted(result) == [
         (f"What is the capital of Babako{number}land?", KnowledgeLabel.KNOWN, LabelSource.HUMAN) for number in range(2)
     ]
-    gone = httpx.post(f"{servers[0][0]}/v1/forget", json={"question": found[0][0]}, timeout=30).json()
+    gone = httpx.post(f"{servers[0][0]}/v1/forget", json={"question": result[0][0]}, timeout=30).json()
     assert (gone["decisions"], gone["history"]) == (1, 1)
 
 
-def test_a_decision_log_in_a_database_can_be_replayed(serve, made, database, call):  # noqa: F811
+def test_a_decision_log_in_a_database_can_be_replayed(serve, invented, database, call):  # noqa: F811
     address, _ = serve(upstream=False, gate="prompt", options={"decisions": database, "keep_questions": True})
-    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in made.questions]
+    ids = [ask(address, item.text, model="knowgate").headers["x-knowgate-id"] for item in invented.questions]
     httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
-    found = json.loads(call("replay", database, "--json", "--thresholds", "0.5,1").out)
-    assert (found["questions"], found["gate"]) == (len(ids), "prompt")
+    result = json.loads(call("replay", database, "--json", "--thresholds", "0.5,1").out)
+    assert (result["questions"], result["gate"]) == (len(ids), "prompt")
     outcome = call("replay", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
     assert "no table of decisions" in outcome.err
@@ -138,18 +138,18 @@ def served(serve, many, place, **options):
     """Forty questions, half of which the model knows, decided by a server that keeps its log there."""
     options = {"decisions": place, "keep_questions": True, **options}
     address, _ = serve(upstream=False, gate="prompt", model=many.model, docs=many.docs, options=options)
-    ids = [ask(address, one.text, model="knowgate").headers["x-knowgate-id"] for one in many.questions]
+    ids = [ask(address, item.text, model="knowgate").headers["x-knowgate-id"] for item in many.questions]
     httpx.get(f"{address}/v1/decisions/{ids[-1]}")  # what was read is written
     return address, ids
 
 
-def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, made, database, tmp_path, call):  # noqa: F811
+def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, invented, database, tmp_path, call):  # noqa: F811
     bills = []
     for place in (str(tmp_path / "d.db"), database):
-        served(serve, made, place)
-        found = json.loads(call("cost", place, "--json", "--price-search", "0.01", "--price-output-token", "1e-6").out)
-        ways = {name: bill | {"gpu": None} for name, bill in found["per_question"].items()}  # no two runs take as long
-        bills.append((found["questions"], found["gate"], found["money"], found["break_even_search"], ways))
+        served(serve, invented, place)
+        result = json.loads(call("cost", place, "--json", "--price-search", "0.01", "--price-output-token", "1e-6").out)
+        ways = {name: bill | {"gpu": None} for name, bill in result["per_question"].items()}  # no two runs take as long
+        bills.append((result["questions"], result["gate"], result["money"], result["break_even_search"], ways))
     assert bills[0] == bills[1]
     assert bills[1][:2] == (4, "prompt")
     assert [bills[1][-1][way]["searches"] for way in ("always", "never", "gated")] == [1.0, 0.0, 0.5]
@@ -166,25 +166,25 @@ def test_a_gate_can_be_refitted_from_a_database(serve, many, database, tmp_path,
     outcome = call("refit", database, *options, "--out", "again")
     assert outcome.code == 0, outcome.err
     asked = [json.loads(line) for line in (tmp_path / "again" / "questions.jsonl").read_text().splitlines()]
-    assert sorted(one["question"] for one in asked) == sorted(one.text for one in many.questions)
-    assert [one["answers"] for one in asked if "answers" in one] == [[gold]]
+    assert sorted(item["question"] for item in asked) == sorted(item.text for item in many.questions)
+    assert [item["answers"] for item in asked if "answers" in item] == [[gold]]
     assert outcome.out.splitlines()[-1] == "knowgate serve --config again/knowgate.toml"
 
 
-def test_refit_without_questions_reports_no_password(serve, made, database, call):  # noqa: F811
-    served(serve, made, database, keep_questions=False)
+def test_refit_without_questions_reports_no_password(serve, invented, database, call):  # noqa: F811
+    served(serve, invented, database, keep_questions=False)
     secret = database.replace("postgres@", f"postgres:{PASSWORD}@")
-    outcome = call("refit", secret, "--docs", made.docs, "--model", made.model)
+    outcome = call("refit", secret, "--docs", invented.docs, "--model", invented.model)
     assert outcome.code == 1
     assert "keep_questions=True" in outcome.err
     assert PASSWORD not in outcome.err
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:{0}@127.0.0.1:1/db", "postgresql://me:{0}@h/db?schema=No"])
-def test_an_unusable_database_is_reported_at_startup_without_its_password(made, stub, address):
+def test_an_unusable_database_is_reported_at_startup_without_its_password(invented, stub, address):
     options = ServeOptions(upstream=stub.url, decisions=address.format(PASSWORD))
     with pytest.raises(kg.KnowgateError, match=r"cannot reach the database|its name must be lowercase") as caught:
-        create_app(kg.PipelineOptions(gate="always", docs=made.docs), options)
+        create_app(kg.PipelineOptions(gate="always", docs=invented.docs), options)
     assert PASSWORD not in str(caught.value)
     assert PASSWORD not in repr(options)
 

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def arguments(stub, made, tmp_path):
+def arguments(stub, invented, tmp_path):
     """Arguments of a server that always retrieves and has a decision log."""
-    kept = str(tmp_path / "d.db")
-    return ["--upstream", stub.url, "--gate", "always", "--docs", str(made.docs), "--decisions", kept]
+    stored = str(tmp_path / "d.db")
+    return ["--upstream", stub.url, "--gate", "always", "--docs", str(invented.docs), "--decisions", stored]
 
 
 # --- shutdown and crashes --------------------------------------------------------------------------------------
@@ -79,25 +79,25 @@ def test_acknowledged_feedback_survives_sigkill_under_load(arguments, tmp_path):
         server.process.send_signal(signal.SIGKILL)
         server.wait()
         over.set()
-        for one in working:
-            one.result()
+        for item in working:
+            item.result()
     file = sqlite3.connect(tmp_path / "d.db")
-    kept = {row[0] for row in file.execute("SELECT decision FROM feedback")}
+    stored = {row[0] for row in file.execute("SELECT decision FROM feedback")}
     decided = {row[0] for row in file.execute("SELECT id FROM decisions")}
     assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     file.close()
-    assert set(acknowledged) <= kept
+    assert set(acknowledged) <= stored
     assert set(acknowledged) <= decided
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_path, kind):
+def test_acknowledged_history_labels_survive_sigkill_under_load(stub, invented, tmp_path, kind):
     """A label is in the history as soon as it is acknowledged, whatever happens afterwards."""
-    kept, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
+    stored, history = str(tmp_path / "d.db"), str(tmp_path / "h.db")
     if kind == "postgresql":
-        kept = history = postgres_server().address()
-    arguments = ["--upstream", stub.url, "--gate", "never", "--docs", str(made.docs)]
-    arguments += ["--decisions", kept, "--keep-questions", "--log", history]
+        stored = history = postgres_server().address()
+    arguments = ["--upstream", stub.url, "--gate", "never", "--docs", str(invented.docs)]
+    arguments += ["--decisions", stored, "--keep-questions", "--log", history]
     labeled_questions = []
 
     def rate(number):
@@ -119,9 +119,9 @@ def test_acknowledged_history_labels_survive_sigkill_under_load(stub, made, tmp_
         until(lambda: len(labeled_questions) >= 40)
         server.process.send_signal(signal.SIGKILL)
         server.wait()
-        for one in working:
-            one.result()
-    found = {one.question for one in open_history(history).entries()}
+        for item in working:
+            item.result()
+    found = {item.question for item in open_history(history).entries()}
     assert set(labeled_questions) <= found
 
 
@@ -147,8 +147,8 @@ def test_workers_share_decision_log_metrics_and_dashboard(arguments, tmp_path):
     assert rows(tmp_path / "d.db") == set(ids)
 
 
-def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, made, tmp_path):
-    arguments = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(made.docs), "--workers", "2"]
+def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, invented, tmp_path):
+    arguments = ["--upstream", stub.url, "--gate", "nosuch", "--docs", str(invented.docs), "--workers", "2"]
     with served(tmp_path, *arguments, is_up=False) as server:
         server.wait()
         assert "nosuch" in server.said.read_text()
@@ -157,9 +157,9 @@ def test_workers_that_cannot_start_stop_the_server_with_a_message(stub, made, tm
 # --- reloading --------------------------------------------------------------------------
 
 
-def test_sighup_reloads_settings_while_requests_keep_theirs(stub, made, tmp_path):
+def test_sighup_reloads_settings_while_requests_keep_theirs(stub, invented, tmp_path):
     file = tmp_path / "knowgate.toml"
-    file.write_text(f'gate = "never"\ndocs = "{made.docs}"\n[serve]\nupstream = "{stub.url}"\n')
+    file.write_text(f'gate = "never"\ndocs = "{invented.docs}"\n[serve]\nupstream = "{stub.url}"\n')
     with served(tmp_path, "--config", str(file)) as server, ThreadPoolExecutor(1) as pool:
         stub.slow = 2.0
         begun = pool.submit(ask, server.address)
@@ -173,22 +173,22 @@ def test_sighup_reloads_settings_while_requests_keep_theirs(stub, made, tmp_path
     assert (after["gate"], after["retrieve"]) == ("always", True)
 
 
-def test_invalid_new_settings_keep_the_old_ones(made, stub):
-    given = [kg.PipelineOptions(gate="nosuch", docs=made.docs)]
-    settings, options = kg.PipelineOptions(gate="never", docs=made.docs), ServeOptions(upstream=stub.url)
+def test_invalid_new_settings_keep_the_old_ones(invented, stub):
+    given = [kg.PipelineOptions(gate="nosuch", docs=invented.docs)]
+    settings, options = kg.PipelineOptions(gate="never", docs=invented.docs), ServeOptions(upstream=stub.url)
     app = create_app(settings, options, read_settings=lambda: given[0])
     with running(app) as address:
         assert reload(app, address) is False
         assert ask(address).json()["knowgate"]["gate"] == "never"
-        given[0] = kg.PipelineOptions(gate="always", docs=made.docs, threshold=0.25)
+        given[0] = kg.PipelineOptions(gate="always", docs=invented.docs, threshold=0.25)
         assert reload(app, address) is True
         assert ask(address).json()["knowgate"]["threshold"] == 0.25
 
 
-def test_audits_of_the_old_gate_do_not_count_for_the_new_one(made, stub, tmp_path):
+def test_audits_of_the_old_gate_do_not_count_for_the_new_one(invented, stub, tmp_path):
     options = ServeOptions(upstream=stub.url, decisions=str(tmp_path / "d.db"), audit=1.0)
-    again = kg.PipelineOptions(gate="always", docs=made.docs)
-    app = create_app(kg.PipelineOptions(gate="never", docs=made.docs), options, read_settings=lambda: again)
+    again = kg.PipelineOptions(gate="always", docs=invented.docs)
+    app = create_app(kg.PipelineOptions(gate="never", docs=invented.docs), options, read_settings=lambda: again)
     with running(app) as address:
         ask(address)
         until(lambda: httpx.get(f"{address}/v1/learning").json()["arms"]["a"]["loss"]["drawn"] == 1)
@@ -206,9 +206,9 @@ def reload(app, address):
     return done.result(60)
 
 
-def test_reloading_keeps_the_loaded_model(made):
-    settings = kg.PipelineOptions(model=made.model, docs=made.docs, gate="never")
-    again = kg.PipelineOptions(model=made.model, docs=made.docs, gate="always")
+def test_reloading_keeps_the_loaded_model(invented):
+    settings = kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="never")
+    again = kg.PipelineOptions(model=invented.model, docs=invented.docs, gate="always")
     app = create_app(settings, ServeOptions(), read_settings=lambda: again)
     model = app.state.service.gate_service.rag.model
     with running(app) as address:

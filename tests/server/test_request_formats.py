@@ -29,7 +29,11 @@ def post(address, path, **body):
 def test_a_plain_question_in_any_format_gets_passages(serve, stub, path, body):
     address, _ = serve(gate="always")
     report = post(address, path, **body).json()["knowgate"]
-    assert (report["way"], report["retrieve"], [one["id"] for one in report["passages"]]) == ("question", True, ["d1"])
+    assert (report["way"], report["retrieve"], [item["id"] for item in report["passages"]]) == (
+        "question",
+        True,
+        ["d1"],
+    )
     assert "Babakostad" in str(stub.bodies[0])
     assert str(stub.bodies[0]).count("<passages>") == 1
 

@@ -78,28 +78,28 @@ def test_an_index_without_fingerprint_has_no_guarantee(serve):
 
 def test_a_fingerprint_is_cached_for_a_minute_or_until_a_failure():
     now, engine = [0.0], Asked("one", "two", ServerError("gone"), "three", "four")
-    found = FingerprintCachingRetriever(engine, clock=lambda: now[0])
-    assert [found.fingerprint, found.fingerprint, found.name] == ["one", "one", "asked"]
+    result = FingerprintCachingRetriever(engine, clock=lambda: now[0])
+    assert [result.fingerprint, result.fingerprint, result.name] == ["one", "one", "asked"]
     now[0] = 59.9
-    assert found.fingerprint == "one"
+    assert result.fingerprint == "one"
     now[0] = 60.0
-    assert found.fingerprint == "two"
+    assert result.fingerprint == "two"
     now[0] = 120.0
     with pytest.raises(ServerError):
-        _ = found.fingerprint
-    assert found.fingerprint == "three"
+        _ = result.fingerprint
+    assert result.fingerprint == "three"
     with pytest.raises(ServerError):
-        found.search(["fail"], 1)
-    assert found.fingerprint == "four"
+        result.search(["fail"], 1)
+    assert result.fingerprint == "four"
 
 
 @pytest.mark.parametrize("upstream", [True, False])
-@pytest.mark.parametrize(("wanted", "found"), [("d1", ["d1"]), ("d0", ["d0"]), (["x*", "d0"], ["d0"]), ("x*", [])])
-def test_a_filter_restricts_the_documents(serve, upstream, wanted, found):
+@pytest.mark.parametrize(("wanted", "result"), [("d1", ["d1"]), ("d0", ["d0"]), (["x*", "d0"], ["d0"]), ("x*", [])])
+def test_a_filter_restricts_the_documents(serve, upstream, wanted, result):
     address, _ = serve(upstream=upstream, gate="always")
     reply = ask(address, model="knowgate", knowgate={"filter": {"id": wanted}})
     assert reply.status_code == 200
-    assert [one["id"] for one in reply.json()["knowgate"]["passages"]] == found
+    assert [item["id"] for item in reply.json()["knowgate"]["passages"]] == result
 
 
 def test_a_filter_searches_deeper_until_enough_passages_match():
@@ -111,8 +111,8 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
             self.asked.append(k)
             return [[Passage(f"p{number}", "text") for number in range(k)] for _ in queries]
 
-    (found,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
-    assert [one.id for one in found] == ["p0", "p10", "p20"]
+    (result,) = FilteredRetriever(Many(), PassageFilter(id="p*0")).search(["?"], 3)
+    assert [item.id for item in result] == ["p0", "p10", "p20"]
     assert Many.asked == [12, 48]
 
 
@@ -127,38 +127,38 @@ def test_invalid_loss_and_filter_are_rejected(serve, wish):
 
 
 @pytest.fixture
-def kept(tmp_path):
+def stored(tmp_path):
     """A log of decisions that keeps questions."""
     return {"decisions": str(tmp_path / "d.db"), "keep_questions": True}
 
 
-def test_deleting_a_decision_deletes_everything_about_its_question(serve, kept, tmp_path):
-    address, _ = serve(gate="always", options=kept)
+def test_deleting_a_decision_deletes_everything_about_its_question(serve, stored, tmp_path):
+    address, _ = serve(gate="always", options=stored)
     first, again, other = (ask(address, text).headers["x-knowgate-id"] for text in (UNKNOWN, UNKNOWN.upper(), KNOWN))
     httpx.post(f"{address}/v1/feedback", json={"id": first, "rating": "up", "comment": "a secret"})
     assert httpx.delete(f"{address}/v1/decisions/{first}").json() == {"forgotten": True, "decisions": 2, "history": 0}
-    found = [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
-    assert found == [404, 404, 200]
+    result = [httpx.get(f"{address}/v1/decisions/{id}").status_code for id in (first, again, other)]
+    assert result == [404, 404, 200]
     assert all(b"Babakoland" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
     assert all(b"a secret" not in file.read_bytes() for file in tmp_path.glob("d.db*"))
 
 
-def test_deleting_a_question_deletes_it_from_the_history(serve, kept, tmp_path):
+def test_deleting_a_question_deletes_it_from_the_history(serve, stored, tmp_path):
     store = open_history(str(tmp_path / "h.db"), HashEmbedder())
     store.add([LogEntry(text, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for text in (UNKNOWN, KNOWN)])
 
     def change(service):
         object.__setattr__(service.gate_service.rag, "log", TrafficLog(store))
 
-    address, _ = serve(gate="always", options=kept, change=change)
+    address, _ = serve(gate="always", options=stored, change=change)
     ask(address)
     gone = httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN.lower()}).json()
     assert gone == {"forgotten": True, "decisions": 1, "history": 1}
     assert [entry.question for entry in store.entries()] == [KNOWN]
 
 
-def test_deleting_an_unknown_decision_is_404(serve, kept):
-    address, _ = serve(gate="always", options=kept)
+def test_deleting_an_unknown_decision_is_404(serve, stored):
+    address, _ = serve(gate="always", options=stored)
     assert httpx.delete(f"{address}/v1/decisions/kg-none").status_code == 404
     assert httpx.post(f"{address}/v1/forget", json={"question": " "}).status_code == 400
     assert httpx.post(f"{address}/v1/forget", json={"question": "Never asked?"}).json()["decisions"] == 0

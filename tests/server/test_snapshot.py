@@ -23,7 +23,7 @@ def test_combined_statistics_are_sums():
     count(second, retrieve=True, arm="a", milliseconds=300.0)
     report = first.combine([second.model_dump_json()]).to_json(ServeOptions())
     assert (report["since"], report["requests"]) == (10.0, {"2xx": 3})
-    assert {arm: (one["decided"], one["retrieved"]) for arm, one in report["arms"].items()} == {
+    assert {arm: (item["decided"], item["retrieved"]) for arm, item in report["arms"].items()} == {
         "all": (3, 2),
         "a": (2, 2),
         "b": (1, 0),

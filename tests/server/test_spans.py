@@ -18,30 +18,30 @@ PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
-def kept():
+def stored():
     return InMemorySpanExporter()
 
 
-def watching(kept, **options):
+def watching(stored, **options):
     def change(service):
         provider = TracerProvider()
-        provider.add_span_processor(SimpleSpanProcessor(kept))
+        provider.add_span_processor(SimpleSpanProcessor(stored))
         service.spans = RequestSpans(provider, **options)
 
     return change
 
 
-def finished(kept):
+def finished(stored):
     """A request's own span comes last, when its reply was sent."""
-    until(lambda: any(span.kind is SpanKind.SERVER for span in kept.get_finished_spans()))
-    return kept.get_finished_spans()
+    until(lambda: any(span.kind is SpanKind.SERVER for span in stored.get_finished_spans()))
+    return stored.get_finished_spans()
 
 
-def test_a_request_is_a_span_with_child_spans_for_its_stages(serve, stub, kept):
+def test_a_request_is_a_span_with_child_spans_for_its_stages(serve, stub, stored):
     stub.sure = -3.0
-    address, _ = serve(gate="logprob:mean", change=watching(kept))
+    address, _ = serve(gate="logprob:mean", change=watching(stored))
     ask(address)
-    *stages, request = finished(kept)
+    *stages, request = finished(stored)
     names = [span.name for span in stages]
     assert names == ["chat stub-llm", "knowgate gate", "retrieval", "chat stub-llm", "knowgate arbiter"]
     assert (request.name, request.kind) == ("POST /v1/chat/completions", SpanKind.SERVER)
@@ -50,30 +50,30 @@ def test_a_request_is_a_span_with_child_spans_for_its_stages(serve, stub, kept):
     assert all(request.start_time <= span.start_time <= span.end_time <= request.end_time for span in stages)
 
 
-def test_spans_follow_the_gen_ai_conventions(serve, kept):
-    address, _ = serve(gate="always", change=watching(kept))
+def test_spans_follow_the_gen_ai_conventions(serve, stored):
+    address, _ = serve(gate="always", change=watching(stored))
     ask(address)
-    found = {span.name: span for span in finished(kept)}
-    retrieval, chat = found["retrieval"], found["chat stub-llm"]
+    result = {span.name: span for span in finished(stored)}
+    retrieval, chat = result["retrieval"], result["chat stub-llm"]
     assert retrieval.attributes["gen_ai.operation.name"] == "retrieval"
-    assert [one["id"] for one in json.loads(retrieval.attributes["gen_ai.retrieval.documents"])] == ["d1"]
+    assert [item["id"] for item in json.loads(retrieval.attributes["gen_ai.retrieval.documents"])] == ["d1"]
     assert (chat.kind, chat.attributes["gen_ai.operation.name"]) == (SpanKind.CLIENT, "chat")
     assert chat.attributes["gen_ai.request.model"] == "stub-llm"
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_spans_contain_questions_only_if_allowed(serve, kept, keeps):
-    address, _ = serve(gate="always", change=watching(kept, includes_questions=keeps))
+def test_spans_contain_questions_only_if_allowed(serve, stored, keeps):
+    address, _ = serve(gate="always", change=watching(stored, includes_questions=keeps))
     ask(address)
-    report = "".join(span.to_json() for span in finished(kept))
+    report = "".join(span.to_json() for span in finished(stored))
     assert (UNKNOWN in report) is keeps
 
 
-def test_the_trace_context_of_the_client_is_used_and_forwarded(serve, stub, kept):
-    address, _ = serve(gate="never", change=watching(kept))
+def test_the_trace_context_of_the_client_is_used_and_forwarded(serve, stub, stored):
+    address, _ = serve(gate="never", change=watching(stored))
     body = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
     httpx.post(f"{address}/v1/chat/completions", json=body, headers={"traceparent": PARENT})
-    assert f"{finished(kept)[-1].context.trace_id:032x}" == PARENT.split("-")[1]
+    assert f"{finished(stored)[-1].context.trace_id:032x}" == PARENT.split("-")[1]
     assert stub.headers[0]["traceparent"] == PARENT
 
 

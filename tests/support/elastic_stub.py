@@ -1,8 +1,8 @@
-"""Elasticsearch and OpenSearch as their documentation has them reply, in memory: search, count, shard statistics.
+"""Fakes of Elasticsearch and OpenSearch in memory: search, count and shard statistics.
 
-Written from the search, count, index stats and error pages of Elasticsearch 8/9 and OpenSearch 2/3. Words that match
-are counted instead of BM25; vectors are compared by cosine, whose score is (1 + cosine) / 2 in both. What the real ones
-refuse is refused: unknown keys, the other's form of kNN, k above num_candidates, a vector of another width.
+They follow the documentation of search, count, index stats and errors in Elasticsearch 8/9 and OpenSearch 2/3. Instead of
+BM25, the score is the number of matching words; for vectors it is (1 + cosine) / 2, as in both. Like the real servers they
+reject unknown keys, the kNN syntax of the other one, k above num_candidates, and vectors of another width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SEARCH_KEYS = {"size", "_source", "query", "knn"}
 
 
 class ElasticStub:
-    """`dialect` is elastic or opensearch. A handler of httpx.MockTransport."""
+    """A handler for httpx.MockTransport; `dialect` is elastic or opensearch."""
 
     def __init__(self, dialect: str, index: str, documents: dict[str, dict[str, Any]]):
         self.dialect, self.index = dialect, index
@@ -67,8 +67,8 @@ class ElasticStub:
         hits = [self._hit(id, scores[id], body.get("_source")) for id in best]
         total = {"value": len(scores), "relation": "eq"}
         top = scores[best[0]] if best else None
-        found = {"total": total, "max_score": top, "hits": hits}
-        return httpx.Response(200, json={"took": 1, "timed_out": False, "_shards": _shards(), "hits": found})
+        results = {"total": total, "max_score": top, "hits": hits}
+        return httpx.Response(200, json={"took": 1, "timed_out": False, "_shards": _shards(), "hits": results})
 
     def _hit(self, id: str, score: float, wanted: list[str] | None) -> dict[str, Any]:
         source = {name: value for name, value in self.documents[id].items() if wanted is None or name in wanted}
@@ -81,34 +81,39 @@ class ElasticStub:
             knn = body["knn"]
             if knn["k"] > knn["num_candidates"]:
                 raise ValueError("[num_candidates] cannot be less than [k]")
-            return self._near(knn["field"], knn["query_vector"], knn["k"], knn.get("filter", []))
+            return self._find_nearest(knn["field"], knn["query_vector"], knn["k"], knn.get("filter", []))
         ((kind, query),) = body["query"].items()
         if kind == "knn":
             if self.dialect != "opensearch":
                 raise ValueError("[knn] query malformed, no field [field]")
             ((name, wanted),) = query.items()
             inside = wanted.get("filter", {}).get("bool", {}).get("filter", [])
-            return self._near(name, wanted["vector"], wanted["k"], inside)
-        return self._matching(query["must"][0]["multi_match"], query.get("filter", []))
+            return self._find_nearest(name, wanted["vector"], wanted["k"], inside)
+        return self._find_matching(query["must"][0]["multi_match"], query.get("filter", []))
 
-    def _matching(self, match: dict[str, Any], filters: list[Any]) -> dict[str, float]:
-        asked = set(tokenize(match["query"]))
-        texts = {id: " ".join(str(one.get(name, "")) for name in match["fields"]) for id, one in self._fitting(filters)}
-        shared = {id: float(len(asked & set(tokenize(text)))) for id, text in texts.items()}
+    def _find_matching(self, match: dict[str, Any], filters: list[Any]) -> dict[str, float]:
+        query_words = set(tokenize(match["query"]))
+        texts = {
+            id: " ".join(str(document.get(name, "")) for name in match["fields"])
+            for id, document in self._filter(filters)
+        }
+        shared = {id: float(len(query_words & set(tokenize(text)))) for id, text in texts.items()}
         return {id: score for id, score in shared.items() if score}
 
-    def _near(self, name: str, vector: list[float], k: int, filters: list[Any]) -> dict[str, float]:
+    def _find_nearest(self, name: str, vector: list[float], k: int, filters: list[Any]) -> dict[str, float]:
         scores = {}
-        for id, document in self._fitting(filters):
+        for id, document in self._filter(filters):
             if len(document[name]) != len(vector):
                 raise ValueError(f"the query vector has a different dimension [{len(vector)}] than the index vectors")
             scores[id] = float(1 + np.dot(document[name], vector)) / 2
         return {id: scores[id] for id in sorted(scores, key=lambda id: (-scores[id], id))[:k]}
 
-    def _fitting(self, filters: list[Any]) -> list[tuple[str, dict[str, Any]]]:
-        terms = [next(iter(one["terms"].items())) for one in filters]
+    def _filter(self, filters: list[Any]) -> list[tuple[str, dict[str, Any]]]:
+        terms = [next(iter(condition["terms"].items())) for condition in filters]
         return [
-            (id, one) for id, one in self.documents.items() if all(one.get(name) in values for name, values in terms)
+            (id, document)
+            for id, document in self.documents.items()
+            if all(document.get(name) in values for name, values in terms)
         ]
 
 

@@ -1,4 +1,4 @@
-"""Every search engine with the same three documents: opened as users open it, changed as they change it."""
+"""Every search engine with the same three documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ EMBEDDER = HashEmbedder(32)
 
 @dataclass
 class Engine:
-    """retriever: over the three documents. add: puts one more into the collection. reopen: as a new process would."""
+    """A collection of three documents.
+
+    Args:
+        retriever: Searches the collection.
+        add: Adds a fourth document.
+        reopen: Opens the collection again, as a new process would.
+    """
 
     retriever: Any
     add: Callable[[], None]
@@ -37,10 +43,10 @@ class Engine:
 
 
 def vector(text: str) -> list[float]:
-    return [float(one) for one in EMBEDDER.embed([text])[0]]
+    return [float(value) for value in EMBEDDER.embed([text])[0]]
 
 
-def installed(module: str, extra: str) -> Any:
+def import_or_skip(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError:
@@ -48,77 +54,83 @@ def installed(module: str, extra: str) -> Any:
 
 
 def qdrant(folder: Path) -> Engine:
-    client_of = installed("qdrant_client", "qdrant")
+    qdrant_client = import_or_skip("qdrant_client", "qdrant")
     from knowgate.retrieval.engines.qdrant import QdrantRetriever
 
-    client = client_of.QdrantClient(":memory:")
-    size = client_of.models.VectorParams(size=EMBEDDER.width, distance=client_of.models.Distance.COSINE)
+    client = qdrant_client.QdrantClient(":memory:")
+    size = qdrant_client.models.VectorParams(size=EMBEDDER.width, distance=qdrant_client.models.Distance.COSINE)
     client.create_collection("handbook", vectors_config=size)
 
     def put(number: int, name: str, record: dict[str, Any]) -> None:
-        point = client_of.models.PointStruct(id=number, vector=vector(record["text"]), payload={**record, "key": name})
+        point = qdrant_client.models.PointStruct(
+            id=number, vector=vector(record["text"]), payload={**record, "key": name}
+        )
         client.upsert("handbook", [point])
 
     for number, (name, record) in enumerate(DOCUMENTS.items()):
         put(number, name, record)
-    opened = lambda: QdrantRetriever(client, "handbook", embedder=EMBEDDER, fields=FieldNames(id="key"))  # noqa: E731
-    return Engine(opened(), lambda: put(9, "ferry", ADDED), opened)
+    reopen = lambda: QdrantRetriever(client, "handbook", embedder=EMBEDDER, fields=FieldNames(id="key"))  # noqa: E731
+    return Engine(reopen(), lambda: put(9, "ferry", ADDED), reopen)
 
 
 def chroma(folder: Path) -> Engine:
-    chromadb = installed("chromadb", "chroma")
+    chromadb = import_or_skip("chromadb", "chroma")
     from knowgate.retrieval.engines.chroma import ChromaRetriever
 
     client = chromadb.PersistentClient(str(folder), settings=chromadb.config.Settings(anonymized_telemetry=False))
-    made = client.create_collection("handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}})
+    collection = client.create_collection(
+        "handbook", embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+    )
 
     def put(name: str, record: dict[str, Any]) -> None:
-        about = {key: value for key, value in record.items() if key != "text"}
-        made.add(ids=[name], documents=[record["text"]], embeddings=[vector(record["text"])], metadatas=[about])
+        metadata = {key: value for key, value in record.items() if key != "text"}
+        collection.add(
+            ids=[name], documents=[record["text"]], embeddings=[vector(record["text"])], metadatas=[metadata]
+        )
 
     for name, record in DOCUMENTS.items():
         put(name, record)
-    opened = lambda: ChromaRetriever(made, embedder=EMBEDDER)  # noqa: E731
-    return Engine(opened(), lambda: put("ferry", ADDED), opened)
+    reopen = lambda: ChromaRetriever(collection, embedder=EMBEDDER)  # noqa: E731
+    return Engine(reopen(), lambda: put("ferry", ADDED), reopen)
 
 
 def lancedb(folder: Path) -> Engine:
-    lance = installed("lancedb", "lancedb")
+    lance = import_or_skip("lancedb", "lancedb")
     from knowgate.retrieval.engines.lancedb import LanceDBRetriever
 
-    rows = [{"key": name, "vector": vector(one["text"]), **one} for name, one in DOCUMENTS.items()]
+    rows = [{"key": name, "vector": vector(record["text"]), **record} for name, record in DOCUMENTS.items()]
     table = lance.connect(str(folder)).create_table("handbook", rows)
-    opened = lambda: LanceDBRetriever(  # noqa: E731
+    reopen = lambda: LanceDBRetriever(  # noqa: E731
         lance.connect(str(folder)).open_table("handbook"), embedder=EMBEDDER, fields=FieldNames(id="key")
     )
     added = [{"key": "ferry", "vector": vector(ADDED["text"]), **ADDED}]
-    return Engine(opened(), lambda: table.add(added), opened)
+    return Engine(reopen(), lambda: table.add(added), reopen)
 
 
 def elastic(dialect: str, mode: str) -> Callable[[Path], Engine]:
-    def made(folder: Path) -> Engine:
+    def create(folder: Path) -> Engine:
         from knowgate.retrieval.engines.elastic import ElasticRetriever, OpenSearchRetriever
 
         kind = ElasticRetriever if dialect == "elastic" else OpenSearchRetriever
-        records = {name: {**one, "embedding": vector(one["text"])} for name, one in DOCUMENTS.items()}
+        records = {name: {**record, "embedding": vector(record["text"])} for name, record in DOCUMENTS.items()}
         stub = ElasticStub(dialect, "handbook", records)
         fields = FieldNames(vector="embedding" if mode == "knn" else "")
         transport = httpx.MockTransport(stub)
-        opened = lambda: kind(  # noqa: E731
+        reopen = lambda: kind(  # noqa: E731
             "http://search.test", "handbook", mode=mode, fields=fields, embedder=EMBEDDER, transport=transport
         )
-        return Engine(opened(), lambda: stub.put("ferry", {**ADDED, "embedding": vector(ADDED["text"])}), opened)
+        return Engine(reopen(), lambda: stub.put("ferry", {**ADDED, "embedding": vector(ADDED["text"])}), reopen)
 
-    return made
+    return create
 
 
 def folder_index(kind: str) -> Callable[[Path], Engine]:
-    """Our own indexes keep to the same contract."""
+    """Return a function that creates an index folder, which must behave like the other engines."""
 
-    def made(folder: Path) -> Engine:
+    def create(folder: Path) -> Engine:
         from knowgate.retrieval.index_folder import open_dense, open_hybrid
 
-        texts = {name: f"{one['text']}" for name, one in DOCUMENTS.items()}
+        texts = {name: str(record["text"]) for name, record in DOCUMENTS.items()}
         source, out = folder / "records.jsonl", folder / "index"
         embedder = None if kind == "bm25" else EMBEDDER
 
@@ -126,11 +138,11 @@ def folder_index(kind: str) -> Callable[[Path], Engine]:
             build_index(write_records(source, records), out, kind=kind, embedder=embedder)
 
         build(texts)
-        ways = {"dense": open_dense, "hybrid": open_hybrid}
-        opened = lambda: ways[kind](out, EMBEDDER) if kind in ways else load_retriever(str(out))  # noqa: E731
-        return Engine(opened(), lambda: build({**texts, "ferry": ADDED["text"]}), opened)
+        openers = {"dense": open_dense, "hybrid": open_hybrid}
+        reopen = lambda: openers[kind](out, EMBEDDER) if kind in openers else load_retriever(str(out))  # noqa: E731
+        return Engine(reopen(), lambda: build({**texts, "ferry": ADDED["text"]}), reopen)
 
-    return made
+    return create
 
 
 ENGINES: dict[str, Callable[[Path], Engine]] = {

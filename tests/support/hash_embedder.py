@@ -1,4 +1,4 @@
-"""An embedding without a model: texts that share words are near each other."""
+"""An embedding model without weights: texts that share words are near each other."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from knowgate.core.text import tokenize
 
 
 class HashEmbedder:
-    """Each word is a fixed random direction; a text is their normalised sum."""
+    """Maps each word to a fixed random direction and a text to their normalized sum."""
 
     def __init__(self, width: int = 64, fingerprint: str = "hash"):
         self.width = width
         self.fingerprint = fingerprint
 
     def embed(self, texts):
-        return np.stack([self._one(text) for text in texts]).astype(np.float32)
+        return np.stack([self._embed(text) for text in texts]).astype(np.float32)
 
-    def _one(self, text):
+    def _embed(self, text):
         total = np.full(self.width, 1e-3)
         for word in tokenize(text):
             seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")

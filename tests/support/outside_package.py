@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knowgate.gates import FittedGate
+from knowgate.gates.fitted_gate import FittedGate
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Stand-ins shared by the retrieval tests."""
+"""Fakes shared by the retrieval tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from knowgate.types import Passage, Vector
 
 
 class CountingEmbedder:
-    """A unit vector drawn from the hash of the text; remembers every text it was given."""
+    """Returns a random unit vector seeded by the hash of the text; records all texts in `seen`."""
 
     spec = "counting"
 
@@ -33,7 +33,7 @@ class CountingEmbedder:
 
 
 class FixedRetriever:
-    """Gives the same ranking for every query."""
+    """Returns the same ranking for every query."""
 
     name = "fixed"
 

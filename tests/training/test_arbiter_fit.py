@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.data.runs.records import read_beliefs
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import ArtifactError, BadInput, BadSetting, NotOffered, UnknownName
+from knowgate.errors import ArtifactError, BadInput, BadSetting, UnknownName, UnsupportedSignal
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.offline_arbitration import arbitrate
@@ -81,7 +81,7 @@ def test_another_llm_is_refused_unless_as_plug_in(fitted):
 
 
 def test_answers_without_log_probabilities_are_refused(fitted):
-    with pytest.raises(NotOffered, match="log-probabilities"):
+    with pytest.raises(UnsupportedSignal, match="log-probabilities"):
         fitted.estimate([both("Paris", "Rome")])
 
 

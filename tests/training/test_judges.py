@@ -74,16 +74,16 @@ def test_known_reads_the_first_label_against_the_second_as_the_whole_model_does(
 
 
 def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
-    lessons = [lesson(judge, "a b c", "True"), lesson(judge, "a b c d e f g", "False")]
+    examples = [lesson(judge, "a b c", "True"), lesson(judge, "a b c d e f g", "False")]
     expected = []
-    for item in lessons:
+    for item in examples:
         with torch.no_grad():
             rows = judge.model.loaded.model(torch.tensor([item.prompt.ids])).logits[0].log_softmax(-1)
         targets = [judge.label_tokens[0 if share else 1] for share in item.targets]
         expected += [-float(rows[mark, target]) for mark, target in zip(item.prompt.positions, targets, strict=True)]
-    pupil = TrainableCausalModel(judge.model, judge.label_tokens, whole_vocabulary=True)
+    model = TrainableCausalModel(judge.model, judge.label_tokens, whole_vocabulary=True)
     with torch.no_grad():
-        assert float(pupil.compute_loss(lessons)) == pytest.approx(np.mean(expected), abs=1e-4)
+        assert float(model.compute_loss(examples)) == pytest.approx(np.mean(expected), abs=1e-4)
 
 
 # --- training -------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_pat
         fit_ik_judge(examples, tokens=0, training=how, work=tmp_path / str(i)).notes
         for i, how in enumerate((whole, parts))
     ]
-    assert notes[0] == notes[1]
+    assert [untimed(note) for note in notes[0]] == [untimed(note) for note in notes[1]]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_settings_that_cannot_be_used_are_refused(wrong):
 
 
 def test_a_base_without_weights_is_refused(base, tmp_path):
-    with pytest.raises(BadSetting, match="'fake' has none here"):
+    with pytest.raises(BadSetting, match="'fake' has none"):
         fit_ik_judge(planted(base, 60), tokens=0, base="fake", training=QUICK, work=tmp_path / "w")
 
 
@@ -184,7 +184,7 @@ def test_a_base_without_weights_is_refused(base, tmp_path):
 
 
 class Sum:
-    """A pupil of one number: the loss is what a test says."""
+    """A model of one weight whose losses the test chooses."""
 
     fingerprint = "sum"
 
@@ -198,14 +198,14 @@ class Sum:
     def set_training(self, on):
         self.is_training = on
 
-    def compute_loss(self, lessons):
+    def compute_loss(self, examples):
         if self.is_training:
-            self.looks.append([len(item.prompt.ids) for item in lessons])
+            self.looks.append([len(item.prompt.ids) for item in examples])
             return self.weight.sum() * next(self.losses)
         return torch.tensor(next(self.losses))
 
-    def compute_margins(self, lessons):
-        return [item.targets[0] for item in lessons]
+    def compute_margins(self, examples):
+        return [item.targets[0] for item in examples]
 
     def save(self, folder):
         (folder / "weights.json").write_text("{}")
@@ -215,41 +215,41 @@ def plain(n, length=3):
     return [TrainingExample(LabelPromptTokens([1] * (length + i), [0]), (float(i % 2),)) for i in range(n)]
 
 
-def taught(tmp_path, losses, n=8, dev=0, **settings):
+def run_training(tmp_path, losses, n=8, dev=0, **settings):
     how = JudgeTrainingOptions(**{"batch": 2, "epochs": 1, "rate": 1e-3, **settings})
-    pupil = Sum(losses)
-    return train_judge(pupil, plain(n), plain(dev), how, tmp_path / "w", lambda step: None), pupil
+    model = Sum(losses)
+    return train_judge(model, plain(n), plain(dev), how, tmp_path / "w", lambda step: None), model
 
 
 def test_an_update_whose_gradient_is_not_finite_is_skipped_and_counted(tmp_path):
-    trained, pupil = taught(tmp_path, [1.0, math.nan, 1.0, 1.0])
+    trained, model = run_training(tmp_path, [1.0, math.nan, 1.0, 1.0])
     assert trained.state.skipped == 1
-    assert math.isfinite(float(pupil.weight.detach()))
+    assert math.isfinite(float(model.weight.detach()))
     assert "1 updates were skipped: their gradients were not finite" in trained.describe()
 
 
 class Narrow(Sum):
-    """A pupil on a GPU with room for so many examples at once."""
+    """A model on a GPU with memory for a number of examples at once."""
 
     def __init__(self, most):
         super().__init__([1.0] * 99)
         self.most = most
 
-    def compute_loss(self, lessons):
-        if len(lessons) > self.most:
+    def compute_loss(self, examples):
+        if len(examples) > self.most:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        return super().compute_loss(lessons)
+        return super().compute_loss(examples)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_what_a_gpu_has_no_room_for_is_learned_in_smaller_portions(tmp_path, most):
-    pupil, how = Narrow(most), JudgeTrainingOptions(batch=8, epochs=1, rate=1e-3)
-    train_judge(pupil, plain(16), [], how, tmp_path / "w", lambda step: None)
-    assert max(map(len, pupil.looks)) <= most
-    assert sum(map(len, pupil.looks)) == 16
+    model, how = Narrow(most), JudgeTrainingOptions(batch=8, epochs=1, rate=1e-3)
+    train_judge(model, plain(16), [], how, tmp_path / "w", lambda step: None)
+    assert max(map(len, model.looks)) <= most
+    assert sum(map(len, model.looks)) == 16
     wide = Narrow(8)
     train_judge(wide, plain(16), [], how, tmp_path / "wide", lambda step: None)
-    assert float(pupil.weight.detach()) == pytest.approx(float(wide.weight.detach()))
+    assert float(model.weight.detach()) == pytest.approx(float(wide.weight.detach()))
 
 
 def test_a_gpu_without_room_for_one_example_is_said(tmp_path):
@@ -258,28 +258,28 @@ def test_a_gpu_without_room_for_one_example_is_said(tmp_path):
 
 
 def test_a_training_that_skips_most_updates_is_refused(tmp_path):
-    with pytest.raises(BadSetting, match="3 of 4 updates had gradients that are no numbers"):
-        taught(tmp_path, [1.0, math.nan, math.nan, math.nan])
+    with pytest.raises(BadSetting, match="3 of 4 updates had gradients that are not finite"):
+        run_training(tmp_path, [1.0, math.nan, math.nan, math.nan])
 
 
 def test_it_stops_when_looks_at_the_dev_split_bring_nothing_better(tmp_path):
     # four epochs of one update, with a look behind each: dev losses .5, .6, .7
     losses = [1.0, 0.5, 1.0, 0.6, 1.0, 0.7]
-    trained, _ = taught(tmp_path, losses, n=2, dev=2, epochs=4, patience=2)
+    trained, _ = run_training(tmp_path, losses, n=2, dev=2, epochs=4, patience=2)
     assert trained.state.dev_losses == pytest.approx((0.5, 0.6, 0.7))
     assert (trained.state.best, trained.state.n_done) == (0, 3)
     assert "stopped early: 2 dev evaluations brought no lower loss" in trained.describe()
 
 
 def test_the_learning_curve_has_the_dev_auroc_of_every_look(tmp_path):
-    trained, _ = taught(tmp_path, [1.0, 1.0, 0.5, 1.0, 1.0, 0.4], n=8, dev=2, checks=2)
+    trained, _ = run_training(tmp_path, [1.0, 1.0, 0.5, 1.0, 1.0, 0.4], n=8, dev=2, checks=2)
     looks = [line.split(", ")[1:] for line in trained.describe()[:2]]
     assert looks == [["dev loss 0.5000", "dev AUROC 1.000"], ["dev loss 0.4000", "dev AUROC 1.000"]]
 
 
 def test_examples_of_like_length_come_together_within_a_window(tmp_path):
-    _, pupil = taught(tmp_path, [1.0] * 4, window=4)
-    assert sorted(pupil.looks) == [[3, 4], [5, 6], [7, 8], [9, 10]]
+    _, model = run_training(tmp_path, [1.0] * 4, window=4)
+    assert sorted(model.looks) == [[3, 4], [5, 6], [7, 8], [9, 10]]
 
 
 def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing():
@@ -292,14 +292,14 @@ def test_a_one_cycle_rate_begins_low_peaks_at_three_tenths_and_ends_near_nothing
 
 def test_a_share_between_no_and_yes_is_learned_as_it_is(judge):
     soft = TrainingExample(encode_kbm_answer(judge, "a b c", "True"), (0.3, 0.8))
-    pupil = TrainableCausalModel(judge.model, judge.label_tokens)
+    model = TrainableCausalModel(judge.model, judge.label_tokens)
     with torch.no_grad():
         logits = judge.model.loaded.model(torch.tensor([soft.prompt.ids])).logits[0].double()
         margins = [
             float(logits[mark, judge.label_tokens[0]] - logits[mark, judge.label_tokens[1]])
             for mark in soft.prompt.positions
         ]
-        loss = float(pupil.compute_loss([soft]))
+        loss = float(model.compute_loss([soft]))
     expected = [
         math.log1p(math.exp(-m)) * s + math.log1p(math.exp(m)) * (1 - s)
         for m, s in zip(margins, soft.targets, strict=True)

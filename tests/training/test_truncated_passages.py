@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from knowgate.data.preferences import PreferenceFolder, load_common_settings
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.models.fake import FakeModel
 from knowgate.training.passage_effects import PreferenceLabeler, truncate_passages, truncate_text
 from knowgate.training.preference_run import run_preferences
@@ -49,5 +49,5 @@ def test_truncated_and_whole_preferences_cannot_be_combined(tmp_path):
 
 
 def test_a_model_without_tokenizer_is_rejected():
-    with pytest.raises(NotOffered, match="`cut` needs hf, gguf or smollm"):
+    with pytest.raises(UnsupportedSignal, match="`cut` needs hf, gguf or smollm"):
         truncate_passages(FakeModel(), [Passage("1", "x")], 4)

@@ -89,6 +89,9 @@ class LazyCommands(Mapping[str, Any]):
             self.loaded[name] = self.entries[name].load(name)
         return self.loaded[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 

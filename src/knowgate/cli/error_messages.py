@@ -169,7 +169,10 @@ def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple
     for word in arguments:
         if word in commands:
             path.append(word)
-            command = commands[word]
+            try:
+                command = commands[word]
+            except KnowgateError:  # the command of another package that cannot be loaded
+                return path, None
             commands = getattr(command, "commands", {})
         elif not word.startswith("-"):
             break

@@ -44,7 +44,7 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
 
 Labels = Annotated[
     list[Path] | None,
-    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run to learn from; may be repeated."),
+    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run; may be repeated."),
 ]
 GateFolder = Annotated[
     Path,
@@ -136,11 +136,14 @@ def make_fit_parameter(option: FitOption, panel: str, flags: Mapping[str, str], 
         unset: Make the default None, so that the fit function's own default applies.
     """
     values = [str(value) for value in option.allowed]
+    is_switch = option.kind is bool and option.default is False
+    names = [flags[option.name]] if is_switch else []  # a switch that is off by default needs no --no-... flag
     shown = typer.Option(
+        *names,
         help=translate_arguments(option.help, flags),
         metavar="|".join(values) or None,
         rich_help_panel=f"Options of {panel}",
-        show_default=str(option.default) if unset and option.default is not None else True,
+        show_default=_choose_shown_default(option, unset),
         autocompletion=(lambda incomplete: [value for value in values if value.startswith(incomplete)])
         if values
         else None,
@@ -148,6 +151,13 @@ def make_fit_parameter(option: FitOption, panel: str, flags: Mapping[str, str], 
     kind: Any = option.kind | None if option.default is None or unset else option.kind
     keyword, default = inspect.Parameter.KEYWORD_ONLY, None if unset else option.default
     return inspect.Parameter(option.name, keyword, default=default, annotation=Annotated[kind, shown])
+
+
+def _choose_shown_default(option: FitOption, unset: bool) -> str | bool:
+    """Return what the help page shows as default: nothing for switches, and the library's default if unset."""
+    if option.kind is bool and option.default is False:
+        return False
+    return str(option.default) if unset and option.default is not None else True
 
 
 def _make_fit_parameters(options: Mapping[str, FitOption], panel: str, *, unset: bool = False) -> list[Any]:

@@ -244,6 +244,7 @@ def _read_entries(run: Path, rule: str, tenant: str) -> list[LogEntry]:
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
+    """Log the time-sensitive questions of a data set in each scope."""
     questions = load_questions(data)
     for scope in scopes:
         entries = list(time_sensitive_entries(questions, scope))
@@ -284,6 +285,7 @@ def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
 
 
 def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
+    """Print records as JSON lines or as a table."""
     if as_json:
         for record in records:
             print_json(record)

@@ -92,6 +92,7 @@ def _format_speed(progress: LabelProgress, separator: str) -> str:
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
+    """Print how many questions are labeled, failed, and how fast."""
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
@@ -119,6 +120,7 @@ def _make_agreement_table(folder: RunFolder, judge: Model | None) -> Table:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
+    """Write KB-SAT and its two stress sets beside it."""
     sets = build_kb_sat(folder.rows(), seed)
     for path, records in (
         (out, sets.balanced),

@@ -141,7 +141,7 @@ def _get_metavar(annotation: Any) -> str | None:
 def _format_default(field: FieldInfo) -> str:
     """Show a default in the help. typer cannot, because a flag that is not given stays unset."""
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    is_told = default in (None, False, "", (), []) or "Default" in (field.description or "")
+    is_told = isinstance(default, bool) or default in (None, "", (), []) or "Default" in (field.description or "")
     return "" if is_told else f" Default: {default}."
 
 

@@ -52,6 +52,7 @@ def _format_speed(progress: PreferenceProgress) -> str:
 
 
 def _print_summary(progress: PreferenceProgress, out: Path) -> None:
+    """Print how many questions can be used, and why others cannot."""
     reasons = (
         (progress.one_sided, "with passages of one kind only"),
         (progress.bare, "without passages"),

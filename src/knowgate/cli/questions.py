@@ -77,6 +77,7 @@ def _read_stream(lines: Iterable[bytes], where: str) -> QuestionStream:
 
 
 def _read_questions(lines: Iterable[bytes], where: str, skipped: list[int]) -> Iterator[Question]:
+    """Yield a question for each line that is not empty; collect the numbers of empty lines."""
     is_empty = True
     for number, line in enumerate(lines, start=1):
         text = _decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, number, where).strip()
@@ -117,6 +118,7 @@ def read_messages(file: Path) -> Iterator[Question]:
 
 
 def _get_text(record: Mapping[str, Any], where: str) -> str:
+    """Return the question of a traffic record."""
     key = next((key for key in TEXT_KEYS if key in record), None)
     if key is None:
         raise BadInput(f"{where} has none of the keys {', '.join(TEXT_KEYS)}. Write one of them.")

@@ -103,7 +103,8 @@ class RowFolder:
     def make_error(self, problem: str) -> ArtifactError:
         """Make the error for a folder that cannot be used."""
         return ArtifactError(
-            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
+            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. "
+            f"Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:
@@ -134,6 +135,7 @@ class RowFolder:
                 yield self._parse_row(lines.readline(), f"{lines.name} at byte {offset}")
 
     def _read_lines(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the location and bytes of each complete line of the rows."""
         file = self.file(self.rows_name)
         if self.packed_file.is_file():
             with _open_gzip(self.packed_file) as lines:
@@ -256,6 +258,7 @@ def _open_gzip(file: Path) -> Iterator[gzip.GzipFile]:
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
+    """Parse a line of a row file as a JSON object."""
     try:
         record = parse_json(line.decode(), where)
     except UnicodeDecodeError:
@@ -268,6 +271,7 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
+    """Raise BadSetting if a folder was started with other settings."""
     differences = [
         f"{key} was {started.get(key)!r}, now {current.get(key)!r}"
         for key in sorted({*started, *current} - {"hash"})

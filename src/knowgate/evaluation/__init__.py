@@ -1,3 +1,1 @@
-"""What gates, rerankers and thresholds are worth on given questions: comparison, boundary, traffic, reranking."""
-
-from __future__ import annotations
+"""Evaluation: compare gates, rerankers and thresholds; knowledge boundary, costs, and replay of logged traffic."""

@@ -72,7 +72,7 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
         left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"there is no decision of a gate in {log.path}{left_out}. Let the server decide some, or name another `arm`."
+            f"no decision of a gate in {log.path}{left_out}. Let the server decide more, or name another `arm`."
         )
     return log
 

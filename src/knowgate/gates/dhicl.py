@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, question_key
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.history_scope import bind_scope, open_history_store
 from knowgate.gates.prompt import parse_label_pair
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
@@ -61,7 +61,7 @@ class DhiclGate(Gate):
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
         """Bind the gate to the labels of this LLM in the log."""
         if isinstance(model, ServedModel) and not model.reads_inner_labels:
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"gate 'dhicl' reads label probabilities inside a prompt, which the server of {model.name} does not "
                 "return; vLLM, SGLang and llama.cpp do. Use prompt, logprob:min or skr with this server."
             )

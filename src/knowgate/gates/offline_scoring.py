@@ -16,7 +16,7 @@ from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
-from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
@@ -87,13 +87,13 @@ class RecordedReadingSource:
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
-        """Bind a gate to the LLM of the table; raise NotOffered if the rows lack its signals."""
+        """Bind a gate to the LLM of the table; raise UnsupportedSignal if the rows lack its signals."""
         if Signal.LABELS in gate.needs and not gate.recorded_signal:
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
         if missing:
             names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"gate '{self.spec}' needs {names}, which the rows lack. {_suggest_labeling(missing, self.table)}",
                 brief=f"the rows lack {names}",
             )
@@ -105,13 +105,13 @@ class RecordedReadingSource:
         return list(self.table.readings)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Raise NotOffered, because the rows hold no answers to the gate's own prompts."""
+        """Raise UnsupportedSignal, because the rows hold no answers to the gate's own prompts."""
         raise self._make_prompt_error()
 
-    def _make_prompt_error(self) -> NotOffered:
+    def _make_prompt_error(self) -> UnsupportedSignal:
         """Build the error for gates that ask the LLM with their own prompt."""
         data, model = suggest_label_options(self.table.settings)
-        return NotOffered(
+        return UnsupportedSignal(
             f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it "
             f"with the LLM: data={data}, model={model}, gates={self.spec}",
             brief="asks the LLM with its own prompt",
@@ -226,7 +226,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
         return True
     try:
         RecordedReadingSource(table, get_gate_name(gate)).bind(_load_gate(gate, plug_in))
-    except NotOffered:
+    except UnsupportedSignal:
         return False
     return True
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from knowgate.core.registry import RegistryEntry
-from knowgate.errors import BadSetting, KnowgateError, ModelError, NotOffered
+from knowgate.errors import BadSetting, KnowgateError, ModelError, UnsupportedSignal
 from knowgate.gates import GATES
 from knowgate.gates.artifacts.drift import check_state_agreement
 from knowgate.gates.fitted_gate import FittedGate
@@ -226,24 +226,24 @@ def _check_sample_layers(gates: Sequence[Gate]) -> None:
 
 
 def check_model_signals(gate: Gate, model: Model) -> None:
-    """Raise NotOffered if a gate needs signals that a model does not provide; the message names gates that work."""
+    """Raise UnsupportedSignal if a gate needs signals that a model does not provide; the message names gates that work."""
     missing = gate.needs - model.offers
     if missing:
         usable = [name for name, entry in GATES.items() if _parse_signals(entry) <= model.offers]
-        raise NotOffered(
+        raise UnsupportedSignal(
             f"gate '{gate.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. Gates that "
             f"work with it: {', '.join(usable)}."
         )
 
 
 def check_read_request(gate: Gate, model: Model) -> None:
-    """Raise NotOffered if a server does not return the layers, positions or tokens that a bound gate reads."""
+    """Raise UnsupportedSignal if a server does not return the layers, positions or tokens that a bound gate reads."""
     if not isinstance(model, ServedModel):
         return
     try:
         model.check_request(gate.request)
-    except NotOffered as error:
-        raise NotOffered(f"gate '{gate.name}' does not work with {model.name}: {error}") from None
+    except UnsupportedSignal as error:
+        raise UnsupportedSignal(f"gate '{gate.name}' does not work with {model.name}: {error}") from None
 
 
 def _parse_signals(entry: RegistryEntry) -> set[Signal]:

@@ -9,7 +9,7 @@ from statistics import fmean, pstdev
 from typing import Self
 
 from knowgate.data.signals import samples
-from knowgate.errors import BadSetting, NotOffered
+from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, SignalRequest
 
@@ -78,7 +78,7 @@ class SeakrGate(Gate):
         if self.alpha == samples.SEAKR_ALPHA and recorded:
             return recorded[0]
         if reading.sample_states is None:
-            raise NotOffered(
+            raise UnsupportedSignal(
                 "seakr: the reading has no states of sampled answers. Bind the gate to its model first; label runs "
                 f"record the uncertainty for alpha={samples.SEAKR_ALPHA} only."
             )

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from knowgate.core.files import sha256_text
 from knowgate.core.frameworks import wrap_errors
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
 from knowgate.types import (
     Completion,
@@ -103,7 +103,9 @@ class ChatModel(Backend):
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
         """Draft and sample as requested; see `knowgate.types.Model.read`."""
         if request.layers or request.sample_layer is not None:
-            raise NotOffered(f"{self.name} is a chat interface without hidden states. Use an hf: model for them.")
+            raise UnsupportedSignal(
+                f"{self.name} is a chat interface without hidden states. Use an hf: model for them."
+            )
         tokens = request.draft_tokens
         drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
@@ -150,7 +152,9 @@ class ChatModel(Backend):
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered(f"{self.name} is a chat interface without label logits. Use an openai: or hf: model for them.")
+        raise UnsupportedSignal(
+            f"{self.name} is a chat interface without label logits. Use an openai: or hf: model for them."
+        )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
         with wrap_errors(self.name):
@@ -165,7 +169,7 @@ class ChatModel(Backend):
         """Send `n` requests per prompt, each with its own seed."""
         check_sampling(sampling)
         if sampling.top_k:
-            raise NotOffered(f"{self.name} is a chat interface without `top_k`. Leave it out.")
+            raise UnsupportedSignal(f"{self.name} is a chat interface without `top_k`. Leave it out.")
         seeds = [None if seed is None else seed + index for index in range(n)]
         requests = [
             ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p, request_seed)
@@ -222,5 +226,5 @@ def _as_mapping(item: Any) -> Mapping[str, Any]:
 
 def _get_user_message(prompt: Prompt) -> str:
     if prompt.raw:
-        raise NotOffered("a chat interface cannot continue a raw text. Use an openai: or hf: model for that.")
+        raise UnsupportedSignal("a chat interface cannot continue a raw text. Use an openai: or hf: model for that.")
     return prompt.text

@@ -79,6 +79,7 @@ def import_answers(
 
 
 def _make_rows(pairs: Sequence[tuple[Question, TextsByKey]], grader: Grader, keys: AnswerKeys) -> list[LabelRow]:
+    """Grade the recorded answers of a batch and make its label rows."""
     questions = [question for question, _ in pairs]
 
     def grade(key: str) -> list[GradedAnswer | None]:

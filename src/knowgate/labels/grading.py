@@ -65,6 +65,7 @@ class StringGrader:
         return [grades[pair] for pair in pairs]
 
     def _grade_answer(self, answer: str, question: Question) -> Grade:
+        """Grade one answer; the grade is None without a gold answer."""
         if question.choices or self.name == "choice":
             return Grade(None if get_gold_letter(question) is None else grade_choice(answer, question))
         if not has_gold_answer(question):

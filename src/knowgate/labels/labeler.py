@@ -11,7 +11,7 @@ import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
 from knowgate.data.signals import confidence, samples
-from knowgate.errors import BadSetting, DeviceError, KnowgateError, NotOffered, OutOfMemory, ServerError
+from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
 from knowgate.labels.grading import Grade, Grader, StringGrader, list_gold_answers
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
@@ -81,7 +81,9 @@ class Labeler:
             raise BadSetting("iterative=True searches repeatedly: give `index`, and do not set `closed_book`.")
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:
-            raise NotOffered(f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give.")
+            raise UnsupportedSignal(
+                f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give."
+            )
 
     @property
     def passage_finder(self) -> PassageFinder:
@@ -122,6 +124,7 @@ class Labeler:
         return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
+        """Label each question alone; raise if all of them fail with a system error."""
         batches, errors = [], []
         for question in questions:
             try:
@@ -215,7 +218,7 @@ class Labeler:
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
-        except NotOffered:  # no reason to lose the answers
+        except UnsupportedSignal:  # no reason to lose the answers
             return [{} for _ in questions]
         return [
             {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}
@@ -250,6 +253,7 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
+        """Add passages, and open-book, masked and iterative answers, to the rows that have passages."""
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
@@ -276,6 +280,7 @@ class Labeler:
         return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """Add the answers after several rounds of retrieval."""
         answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)

@@ -81,6 +81,7 @@ def label(
 
 
 def _build_labeler(llm: Model, options: LabelOptions) -> Labeler:
+    """Load everything that the options name, and build the labeler."""
     plan = options.make_plan(llm)
     check_sampling(plan.sampling)
     judge = resolve_model(options.judge) if options.judge is not None else None
@@ -149,6 +150,7 @@ def identify_label_job(labeler: Labeler) -> dict[str, str]:
 
 
 def _make_job_spec(model: str | Model, options: LabelOptions, labeler: Labeler) -> LabelJobSpec:
+    """Describe the label job by names, for other machines."""
     return LabelJobSpec(
         model=require_name("model", model) or "",
         grade=options.grade,

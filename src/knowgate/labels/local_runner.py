@@ -107,6 +107,7 @@ class PassagePrefetcher:
         return PassageSearchResults([passages for passages, _ in ordered], [frequency for _, frequency in ordered])
 
     def _prefetch(self) -> None:
+        """Search all questions in order; runs in the thread."""
         try:
             for start in range(0, len(self._questions), PREFETCH_SIZE):
                 if not self._wait_for_room():

@@ -88,6 +88,7 @@ class LabelOptions(AnswerOptions):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> LabelOptions:
+        """Raise BadSetting for options that contradict each other."""
         shown = self.k or DEFAULT_PASSAGES
         if self.rerank is not None and self.closed_book:
             raise BadSetting("`rerank` and `closed_book` are mutually exclusive: closed_book=True retrieves nothing.")

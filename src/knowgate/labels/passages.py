@@ -55,6 +55,7 @@ class PassageFinder:
         return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        """Search the index, or take the contexts of the questions."""
         if not self.plan.open_book:
             return [[] for _ in questions]
         if self.retriever is not None:
@@ -132,6 +133,7 @@ class IterativeAnswerer:
             self._answer_again([state for state in active if not state.is_done])
 
     def _search_again(self, active: Sequence[IterativeAnswer], number: int) -> None:
+        """Search with question and answer; a question without new passages is done."""
         found = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
         for state, passages in zip(active, found, strict=True):
             state.rounds = number

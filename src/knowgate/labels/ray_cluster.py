@@ -82,6 +82,7 @@ class RayCluster:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
+        """Start a local cluster, or connect to a running one."""
         quiet = {"log_to_driver": False, "configure_logging": False}
         if self.address == LOCAL_CLUSTER:
             ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)

@@ -165,6 +165,7 @@ class RayScheduler(Generic[Result]):
                 self.ray.kill(actor)
 
     def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:
+        """Handle the result of a call: a value, an error, or the death of the worker."""
         from ray.exceptions import RayError
 
         try:
@@ -210,6 +211,7 @@ class RayScheduler(Generic[Result]):
         return self.indexes[node]
 
     def _handle_death(self, worker: WorkerHandle, error: Exception) -> Iterator[Result]:
+        """Replace a dead worker and run its batch again; raise after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
         if self.deaths >= (MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size):
@@ -251,6 +253,7 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
+        """Raise BadSetting if a worker has another model or index than this machine."""
         differences = [
             f"its {name} is {identity.get(name)}, not {expected}"
             for name, expected in self.runner.identity.items()
@@ -263,6 +266,7 @@ class RayScheduler(Generic[Result]):
             )
 
     def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:
+        """Handle an error of a worker: stop the run, or narrow it down to single questions."""
         if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
             if error.is_knowgate_error:
                 raise error.to_exception()

@@ -108,6 +108,7 @@ def run_labeling(
 def _run_batches(
     runner: Runner, questions: Sequence[Question], labeler: Labeler, write: Callable[[LabeledBatch], None]
 ) -> None:
+    """Run all batches; in this process, search and grading overlap with the LLM."""
     if not isinstance(runner, LocalRunner):
         for batch in runner.run(questions, labeler.label):
             write(batch)

@@ -32,7 +32,7 @@ import numpy as np
 from knowgate.core.files import read_jsonl
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import format_value, read_json
-from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
 from knowgate.models.backend import (
     WORD_PATTERN,
     WordStreamBackend,
@@ -194,7 +194,7 @@ class FakeModel(WordStreamBackend):
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
         if is_requested and signal not in self.offers:
-            raise NotOffered(f"the model '{self.name}' does not offer {signal}.")
+            raise UnsupportedSignal(f"the model '{self.name}' does not offer {signal}.")
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
         """Return the reading of one prompt."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from knowgate.data.signals.confidence import has_distinct_logits
-from knowgate.errors import NotOffered
+from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
@@ -93,13 +93,13 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
     The default rules arbiter is left out if the gate has a guarantee that was proven without an arbiter.
 
     Raises:
-        NotOffered: The arbiter needs signals that the model does not provide.
+        UnsupportedSignal: The arbiter needs signals that the model does not provide.
     """
     if arbiter is None or (arbiter is RULES_ARBITER and has_guarantee_without_arbiter(gate)):
         return None
     missing = arbiter.needs - model.offers
     if missing:
-        raise NotOffered(
+        raise UnsupportedSignal(
             f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. "
             "Fit one on label runs of this LLM, or use arbiter='rules'."
         )

@@ -10,7 +10,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -61,22 +61,8 @@ class Transaction(Protocol):
     def executemany(self, query: str, rows: Sequence[Sequence[Any]], /) -> Any: ...
 
 
-class Store(Protocol):
-    """A set of tables. Parameters in statements are written as `?`."""
-
-    def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]: ...
-
-    def transaction(self, lock: str = "") -> AbstractContextManager[Transaction]:
-        """Open a transaction. Transactions with the same lock name exclude each other across all processes."""
-
-    def vacuum(self, tables: Sequence[str]) -> None:
-        """Remove deleted rows of these tables physically."""
-
-    def close(self) -> None: ...
-
-
 class SqliteStore:
-    """Tables in an SQLite file. Only the thread that opened it may use it."""
+    """Tables in an SQLite file, with the same methods as `PostgresStore`. Only the thread that opened it may use it."""
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
@@ -100,7 +86,7 @@ class SqliteStore:
 
 
 class PostgresStore:
-    """Tables in a PostgreSQL schema."""
+    """Tables in a PostgreSQL schema. Parameters in statements are written as `?`."""
 
     def __init__(self, database: PostgresDatabase):
         self._database = database
@@ -110,14 +96,19 @@ class PostgresStore:
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
+        """Open a transaction. Transactions with the same lock name exclude each other across all processes."""
         with self._database.transaction(lock) as transaction:
             yield _StorableTransaction(transaction)
 
     def vacuum(self, tables: Sequence[str]) -> None:
+        """Remove deleted rows of these tables physically."""
         self._database.vacuum(tables, log.warning)
 
     def close(self) -> None:
         """Do nothing: the connections are shared by the whole process, which closes them when it exits."""
+
+
+Store = SqliteStore | PostgresStore
 
 
 class _StorableTransaction:

@@ -24,10 +24,7 @@ INVALID_FIELD_CODES = {
     "query": "invalid_query",
     "documents": "invalid_documents",
     "knowgate": "policy",
-    "id": "invalid_feedback",
-    "rating": "invalid_feedback",
-    "comment": "invalid_feedback",
-    "correction": "invalid_feedback",
+    **dict.fromkeys(("id", "rating", "comment", "correction"), "invalid_feedback"),
 }
 
 

@@ -80,12 +80,9 @@ class Service:
 
     def start_learning(self, settings: PipelineOptions) -> None:
         """Learn from traffic, if any option asks for it."""
-        self.learner = self._build_learner(settings, self.gate_service, self.forwarder)
-
-    def _build_learner(
-        self, settings: PipelineOptions, gate_service: GateService, forwarder: UpstreamForwarder | None
-    ) -> TrafficLearner | None:
-        return build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
+        self.learner = build_learner(
+            settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
+        )
 
     def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
         """Use another gate service for new requests; those in progress keep the old one.
@@ -94,7 +91,7 @@ class Service:
             A function that closes the old gate service, to be called when no request uses it any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
-        learner = self._build_learner(settings, gate_service, forwarder)
+        learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
         old, self.gate_service, self.forwarder = self.gate_service, gate_service, forwarder
         if self.local_chat is not None:
             self.local_chat = LocalChat(gate_service, self.options)

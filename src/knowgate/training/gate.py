@@ -42,29 +42,29 @@ class FitOptions(Options):
 
     target: Target | None = Field(
         default=None,
-        description="known, benefit (retrieval helps) or agree (of both answers; no gold). Default: as fits the runs.",
+        description="known, benefit (retrieval helps) or agree (no gold needed). Default: as fits.",
         json_schema_extra={"metavar": "TARGET"},
     )
     threshold: Share | None = Field(
         default=None,
-        description="Retrieve when need is above this. Default: 0.5; for benefit by `max_loss`.",
+        description="Retrieve when need is above. Default: 0.5, or by `max_loss`.",
         json_schema_extra={"metavar": "0..1"},
     )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="For benefit: accuracy that the chosen threshold may lose. Default: 0.01.",
+        description="For benefit: accuracy that may be lost. Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
         default=False,
-        description="Give label runs of different size the same weight. Not for judges.",
+        description="Give all label runs the same weight.",
         json_schema_extra={"flag": "--balance-sets"},
     )
     keep_questions: bool = Field(
         default=True,
-        description="Store ten questions, to compare a server's hidden states with.",
+        description="Store ten questions, to check hidden states.",
         json_schema_extra={"flag": "--keep-questions/--no-questions"},
     )
     seed: Seed = Field(default=0, description="Seed of splits and training.")

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from knowgate.data.preferences import DEFAULT_TOP, CandidatePassage, Preference, deduplicate_passages, select_passages
 from knowgate.data.splits import split_questions
-from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, NotOffered, ServerError
+from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, ServerError, UnsupportedSignal
 from knowgate.gates.hidden_state import ProbeGate
 from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, format_passages
@@ -84,6 +84,7 @@ class ConfidenceSource:
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         readings = self.model.read(prompts, SignalRequest(layers=self.gate.request.layers, resumable=False))
         values = 1 - self.gate.raw([Question(prompt.text) for prompt in prompts], readings)
@@ -99,8 +100,9 @@ class LikelihoodSource:
     name = "likelihood"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         if not isinstance(self.model, ScoringModel):
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"{self.model.name} cannot score a given answer; source='likelihood' needs hf, gguf or smollm."
             )
         answers = [_get_first_gold(question) for question in questions]
@@ -121,6 +123,7 @@ class BenefitSource:
     name = "benefit"
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
+        """Measure the passages of each question."""
         prompts = build_passage_prompts(self.prompts, questions, passages)
         completions = self.model.generate(prompts, max_tokens=self.max_tokens)
         pairs = zip(questions, passages, strict=True)
@@ -186,7 +189,7 @@ class PreferenceLabeler:
         candidates = self._find_candidates(questions)
         try:
             return self._label_batch(questions, candidates)
-        except (ServerError, DeviceError, NotOffered):
+        except (ServerError, DeviceError, UnsupportedSignal):
             raise
         except KnowgateError:
             return [self._label_one(*pair) for pair in zip(questions, candidates, strict=True)]
@@ -210,6 +213,7 @@ class PreferenceLabeler:
         return assign_splits([question.text for question in questions], self.seed)
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
+        """Find the candidate passages of each question, and truncate them if required."""
         if self.retriever is None:
             passages = [list(question.contexts[: self.candidates]) for question in questions]
         else:
@@ -219,6 +223,7 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
+        """Measure a batch; passages beyond the context window are shortened and measured again."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
         try:
             fitting, effects = distinct, self.source.measure(questions, distinct)
@@ -246,6 +251,7 @@ class PreferenceLabeler:
         n_duplicates: int,
         n_truncated: int,
     ) -> Preference:
+        """Make the preference row of a question from the measured effects."""
         candidates = tuple(
             CandidatePassage(passage.id, passage.text, passage.title, passage.score, value - effects.base, correct)
             for passage, value, correct in zip(passages, effects.values, effects.correct, strict=True)
@@ -290,7 +296,7 @@ def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) 
     This is a control for preferences that only follow the length of a passage.
     """
     if not isinstance(model, TokenizingModel):
-        raise NotOffered(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
+        raise UnsupportedSignal(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]
 

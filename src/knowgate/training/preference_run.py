@@ -207,6 +207,7 @@ def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions)
 
 
 def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
+    """Take the contexts of the questions from a data set."""
     contexts = {question.id: question.contexts for question in load_questions(data)}
     missing = [name for name in questions if name not in contexts]
     if missing:
@@ -224,8 +225,8 @@ def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None)
     for folder, run in zip(folders, settings, strict=True):
         if run.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
-                f"'{folder.path}' was labeled by {run.get('model')} ({run.get('model_fingerprint')}), not by {llm.name} "
-                f"({llm.fingerprint}). Label with this model, or give the other as `model`."
+                f"'{folder.path}' was labeled by {run.get('model')} ({run.get('model_fingerprint')}), not by "
+                f"{llm.name} ({llm.fingerprint}). Label with this model, or give the other as `model`."
             )
     return llm
 
@@ -270,6 +271,7 @@ def _run_batches(
     runner: Runner,
     on_progress: Callable[[PreferenceProgress], None],
 ) -> PreferenceProgress:
+    """Measure the questions without a row, and write each finished batch."""
     progress, done = PreferenceProgress(len(questions)), set[str]()
     for row in folder.rows():
         progress = progress.add([row], is_fresh=False)

@@ -171,7 +171,7 @@ class ServedModel(Protocol):
         ...
 
     def check_request(self, request: SignalRequest, /) -> None:
-        """Raise NotOffered if the request needs something that the server does not return."""
+        """Raise UnsupportedSignal if the request needs something that the server does not return."""
         ...
 
     def count_tokens(self, text: str) -> int | None:

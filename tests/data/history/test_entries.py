@@ -264,7 +264,8 @@ from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 for i in range(0, int(sys.argv[3]), 20):
-    log.add([LogEntry(f"writer{sys.argv[2]} question{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in range(i, i + 20)])
+    names = [f"writer{sys.argv[2]} question{j}" for j in range(i, i + 20)]
+    log.add([LogEntry(name, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for name in names])
 """
 
 
@@ -313,7 +314,8 @@ from tests.support.hash_embedder import HashEmbedder
 
 log = open_history(sys.argv[1], HashEmbedder())
 for i in itertools.count():
-    log.add([LogEntry(f"{sys.argv[2]} question{i} part{j}", KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for j in range(3)])
+    names = [f"{sys.argv[2]} question{i} part{j}" for j in range(3)]
+    log.add([LogEntry(name, KnowledgeLabel.KNOWN, HistoryScope("m", "p")) for name in names])
     print(i, flush=True)  # acknowledged
 """
 

@@ -28,16 +28,18 @@ def page_of(run, out):
     return out.read_text(encoding="utf-8")
 
 
-def section(found, name):
-    return re.search(rf'<(section|details) [^>]*id="{name}">.*?(?=<section|<details class="fold"|<footer)', found, re.S)
+def section(page_html, name):
+    return re.search(
+        rf'<(section|details) [^>]*id="{name}">.*?(?=<section|<details class="fold"|<footer)', page_html, re.S
+    )
 
 
 def test_without_open_book_answers_the_page_shows_only_ranking(tmp_path):
-    found = page_of(trial_run(tmp_path / "run", varied_rows(60, opened=False)), tmp_path / "p.html")
-    assert "Cannot be said" in found
-    assert "no question was answered with passages" in found
-    assert not any(section(found, name) for name in ("picture", "money", "where", "examples", "compared"))
-    assert "AUROC" in section(found, "gates")[0]
+    page_html = page_of(trial_run(tmp_path / "run", varied_rows(60, opened=False)), tmp_path / "p.html")
+    assert "Cannot be said" in page_html
+    assert "no question was answered with passages" in page_html
+    assert not any(section(page_html, name) for name in ("picture", "money", "where", "examples", "compared"))
+    assert "AUROC" in section(page_html, "gates")[0]
 
 
 def test_without_gold_answers_the_evaluation_is_rejected_with_advice(tmp_path):
@@ -49,16 +51,16 @@ def test_without_gold_answers_the_evaluation_is_rejected_with_advice(tmp_path):
 def test_without_gold_answers_the_page_gives_advice_and_no_empty_chart(tmp_path):
     run = write_run(tmp_path / "run", [row("a", side(None, None), side(None, None), answers=())], **SETTINGS)
     write_boundary_page(read_run_reports([run]), tmp_path / "p.html")
-    found = (tmp_path / "p.html").read_text(encoding="utf-8")
-    assert "and label again: knowgate label" in found
-    assert "<svg" not in section(found, "accuracy")[0]
+    page_html = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "and label again: knowgate label" in page_html
+    assert "<svg" not in section(page_html, "accuracy")[0]
 
 
 @pytest.mark.parametrize(("closed", "opened"), [(True, True), (False, True), (True, False), (False, False)])
 def test_one_question_makes_a_page_that_claims_nothing(tmp_path, closed, opened):
-    found = page_of(trial_run(tmp_path / "run", [row("a", side(closed), side(opened))]), tmp_path / "p.html")
-    assert "One question cannot show whether a gate pays here." in found
-    assert not re.search(r"\bnan\b", text_of(found), re.IGNORECASE)
+    page_html = page_of(trial_run(tmp_path / "run", [row("a", side(closed), side(opened))]), tmp_path / "p.html")
+    assert "One question cannot show whether a gate pays here." in page_html
+    assert not re.search(r"\bnan\b", text_of(page_html), re.IGNORECASE)
 
 
 def test_two_hundred_gates_stay_a_small_page_with_five_lines(tmp_path):
@@ -72,12 +74,12 @@ def test_two_hundred_gates_stay_a_small_page_with_five_lines(tmp_path):
             for number in range(200)
         ],
     )
-    found = page_of(run, tmp_path / "p.html")
-    assert len(found) < 1e6
-    picture = section(found, "picture")[0]
+    page_html = page_of(run, tmp_path / "p.html")
+    assert len(page_html) < 1e6
+    picture = section(page_html, "picture")[0]
     assert picture.count('checked><i class="swatch') <= 5
     assert picture.count('<g class="') == 200 + 2  # and random and the oracle
-    assert section(found, "gates")[0].count('<th scope="row">') == 203
+    assert section(page_html, "gates")[0].count('<th scope="row">') == 203
 
 
 def test_right_to_left_and_cjk_texts_are_isolated(tmp_path):
@@ -86,8 +88,8 @@ def test_right_to_left_and_cjk_texts_are_isolated(tmp_path):
         for i, text in enumerate([ARABIC, HEBREW, CHINESE] * 4)
     ]
     run = trial_run(tmp_path / "run", rows)
-    found = page_of(run, tmp_path / "p.html")
-    assert all(f'<bdi dir="auto">{text}</bdi>' in found for text in (ARABIC, HEBREW, CHINESE))
+    page_html = page_of(run, tmp_path / "p.html")
+    assert all(f'<bdi dir="auto">{text}</bdi>' in page_html for text in (ARABIC, HEBREW, CHINESE))
 
 
 def hostile_run(path):
@@ -109,9 +111,9 @@ def hostile_run(path):
 
 
 def test_hostile_texts_stay_texts_on_the_page_of_an_evaluation(tmp_path):
-    found = page_of(hostile_run(tmp_path / "run"), tmp_path / "p.html")
-    assert found.count("<script") == 1
-    assert "<img" not in text_of(found)
+    page_html = page_of(hostile_run(tmp_path / "run"), tmp_path / "p.html")
+    assert page_html.count("<script") == 1
+    assert "<img" not in text_of(page_html)
 
 
 @needs_browser
@@ -128,8 +130,8 @@ def test_hostile_texts_run_nothing_in_a_browser(tmp_path):
 
 
 def test_a_gate_that_gives_every_question_the_same_need_is_drawn(tmp_path):
-    found = page_of(trial_run(tmp_path / "run", varied_rows(120)), tmp_path / "p.html")
-    assert "Calibration: poor" in found
+    page_html = page_of(trial_run(tmp_path / "run", varied_rows(120)), tmp_path / "p.html")
+    assert "Calibration: poor" in page_html
 
 
 def test_a_page_names_what_was_left_out(tmp_path):

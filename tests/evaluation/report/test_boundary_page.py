@@ -37,9 +37,9 @@ def hostile_run(path):
     return write_run(path, [bad, row("b", error=HOSTILE), row("c", side(), lang=HOSTILE)], model=HOSTILE, data=HOSTILE)
 
 
-def text_of(found):
+def text_of(page_html):
     """The page without its scripts and styles."""
-    return re.sub(r"<(script|style)\b.*?</\1>", "", found, flags=re.DOTALL)
+    return re.sub(r"<(script|style)\b.*?</\1>", "", page_html, flags=re.DOTALL)
 
 
 def test_the_page_is_one_small_file_that_fetches_nothing(tmp_path):
@@ -60,36 +60,38 @@ def test_a_page_is_rendered_without_an_installed_package(tmp_path, monkeypatch):
 
 
 def test_hostile_text_stays_text(tmp_path):
-    found = render_boundary_page(read_run_reports([hostile_run(tmp_path / "a")]))
-    assert found.count("<script>") == 1
-    assert "<img" not in text_of(found)
-    assert escape_html(HOSTILE) in found
+    page_html = render_boundary_page(read_run_reports([hostile_run(tmp_path / "a")]))
+    assert page_html.count("<script>") == 1
+    assert "<img" not in text_of(page_html)
+    assert escape_html(HOSTILE) in page_html
 
 
 def test_hostile_names_of_lines_stay_text():
     field = PlotArea(Axis("x"), Axis("y"))
-    found = draw_line_plot(field, [PlotLine(HOSTILE, [ChartPoint(0, 0), ChartPoint(1, 1)], "k0")], HOSTILE, HOSTILE)
-    assert "<img" not in found
-    assert "<script" not in found
+    page_html = draw_line_plot(field, [PlotLine(HOSTILE, [ChartPoint(0, 0), ChartPoint(1, 1)], "k0")], HOSTILE, HOSTILE)
+    assert "<img" not in page_html
+    assert "<script" not in page_html
 
 
 def test_a_closed_book_run_shows_a_remark_instead_of_empty_charts(tmp_path):
-    found = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", varied_rows(10, opened=False))])))
-    assert found.count('class="chart"') == 2  # what it knows, and accuracy
-    assert f"fake: {NO_OPEN_ANSWERS}." in found
+    page_html = text_of(
+        render_boundary_page(read_run_reports([write_run(tmp_path / "a", varied_rows(10, opened=False))]))
+    )
+    assert page_html.count('class="chart"') == 2  # what it knows, and accuracy
+    assert f"fake: {NO_OPEN_ANSWERS}." in page_html
 
 
 def test_extreme_questions_come_with_answers_and_passages(tmp_path):
     harmed = row("h", side(True, 1.0, text="Paris"), side(False, 0.0, text="Lyon"), passages=(Passage("p", "Of Lyon"),))
-    found = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", [harmed])])))
-    section = found[found.index('id="harmed"') : found.index('id="helped"')]
+    page_html = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", [harmed])])))
+    section = page_html[page_html.index('id="harmed"') : page_html.index('id="helped"')]
     assert all(part in section for part in ("q h", "Paris", "Lyon", "Of Lyon", "-1.00", "1 passages"))
 
 
 def test_long_passages_are_cut(tmp_path):
     harmed = row("h", side(True, 1.0), side(False, 0.0), passages=(Passage("p", "w" * 10 * MAX_TEXT_LENGTH),))
-    found = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", [harmed])])))
-    assert found.count("w" * MAX_TEXT_LENGTH + " … (cut)") == 1
+    page_html = text_of(render_boundary_page(read_run_reports([write_run(tmp_path / "a", [harmed])])))
+    assert page_html.count("w" * MAX_TEXT_LENGTH + " … (cut)") == 1
 
 
 def test_a_row_with_half_a_character_is_rejected_before_the_page_is_written(tmp_path):

@@ -16,7 +16,7 @@ def shown(*paths):
 
 
 def line(text, start):
-    return next(found for found in text.splitlines() if found.startswith(start))
+    return next(text_line for text_line in text.splitlines() if text_line.startswith(start))
 
 
 def test_accuracy_is_shown_with_its_interval_and_n(tmp_path):
@@ -34,8 +34,8 @@ def test_closed_and_open_book_are_compared_on_the_same_questions(tmp_path):
     assert "50.0 % [23.7, 76.3], n = 10" in line(text, "closed book ")
     assert "n = 10" in line(text, "open book")
     assert "75.0 % [53.1, 88.8], n = 20" in line(text, "closed book, also where no passage was found")
-    said = " ".join(describe_boundary(read_run_reports([path])[0]))
-    assert "of the 10 questions that found passages, without them on 50.0 %" in said
+    description = " ".join(describe_boundary(read_run_reports([path])[0]))
+    assert "of the 10 questions that found passages, without them on 50.0 %" in description
 
 
 def test_the_grader_is_always_named(tmp_path):

@@ -29,8 +29,8 @@ def run(path, right_with_passages, *, start=0):
     return trial_run(path, rows)
 
 
-def report(folder, made):
-    return write_report(evaluate(["good"], made, resamples=200), folder, html=False)
+def report(folder, evaluated_run):
+    return write_report(evaluate(["good"], evaluated_run, resamples=200), folder, html=False)
 
 
 @pytest.fixture
@@ -39,19 +39,19 @@ def both(tmp_path):
     return [report(tmp_path / f"report{n}", run(tmp_path / f"run{n}", n)) for n in (80, 60)]
 
 
-def changes(found, gate):
-    return next(one for one in found.gates if one.gate == gate).changes
+def changes(diff, gate):
+    return next(one for one in diff.gates if one.gate == gate).changes
 
 
 def test_the_same_questions_are_compared_in_pairs(both):
-    found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
-    accuracy = changes(found, "always")["accuracy"]
-    assert found.paired == N
+    diff = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
+    accuracy = changes(diff, "always")["accuracy"]
+    assert diff.paired == N
     assert (accuracy.first.value, accuracy.second.value) == (0.8, 0.6)
     assert accuracy.difference.value == pytest.approx(-0.2)
     width = accuracy.difference.high - accuracy.difference.low
     assert width < 2 * 1.96 * (0.8 * 0.2 / N + 0.6 * 0.4 / N) ** 0.5  # closer than independent questions would be
-    assert changes(found, "never")["accuracy"].difference.value == 0.0
+    assert changes(diff, "never")["accuracy"].difference.value == 0.0
 
 
 def test_other_questions_are_compared_as_independent_samples(tmp_path):
@@ -59,13 +59,13 @@ def test_other_questions_are_compared_as_independent_samples(tmp_path):
         load_evaluation_summary(report(tmp_path / f"r{n}", run(tmp_path / f"run{n}", 80, start=n)), [])
         for n in (0, 5000)
     ]
-    found = diff_evaluations(*sides)
-    difference = changes(found, "always")["accuracy"].difference
+    diff = diff_evaluations(*sides)
+    difference = changes(diff, "always")["accuracy"].difference
     half = [
         (one.gates["always"].measures["accuracy"].high - one.gates["always"].measures["accuracy"].low) / 2
         for one in sides
     ]
-    assert found.paired == 0
+    assert diff.paired == 0
     assert difference.value == pytest.approx(0.0)
     assert difference.high == pytest.approx((half[0] ** 2 + half[1] ** 2) ** 0.5)
 
@@ -75,9 +75,9 @@ def test_the_number_of_shared_and_needed_questions_is_shown(tmp_path):
     sides = [
         load_evaluation_summary(report(tmp_path / f"r{n}", run(tmp_path / f"run{n}", 80, start=n)), []) for n in (0, 80)
     ]
-    found = diff_evaluations(*sides)
-    assert (found.paired, found.shared, found.needed) == (0, 20, 50)
-    assert describe_pairing(found).startswith("A and B share 20 questions; pairing needs 50.")
+    diff = diff_evaluations(*sides)
+    assert (diff.paired, diff.shared, diff.needed) == (0, 20, 50)
+    assert describe_pairing(diff).startswith("A and B share 20 questions; pairing needs 50.")
 
 
 def test_gates_of_one_side_only_are_listed(tmp_path, both, capsys):
@@ -93,15 +93,15 @@ def test_gates_of_one_side_only_are_listed(tmp_path, both, capsys):
 def test_a_report_without_decisions_is_compared_by_its_intervals(both):
     for folder in both:
         (folder / "decisions.json").unlink()
-    found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
-    assert found.paired == 0
-    assert changes(found, "always")["accuracy"].difference.value == pytest.approx(-0.2)
+    diff = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
+    assert diff.paired == 0
+    assert changes(diff, "always")["accuracy"].difference.value == pytest.approx(-0.2)
 
 
 def test_the_recommended_policies_are_compared_at_their_thresholds(both):
-    found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
-    assert found.watched == ["never", "always", "recommended"]
-    assert changes(found, "recommended")["accuracy"].first.value == pytest.approx(0.85)  # 20 to 80 right, and 5 known
+    diff = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
+    assert diff.watched == ["never", "always", "recommended"]
+    assert changes(diff, "recommended")["accuracy"].first.value == pytest.approx(0.85)  # 20 to 80 right, and 5 known
 
 
 def test_a_label_run_is_evaluated_and_compared_like_its_report(tmp_path, both):
@@ -118,19 +118,21 @@ def arbitrated(tmp_path):
     for name, kept in (("first", N), ("second", 40)):
         texts = [("keep" if i < kept else "memory", "drop" if i < kept else "keep") for i in range(N)]
         rows = [pair_row(f"q{i}", (i + 1) / (N + 1), True, i % 2 == 0, texts=pair) for i, pair in enumerate(texts)]
-        made = evaluate("logprob:first", write_rows(tmp_path / name, rows), arbiter=Prefers("keep"), resamples=200)
-        folders.append(write_report(made, tmp_path / f"report-{name}", html=False))
+        evaluated_run = evaluate(
+            "logprob:first", write_rows(tmp_path / name, rows), arbiter=Prefers("keep"), resamples=200
+        )
+        folders.append(write_report(evaluated_run, tmp_path / f"report-{name}", html=False))
     return folders
 
 
 def test_gates_with_an_arbiter_are_compared_in_pairs_and_watched(arbitrated):
-    found = diff_evaluations(*(load_evaluation_summary(one, []) for one in arbitrated))
-    accuracy = changes(found, "always + arbiter")["accuracy"]
+    diff = diff_evaluations(*(load_evaluation_summary(one, []) for one in arbitrated))
+    accuracy = changes(diff, "always + arbiter")["accuracy"]
     assert (accuracy.first.value, accuracy.second.value) == (1.0, 0.7)
     assert accuracy.difference.high < 0
-    assert changes(found, "always")["accuracy"].difference.value == 0.0
-    assert "always + arbiter" in [one.gate for one in found.find_worse(0.01)]
-    assert "always" not in [one.gate for one in found.find_worse(0.01)]
+    assert changes(diff, "always")["accuracy"].difference.value == 0.0
+    assert "always + arbiter" in [one.gate for one in diff.find_worse(0.01)]
+    assert "always" not in [one.gate for one in diff.find_worse(0.01)]
 
 
 def test_a_worse_arbiter_exits_with_3_even_without_decisions(arbitrated, capsys):
@@ -149,9 +151,9 @@ def test_an_arbiter_of_one_side_only_is_listed(arbitrated, tmp_path, capsys):
 
 
 def test_only_a_certain_drop_beyond_the_tolerance_counts(both):
-    found = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
-    assert [one.gate for one in found.find_worse(0.01)] == ["always", "recommended"]
-    assert [one.gate for one in found.find_worse(0.25)] == []
+    diff = diff_evaluations(*(load_evaluation_summary(one, []) for one in both))
+    assert [one.gate for one in diff.find_worse(0.01)] == ["always", "recommended"]
+    assert [one.gate for one in diff.find_worse(0.25)] == []
 
 
 def test_a_drop_that_may_be_chance_does_not_count():
@@ -161,9 +163,9 @@ def test_a_drop_that_may_be_chance_does_not_count():
         )
         for name, value in (("a", 0.6), ("b", 0.55))
     ]
-    found = diff_evaluations(*sides)
-    assert found.find_worse(0.01) == []
-    assert build_diff_verdict(found).headline == "No difference between A and B is shown."
+    diff = diff_evaluations(*sides)
+    assert diff.find_worse(0.01) == []
+    assert build_diff_verdict(diff).headline == "No difference between A and B is shown."
 
 
 def test_sides_without_a_gate_in_common_are_rejected():
@@ -189,26 +191,26 @@ def test_the_command_exits_with_3_if_accuracy_dropped(both, tmp_path, capsys):
     page = tmp_path / "c.html"
     command = ["compare", *map(str, both), "--out", str(page), "--fail-if-worse", "0.01"]
     assert knowgate(command) == 3
-    said = capsys.readouterr()
-    assert "B is worse than A. Points of accuracy, with 95 % intervals: 'always' -20.0" in said.out
-    assert "Worse by more than 1 point: 'always', 'recommended'." in said.err
+    output = capsys.readouterr()
+    assert "B is worse than A. Points of accuracy, with 95 % intervals: 'always' -20.0" in output.out
+    assert "Worse by more than 1 point: 'always', 'recommended'." in output.err
     assert page.is_file()
     assert knowgate(["compare", *map(str, reversed(both)), "--no-html", "--fail-if-worse", "0.01"]) == 0
 
 
 def test_the_command_prints_every_difference_as_json(both, capsys):
     assert knowgate(["compare", *map(str, both), "--no-html", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["paired"] == N
-    assert found["worse"] == []
-    assert [one["gate"] for one in found["gates"]] == ["never", "always", "good", "oracle", "recommended"]
+    diff = json.loads(capsys.readouterr().out)
+    assert diff["paired"] == N
+    assert diff["worse"] == []
+    assert [one["gate"] for one in diff["gates"]] == ["never", "always", "good", "oracle", "recommended"]
 
 
 def test_runs_without_passages_are_compared_by_their_ranking(tmp_path):
     runs = [trial_run(tmp_path / name, [row(f"q{i}", side(i % 3 == 0)) for i in range(40)]) for name in ("a", "b")]
-    found = diff_evaluations(*(load_evaluation_summary(one, ["good"], 50) for one in runs))
-    assert changes(found, "good")["auroc"].difference.value == 0.0
-    assert build_diff_verdict(found).level == "unknown"
+    diff = diff_evaluations(*(load_evaluation_summary(one, ["good"], 50) for one in runs))
+    assert changes(diff, "good")["auroc"].difference.value == 0.0
+    assert build_diff_verdict(diff).level == "unknown"
 
 
 @needs_browser

@@ -12,21 +12,21 @@ def many(n=40):
 
 
 def good(rows):
-    return Table(**{one.id: one.shift for found in rows for one in found.candidates})
+    return Table(**{one.id: one.shift for row_ in rows for one in row_.candidates})
 
 
 def test_a_reranker_that_ranks_better_is_worth_a_try_until_answers_show_it():
-    said = build_reranker_verdict(compare_rerankers([held(many())], {"good": good(many())}))
-    assert (said.level, said.best) == ("try", "good")
-    assert "puts a passage that helps first for 100.0 %, the retriever for 0.0 %: +100.0 points" in said.sentences[0]
-    assert "name one in `model` to see whether answers improve" in said.sentences[1]
+    verdict = build_reranker_verdict(compare_rerankers([held(many())], {"good": good(many())}))
+    assert (verdict.level, verdict.best) == ("try", "good")
+    assert "puts a passage that helps first for 100.0 %, the retriever for 0.0 %: +100.0 points" in verdict.sentences[0]
+    assert "name one in `model` to see whether answers improve" in verdict.sentences[1]
 
 
 def test_a_reranker_that_ranks_no_better_is_not_recommended(tmp_path):
-    said = build_reranker_verdict(compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)}))
-    assert said.level == "leave"
-    assert said.headline == "Leave the retriever's order as it is."
-    assert "Answers of fake to nq with the top 1 passages" in " ".join(said.sentences)
+    verdict = build_reranker_verdict(compare_rerankers([held()], BOTH, answerers={"fake": answering(tmp_path)}))
+    assert verdict.level == "leave"
+    assert verdict.headline == "Leave the retriever's order as it is."
+    assert "Answers of fake to nq with the top 1 passages" in " ".join(verdict.sentences)
 
 
 def test_without_a_reranker_nothing_is_recommended():
@@ -34,10 +34,10 @@ def test_without_a_reranker_nothing_is_recommended():
 
 
 def test_controls_are_never_recommended():
-    said = build_reranker_verdict(
+    verdict = build_reranker_verdict(
         compare_rerankers([held()], {"aligned": ALIGNED}, settings=ComparisonSettings(controls=True))
     )
-    assert said.best == "aligned"
+    assert verdict.best == "aligned"
 
 
 @needs_browser

@@ -25,9 +25,9 @@ WIDE = TextTable(
 )
 
 
-def shown(sheet: TextTable, width: int) -> list[str]:
+def shown(table: TextTable, width: int) -> list[str]:
     console = Console(file=io.StringIO(), width=width)
-    console.print(TerminalTable(sheet))
+    console.print(TerminalTable(table))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -56,13 +56,13 @@ def test_columns_that_do_not_fit_are_listed():
 
 
 def test_a_name_beside_a_remark_is_not_cut():
-    sheet = TextTable("", ("run", "n", "share"), (("qwen2.5-coder-1.5b", "no open-book answers in this run"),))
-    assert shown(sheet, 80)[1].startswith("qwen2.5-coder-1.5b  no")
+    table = TextTable("", ("run", "n", "share"), (("qwen2.5-coder-1.5b", "no open-book answers in this run"),))
+    assert shown(table, 80)[1].startswith("qwen2.5-coder-1.5b  no")
 
 
 def test_long_texts_wrap_at_a_readable_width():
-    sheet = TextTable("", ("gate", "why"), (("a", "word " * 20),))
-    assert len(shown(sheet, 40)) == 1 + 3
+    table = TextTable("", ("gate", "why"), (("a", "word " * 20),))
+    assert len(shown(table, 40)) == 1 + 3
 
 
 def test_a_remark_shorter_than_the_columns_is_shown():
@@ -70,5 +70,5 @@ def test_a_remark_shorter_than_the_columns_is_shown():
 
 
 def test_chinese_cells_count_two_columns_a_character():
-    sheet = TextTable("", ("问题", "答"), (("法国的首都是哪里", "巴黎"),))
-    assert shown(sheet, 40)[1].rstrip() == "法国的首都是哪里  巴黎"
+    table = TextTable("", ("问题", "答"), (("法国的首都是哪里", "巴黎"),))
+    assert shown(table, 40)[1].rstrip() == "法国的首都是哪里  巴黎"

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from knowgate.errors import ArtifactError, NotOffered
+from knowgate.errors import ArtifactError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import (
     REFERENCE_COUNT,
@@ -134,12 +134,12 @@ def test_a_gate_without_reference_states_is_rejected(folder, server, tmp_path):
 
 
 def test_a_gate_that_reads_unavailable_layers_is_rejected_when_bound(folder, server, tmp_path):
-    with pytest.raises(NotOffered, match="lists too few tokens for their entropies"):
+    with pytest.raises(UnsupportedSignal, match="lists too few tokens for their entropies"):
         bind_gate(load_gate(str(folder / "fusion")), connect(server, tmp_path), PROMPTS)
-    with pytest.raises(NotOffered, match="no hidden states of sampled answers"):
+    with pytest.raises(UnsupportedSignal, match="no hidden states of sampled answers"):
         bind_gate(load_gate(str(folder / "costly")), connect(server, tmp_path), PROMPTS)
     with pytest.raises(
-        NotOffered, match="'seakr' does not work with openai:m: this server gives no hidden states of sampled"
+        UnsupportedSignal, match="'seakr' does not work with openai:m: this server gives no hidden states of sampled"
     ):
         bind_gate(load_gate("seakr"), connect(server, tmp_path), PROMPTS)
     assert server.ids == []

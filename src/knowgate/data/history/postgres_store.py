@@ -107,6 +107,7 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
+        """Build the index in this thread, unless another process has built it."""
         try:
             width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
             self._has_given_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
@@ -245,6 +246,7 @@ class PostgresHistory(SqlHistory):
         exclude: Collection[KnowledgeLabel],
         is_exact: bool,
     ) -> tuple[Neighbor, ...]:
+        """Fetch more and more candidates until k of them pass the filters."""
         depth = k + EXTRA_CANDIDATES
         while True:
             candidates = self._rank_entries(vector, depth, scope, exclude, is_exact)

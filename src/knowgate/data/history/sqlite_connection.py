@@ -69,6 +69,7 @@ class SqliteDatabase:
         return connection
 
     def _open(self) -> sqlite3.Connection:
+        """Open the file, create missing tables, and check the format version."""
         connection = self._connect()
         try:
             _check_schema(connection)
@@ -91,6 +92,7 @@ class SqliteDatabase:
         return connection
 
     def _connect(self) -> sqlite3.Connection:
+        """Connect to the file, and create its folder if needed."""
         try:
             if self.path.exists():
                 check_regular_file(self.path)

@@ -313,6 +313,7 @@ class VectorIndex:
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
+        """Build or extend the stored index, unless another process is doing so."""
         try:
             self._reopen(location)  # another process may have built it
             if self._has_many_rows():

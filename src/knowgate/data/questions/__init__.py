@@ -89,6 +89,7 @@ def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Qu
 
 
 def _check_questions(questions: Sequence[Question]) -> None:
+    """Raise BadInput for empty questions, invalid texts and duplicate ids."""
     if not questions:
         raise BadInput("no questions given: the list is empty.")
     ids: set[str] = set()

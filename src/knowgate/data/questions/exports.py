@@ -116,7 +116,7 @@ def read_openai_batch(value: str) -> Iterator[Question]:
         missing = [name for name, results in answers.items() if request_id not in results]
         if missing:
             raise BadInput(
-                f"{where}: '{request_id}' has no answer in {options[missing[0]]}. Remove it from the requests, or run it."
+                f"{where}: '{request_id}' has no answer in {options[missing[0]]}. Remove the request, or run it."
             )
         meta = {name: results[request_id] for name, results in answers.items()}
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}

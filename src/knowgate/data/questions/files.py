@@ -2,7 +2,8 @@
 
 Formats: `jsonl:FILE` (or .jsonl.gz) has one object per line:
 
-    {"question": ..., "id"?, "answers"?: [..], "lang"?, "choices"?: [..], "contexts"?: [{"id"?, "title"?, "text"}], "meta"?}
+    {"question": ..., "id"?, "answers"?: [..], "lang"?, "choices"?: [..], "contexts"?: [{"id"?, "title"?, "text"}],
+     "meta"?}
 
 `csv:FILE?question=COLUMN&answers=COLUMN` and `parquet:FILE?...` read a table. Other columns of text go into `meta`.
 
@@ -92,8 +93,8 @@ def find_benchmark_folder() -> Path:
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
-            f"'bench:' needs the environment variable {BENCHMARK_VARIABLE}. Set it to the benchmark folder, or use your "
-            "own data: jsonl:FILE"
+            f"'bench:' needs the environment variable {BENCHMARK_VARIABLE}. Set it to the benchmark folder, or use "
+            "your own data: jsonl:FILE"
         )
     path = expand_path(value)
     if not path.is_dir():

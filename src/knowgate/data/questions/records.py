@@ -69,6 +69,7 @@ def parse_question(record: dict[str, Any], where: str, default_id: str) -> Quest
 
 
 def _parse_id(value: object, where: str) -> str:
+    """Check an id and convert it to text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise BadInput(
             f"{where}: 'id' must be a text or a number, not {format_value(value)}. Leave it out for a default."
@@ -107,6 +108,7 @@ def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) ->
 
 
 def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
+    """Parse the passages that come with a question."""
     passages = []
     for number, item in enumerate(_get_typed(record, "contexts", list, where) or []):
         if not isinstance(item, dict) or not isinstance(item.get("text"), str):

@@ -116,6 +116,7 @@ def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
+    """Convert recorded needs to a JSON object; empty fields are left out."""
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _round_scores(item.needs)}
     optional = {
         "raw": _round_scores(item.raw) or None,
@@ -149,6 +150,7 @@ def write_beliefs(run: Path, recorded: RecordedBeliefs) -> None:
 
 
 def _beliefs_to_dict(item: RecordedBeliefs) -> dict[str, Any]:
+    """Convert recorded beliefs to a JSON object."""
     return {
         "arbiter": item.arbiter,
         "fingerprint": item.fingerprint,

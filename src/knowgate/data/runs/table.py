@@ -332,6 +332,7 @@ class _TableBuilder:
     def _build_on_disk(
         self, folders: Sequence[RunFolder], run_index: NDArray[np.int32], run_layers: Sequence[Sequence[int]]
     ) -> LabelColumns:
+        """Return columns in memory for rows that stay on disk."""
         self._convert_to_columns()
         rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64))
         chunks = self._column_chunks

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.types import Completion, Token, Vector
 
 EMPTY_DRAFT_NEED = 1.0  # an LLM that drafts nothing does not know
@@ -31,7 +31,7 @@ def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]],
         draft_tokens: Use this many tokens; the draft may be longer because another gate needs more.
     """
     if draft is None or draft.tokens is None:
-        raise NotOffered("the reading has no token log-probabilities. Use a backend that offers 'logprobs'.")
+        raise UnsupportedSignal("the reading has no token log-probabilities. Use a backend that offers 'logprobs'.")
     if not draft.tokens:
         return EMPTY_DRAFT_NEED
     value = confidence(draft.tokens[:draft_tokens])
@@ -59,7 +59,7 @@ def inverse_perplexity(tokens: Sequence[Token]) -> float:
     """Return exp(-H) of the mean token entropy H: 1 for certain tokens, 1/V for uniform ones over V tokens."""
     entropies = [token.entropy for token in tokens if token.entropy is not None]
     if len(entropies) < len(tokens):
-        raise NotOffered("this server gives no token entropies. Use logprob:first, mean, min or margin.")
+        raise UnsupportedSignal("this server gives no token entropies. Use logprob:first, mean, min or margin.")
     return math.exp(-sum(entropies) / len(entropies))
 
 
@@ -67,7 +67,7 @@ def mean_margin(tokens: Sequence[Token]) -> float:
     """Return the mean difference between the probabilities of the best and the second-best token."""
     margins = [token.margin for token in tokens if token.margin is not None]
     if len(margins) < len(tokens):
-        raise NotOffered("this server gives no second-best token. Use logprob:first, mean or min.")
+        raise UnsupportedSignal("this server gives no second-best token. Use logprob:first, mean or min.")
     return sum(margins) / len(margins)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from knowgate.core.text import render_choices
-from knowgate.errors import NotOffered
+from knowgate.errors import UnsupportedSignal
 from knowgate.retrieval.embeddings import check_vectors
 from knowgate.types import Embedder, Question, Reading, Vector
 
@@ -29,7 +29,7 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
     states = [(reading.hidden if position == "pre" else reading.hidden_after).get(layer) for reading in readings]
     present = [state for state in states if state is not None]
     if len(present) < len(states):
-        raise NotOffered(
+        raise UnsupportedSignal(
             f"the reading has no hidden states of layer {layer} ({position}). Label with layers='{layer}', or use a "
             "backend that gives hidden states (hf, gguf, smollm).",
             brief=f"no hidden states of layer {layer}",
@@ -38,9 +38,11 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
 
 
 def draft_texts(readings: Sequence[Reading]) -> list[str]:
-    """Return the draft of each reading; raises NotOffered if one is missing."""
+    """Return the draft of each reading; raises UnsupportedSignal if one is missing."""
     if any(reading.draft is None for reading in readings):
-        raise NotOffered("the reading has no draft, which the gate was fitted with. Use a backend that drafts answers.")
+        raise UnsupportedSignal(
+            "the reading has no draft, which the gate was fitted with. Use a backend that drafts answers."
+        )
     return [reading.draft.text if reading.draft else "" for reading in readings]
 
 
@@ -72,6 +74,7 @@ def surface_features(questions: Sequence[Question]) -> Vector:
 
 
 def _compute_surface(text: str) -> list[float]:
+    """Compute the surface features of a text."""
     words, size = text.split(), max(len(text), 1)
     return [
         math.log1p(len(text)),

@@ -1,3 +1,1 @@
-"""What was measured, for people: tables, charts, pages. One folder per report."""
-
-from __future__ import annotations
+"""Reports for people: tables for the terminal, charts, and self-contained HTML pages."""

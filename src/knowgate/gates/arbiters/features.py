@@ -11,7 +11,7 @@ import numpy as np
 from knowgate.core.schema import read_record
 from knowgate.core.text import contains_tokens, join_tokens, tokenize
 from knowgate.data.signals.confidence import geometric_mean, min_probability
-from knowgate.errors import BadInput, NotOffered
+from knowgate.errors import BadInput, UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
@@ -130,13 +130,13 @@ def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> 
     """Compute features, one row per pair and one column per name.
 
     Raises:
-        NotOffered: A pair lacks a feature.
+        UnsupportedSignal: A pair lacks a feature.
     """
     rows = [[ANSWER_FEATURES[name](pair) for name in names] for pair in answers]
     for pair, row in zip(answers, rows, strict=True):
         if None in row:
             missing = "log-probabilities" if names[row.index(None)] in LOGPROB_FEATURES else "passages with scores"
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"the arbiter was fitted on answers with {missing}; those to '{pair.question.text[:60]}' have none.",
                 brief=f"the rows lack {missing}",
             )

@@ -19,7 +19,7 @@ from knowgate.data.runs.records import RecordedBeliefs, read_beliefs, write_beli
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.runs.storage import question_from_row
 from knowgate.data.runs.table import LabelTable
-from knowgate.errors import BadInput, BadSetting, NotOffered
+from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
 from knowgate.gates.arbiters import ARBITERS, load_arbiter
 from knowgate.gates.arbiters.arbitration import compute_beliefs
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter, is_arbiter_folder
@@ -175,7 +175,7 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
     elif Signal.LOGPROBS in arbiter.needs and all(answer.tokens is None for answer in answers):
         missing = "log-probabilities"
     if missing:
-        raise NotOffered(
+        raise UnsupportedSignal(
             f"the arbiter '{arbiter.name}' reads {missing}, and the rows of '{run}' have none. Label again with "
             f"{missing}, or fit the arbiter on rows like these.",
             brief=f"the rows lack {missing}",

@@ -13,7 +13,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64,
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import MissingExtra, NotOffered
+from knowgate.errors import MissingExtra, UnsupportedSignal
 
 TESTED_RELEASE = "2026.10"  # of xllamacpp
 # Defaults of n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq, n_threads and
@@ -97,7 +97,7 @@ def load_library() -> Any:
 
     Raises:
         MissingExtra: xllamacpp is not installed.
-        NotOffered: This release of xllamacpp, or this operating system, is not supported.
+        UnsupportedSignal: This release of xllamacpp, or this operating system, is not supported.
     """
     library = ctypes.CDLL(str(_find_library_file()))
     for result, arguments, names in FUNCTION_SIGNATURES:
@@ -126,7 +126,7 @@ def _find_library_file() -> Path:
 
 
 def check_params_layout(defaults: bytes) -> int:
-    """Return the offset of `kv_unified`; raise NotOffered unless all defaults are where they are expected."""
+    """Return the offset of `kv_unified`; raise UnsupportedSignal unless all defaults are where they are expected."""
     end_of_types = CACHE_TYPES_OFFSET + 8
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_fields = struct.unpack_from("<9i", defaults) == DEFAULT_FIRST_FIELDS
@@ -138,9 +138,9 @@ def check_params_layout(defaults: bytes) -> int:
     return switches + KV_UNIFIED_INDEX
 
 
-def _make_release_error(problem: str) -> NotOffered:
+def _make_release_error(problem: str) -> UnsupportedSignal:
     """Return the error for a release of xllamacpp that cannot be used."""
-    return NotOffered(
+    return UnsupportedSignal(
         f"this release of xllamacpp cannot be run in-process: {problem}. Install release {TESTED_RELEASE} (pip install "
         f"'xllamacpp>={TESTED_RELEASE},<{TESTED_RELEASE}.99999'), or use gguf:FILE."
     )

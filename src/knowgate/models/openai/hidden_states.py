@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.models.openai.responses import translate_format_errors
 from knowgate.models.openai.server import NEUTRAL_SAMPLING, ModelEndpoint
 from knowgate.models.openai.spec import HiddenStateConfig
@@ -69,13 +69,13 @@ class HiddenStateReader:
         """Raise if the server does not give the states of these layers."""
         missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
         if missing:
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"the server does not give layer {missing[0]}, only {self._layer_list}. Start it with that layer, and "
                 "list all of them after its URL: #layers=..."
             )
         server = self._endpoint.server
         if server not in ("vllm", "sglang"):
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"the server of openai:{self._endpoint.model} is '{server}', which gives no hidden states. Use vLLM or "
                 "SGLang, or a model in this process."
             )
@@ -152,8 +152,8 @@ class HiddenStateReader:
         _check_finite(row)
         return row.reshape(n_layers, -1)
 
-    def _make_missing_error(self) -> NotOffered:
-        return NotOffered(f"openai:{self._endpoint.model} gave no hidden states; {SETUP_HINT}.")
+    def _make_missing_error(self) -> UnsupportedSignal:
+        return UnsupportedSignal(f"openai:{self._endpoint.model} gave no hidden states; {SETUP_HINT}.")
 
 
 def _check_finite(states: Vector) -> None:
@@ -237,7 +237,9 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
     try:
         import fcntl
     except ImportError:
-        raise NotOffered("hidden states of a vLLM server cannot be read on Windows. Use WSL, or SGLang.") from None
+        raise UnsupportedSignal(
+            "hidden states of a vLLM server cannot be read on Windows. Use WSL, or SGLang."
+        ) from None
     with lock.open("rb") as stream:
         while True:
             try:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import BadSetting, ModelError, NotOffered
+from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.models.openai.client import StatusError
 from knowgate.models.openai.responses import (
     check_logprob,
@@ -60,7 +60,7 @@ class ServerLabelReader:
         if not prompt.raw:
             raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
         if self._endpoint.server not in LABEL_SERVERS:
-            raise NotOffered(
+            raise UnsupportedSignal(
                 f"openai:{self._endpoint.model} reads labels only at the end of a prompt, not inside it: its server "
                 f"is '{self._endpoint.server}'. Use {', '.join(LABEL_SERVERS.values())}, or an hf: model."
             )
@@ -107,7 +107,7 @@ class ServerLabelReader:
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
             response = _request_sglang(self._endpoint, LabelPromptTokens(prompt_ids, [len(prompt_ids) - 1]), ids)
-        except (NotOffered, StatusError):  # behind a gateway, or too old to tokenize a chat
+        except (UnsupportedSignal, StatusError):  # behind a gateway, or too old to tokenize a chat
             return []
         with translate_format_errors(FORMAT_NAME):
             row = _get_listed(response["meta_info"]["output_token_ids_logprobs"][0], ids)

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 
 from knowgate.core.files import sha256_text
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
 from knowgate.models.openai.client import ApiClient, RetryPolicy, StatusError
 from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
@@ -143,7 +143,7 @@ class OpenAIModel(Backend):
         """Return the number of tokens of a text, or None if the server does not tell."""
         try:
             return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
-        except NotOffered:  # behind a gateway
+        except UnsupportedSignal:  # behind a gateway
             return None
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
@@ -155,14 +155,14 @@ class OpenAIModel(Backend):
         self._client.close()
 
     def check_request(self, request: SignalRequest) -> None:
-        """Raise NotOffered for signals that this server cannot give, before anything is sent."""
+        """Raise UnsupportedSignal for signals that this server cannot give, before anything is sent."""
         if request.sample_layer is not None or (request.layers and self._state_reader is None):
             what = "sampled answers" if request.sample_layer is not None else "prompts"
-            raise NotOffered(f"this server gives no hidden states of {what}. Use an hf: model for them.")
+            raise UnsupportedSignal(f"this server gives no hidden states of {what}. Use an hf: model for them.")
         if request.layers and self._state_reader is not None:
             self._state_reader.check(request.layers)
         if request.entropies and not self.has_entropies:
-            raise NotOffered(
+            raise UnsupportedSignal(
                 "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
                 "logprob:mean, logprob:min or logprob:margin), or set the max-logprobs of vLLM to 2000."
             )
@@ -336,7 +336,7 @@ class OpenAIModel(Backend):
         """Return top_p and top_k, and switch off the server's own cut-offs."""
         fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
         if sampling.top_k and "top_k" not in fields:
-            raise NotOffered(f"{self.name} does not accept top_k. Leave it out, or use vLLM or SGLang.")
+            raise UnsupportedSignal(f"{self.name} does not accept top_k. Leave it out, or use vLLM or SGLang.")
         return {**fields, "top_k": sampling.top_k} if sampling.top_k else fields
 
     # --- labels -----------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class OpenAIModel(Backend):
             if len(prompt.parts) != 1:
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
-            raise NotOffered(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
+            raise UnsupportedSignal(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from knowgate.core.redaction import redact_message
-from knowgate.errors import KnowgateError, ModelError, NotOffered, ServerError
+from knowgate.errors import KnowgateError, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.responses import parse_completions, parse_token_logprobs
 from knowgate.types import Prompt
@@ -307,13 +307,13 @@ class ModelEndpoint:
 
 
 def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) -> Any:
-    """Call an endpoint that OpenAI does not have; raises NotOffered if a gateway hides it."""
+    """Call an endpoint that OpenAI does not have; raises UnsupportedSignal if a gateway hides it."""
     try:
         return post(path, body)
     except StatusError as error:
         if error.status not in MISSING_STATUSES:
             raise
-        raise NotOffered(
+        raise UnsupportedSignal(
             f"{str(error).rstrip('.')}. Labels and hidden states by token ids need {path} of the server itself: use "
             "its own URL, ending in /v1, or a newer server."
         ) from None

@@ -102,10 +102,16 @@ class DecisionLog:
 
     async def add_feedback(self, id: str, rating: str, comment: str | None) -> bool:
         """Store feedback on a decision durably; return False if there is no such decision."""
-        if await self.find(id) is None:
-            return False
-        await self.execute(("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment)))
-        return True
+
+        def insert(store: Store) -> bool:
+            # One job: a deletion between the check and the insertion would leave a comment behind.
+            if _find_decision(store, id) is None:
+                return False
+            with store.transaction() as transaction:
+                transaction.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
+            return True
+
+        return await self.run(insert)
 
     async def run(self, work: Callable[[Store], Result]) -> Result:
         """Run work on the tables in the background thread, after all pending writes.

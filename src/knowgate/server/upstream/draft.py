@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_exceptions import ClientError
 
-from knowgate.errors import ModelError, NotOffered
+from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
@@ -206,7 +206,7 @@ class UpstreamDraftModel(Backend):
         """Return the draft of the current context as the reading of every prompt."""
         draft = CURRENT_DRAFT.get()
         if draft is None:
-            raise NotOffered("the upstream was not asked for a draft.")
+            raise UnsupportedSignal("the upstream was not asked for a draft.")
         return [Reading(draft=draft) for _ in prompts]
 
     def generate(
@@ -226,4 +226,4 @@ class UpstreamDraftModel(Backend):
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise NotOffered("an upstream gives no label logits.")
+        raise UnsupportedSignal("an upstream gives no label logits.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from knowgate.server.streaming import (
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
-from knowgate.types import AnswerPair, Arbiter, Passage, Question
+from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
 PARTIAL_DRAFT_REASON = "only the beginning of this stream was drafted; without streaming, both answers are compared"
@@ -138,20 +138,18 @@ class UpstreamForwarder:
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
         """Ask for a draft and let the gate decide; return the response if it is the draft, None to retrieve."""
-        body = build_draft_request(request.upstream_body, rag.bound_gate)
-        with request.trace.measure("draft"):
-            response = await self._post(body, request)
-        if response.status != 200:
-            if body == request.upstream_body or response.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(response, request.trace)
-            response.close()
-            reason = f"the upstream returns no log-probabilities (status {response.status})"
+        gate = rag.bound_gate
+        draft = await self._request_answer(
+            request, gate, "draft", lambda response: read_first_tokens(response, gate.request.draft_tokens)
+        )
+        if not isinstance(draft, UpstreamDraft):
+            is_same_request = build_draft_request(request.upstream_body, gate) == request.upstream_body
+            if is_same_request or draft.status not in LOGPROBS_REFUSAL_STATUSES:
+                return await forward_response(draft, request.trace)
+            draft.close()
+            reason = f"the upstream returns no log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, request.trace, reason)
             return None
-        token_count = rag.bound_gate.request.draft_tokens
-        reading = read_first_tokens(response, token_count) if request.is_streaming else read_draft(response)
-        draft = await _await_reading(response, request.trace, reading, "draft")
-        draft.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
             return _send_draft(draft, request)
@@ -182,14 +180,11 @@ class UpstreamForwarder:
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
         """Answer with passages or with the draft. A stream is held back while the arbiter may still replace it."""
-        body = build_draft_request(request.upstream_body, arbiter)
-        with request.trace.measure("answer"):
-            response = await self._post(body, request)
-        if response.status != 200:
-            return await forward_response(response, request.trace)
-        reading = read_until(response, arbiter.accepts_beginning) if request.is_streaming else read_draft(response)
-        answer = await _await_reading(response, request.trace, reading, "answer")
-        answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
+        answer = await self._request_answer(
+            request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
+        )
+        if not isinstance(answer, UpstreamDraft):
+            return await forward_response(answer, request.trace)
         if request.is_streaming and not answer.has_ended:
             return _send_draft(answer, request)
         return _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
@@ -211,8 +206,36 @@ class UpstreamForwarder:
 
     # --- forwarding -------------------------------------------------------------------------------
 
-    async def _post(self, body: dict[str, Any], request: ForwardedRequest) -> aiohttp.ClientResponse:
-        return await self.upstream.send("POST", CHAT_PATH, json.dumps(body).encode(), request.headers)
+    async def _request_answer(
+        self,
+        request: ForwardedRequest,
+        reader: Gate | Arbiter,
+        stage: str,
+        read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]],
+    ) -> UpstreamDraft | aiohttp.ClientResponse:
+        """Request an answer with the signals that a gate or arbiter reads; return the response itself if it failed.
+
+        Args:
+            request: The client's request.
+            reader: The gate or arbiter that reads the answer.
+            stage: Name of the stage in the trace.
+            read_stream: Reads as much of a streamed answer as the reader needs.
+        """
+        body = build_draft_request(request.upstream_body, reader)
+        with request.trace.measure(stage):
+            response = await self.upstream.send("POST", CHAT_PATH, json.dumps(body).encode(), request.headers)
+        if response.status != 200:
+            return response
+        try:
+            with request.trace.measure(stage):
+                answer = await (read_stream(response) if request.is_streaming else read_draft(response))
+        except (ClientError, OSError, LineTooLong) as error:
+            raise make_connection_error(error) from None
+        except BaseException:
+            response.close()
+            raise
+        answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
+        return answer
 
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
         """Forward the request as it is now, and annotate the response."""
@@ -229,20 +252,6 @@ class UpstreamForwarder:
         if response.status == 200 and response.content_type.startswith("text/event-stream"):
             return _send_stream(response, request, None)
         return await forward_response(response, request.trace, annotates_body=False)
-
-
-async def _await_reading(
-    response: aiohttp.ClientResponse, trace: RequestTrace, reading: Awaitable[UpstreamDraft], stage: str
-) -> UpstreamDraft:
-    """Await the reading of a response; close the connection if it fails or is cancelled."""
-    try:
-        with trace.measure(stage):
-            return await reading
-    except (ClientError, OSError, LineTooLong) as error:
-        raise make_connection_error(error) from None
-    except BaseException:
-        response.close()
-        raise
 
 
 async def forward_response(

@@ -35,9 +35,7 @@ class EnsembleFitOptions(JudgeFitOptions):
     """Options of judges that can be trained several times."""
 
     seeds: int = Field(default=1, ge=1, le=MAX_MEMBERS, description="Judges to train and average.")
-    folds: WholeNumber = Field(
-        default=0, description="Instead of `seeds`: judges to train, each on all rows but its fold."
-    )
+    folds: WholeNumber = Field(default=0, description="Instead of `seeds`: judges that leave out a fold.")
 
 
 class AnswerJudgeFitOptions(EnsembleFitOptions):
