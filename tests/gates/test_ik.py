@@ -15,7 +15,7 @@ from knowgate.gates.scoring import score_questions
 from knowgate.models.fake import FakeModel
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.ik import fit_ik_judge, fit_ik_text, limit_training_rows
+from knowgate.training.judges.ik import IKOptions, fit_ik_judge, fit_ik_text, limit_training_rows
 from knowgate.types import Question, Reading, Signal, Token
 from tests.support.judge_data import PROMPTS, QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
@@ -147,10 +147,12 @@ def test_any_number_of_draft_tokens_can_be_read(tmp_path, tokens):
 
 def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
     examples = planted(Path("nowhere"), 60)
-    with pytest.raises(BadSetting, match="tokens is -1"):
-        fit_ik_text(examples, tokens=-1, embedder=LetterEmbedder())
+    with pytest.raises(BadSetting, match="tokens=-1 is not allowed"):
+        IKOptions(tokens=-1)
     short = replace(examples, table=replace(examples.table, settings={**examples.settings, "max_tokens": 32}))
-    with pytest.raises(BadSetting, match=r"drafted 32 tokens, 64 are asked for.*--prompts free --max-tokens 64"):
+    with pytest.raises(
+        BadSetting, match=r"drafts of 32 tokens, got tokens=64\. Label again with prompts='free' and max_tokens=64"
+    ):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
 
 
@@ -170,5 +172,5 @@ def test_fewer_training_rows_leave_the_other_splits_alone():
     assert set(small.split.train) <= set(examples.split.train)
     assert small.split.test.tolist() == examples.split.test.tolist()
     assert limit_training_rows(examples, 10_000, seed=0) is examples
-    with pytest.raises(BadSetting, match="rows is 3"):
+    with pytest.raises(BadSetting, match="rows=3 is not allowed"):
         limit_training_rows(examples, 3, seed=0)

@@ -18,7 +18,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_second_look
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.judges.kbm import choose_tau, fit_kbm_judge, make_kbm_labels
+from knowgate.training.judges.kbm import choose_tau, fit_kbm, fit_kbm_judge, make_kbm_labels
 from knowgate.types import Passage, Question, Reading
 from tests.support.judge_data import QUICK, planted, quick, score_reloaded
 from tests.support.tiny_models import save_word_llama
@@ -82,7 +82,7 @@ def test_the_own_verdict_is_the_raw_label_of_the_judge(made):
     gate = load_gate(f"{made.folder / 'mastery'},verdict=own")
     needs = gate.score([made.examples.questions[i] for i in test], [made.examples.readings[i] for i in test])
     assert ((np.array(needs) > gate.threshold) == made.examples.needed[test]).mean() > 0.9
-    assert any("told right for" in note and "majority" in note for note in made.fitted.notes)
+    assert any("is predicted right for" in note and "majority" in note for note in made.fitted.notes)
 
 
 def test_needs_have_as_many_values_as_raw_scores(made):
@@ -95,7 +95,7 @@ def test_a_judge_trained_without_passages_cannot_filter_them(made, tmp_path):
     bare = [replace(row, open=None, passages=()) for row in made.examples.rows]
     examples = replace(made.examples, table=replace(made.examples.table, rows=bare))
     fitted = fit_kbm_judge(examples, tau=0.8, training=replace(QUICK, epochs=1), work=tmp_path / "work")
-    assert any("--open-samples 30" in note for note in fitted.notes)
+    assert any("open_samples=30" in note for note in fitted.notes)
     save_fitted(fitted, examples, tmp_path / "bare")
     with pytest.raises(BadSetting, match=r"was trained without passages.*fit kbm again"):
         load_second_look(str(tmp_path / "bare"), load_model("fake"), AnswerPrompts())
@@ -193,11 +193,11 @@ def test_tau_is_the_papers_where_there_are_no_open_book_answers(made):
 
 def test_rows_without_samples_are_rejected_with_the_command_that_adds_them(made, tmp_path):
     rows = [replace(row, closed=replace(row.closed, mastery=None)) for row in made.examples.rows]
-    with pytest.raises(BadInput, match="knowgate label --samples 30"):
+    with pytest.raises(BadInput, match="Label with samples=30"):
         fit_kbm_judge(replace(made.examples, table=replace(made.examples.table, rows=rows)), work=tmp_path)
 
 
 @pytest.mark.parametrize("wrong", [{"head": "pride"}, {"tau": 0.0}, {"tau": 1.5}])
 def test_an_invalid_head_or_tau_is_rejected(made, tmp_path, wrong):
-    with pytest.raises(BadSetting):
-        fit_kbm_judge(made.examples, work=tmp_path, **wrong)
+    with pytest.raises(BadSetting, match="is not allowed"):
+        fit_kbm(made.examples, work=tmp_path, **wrong)

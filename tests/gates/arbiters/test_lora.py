@@ -73,7 +73,9 @@ def test_it_reads_no_passages_unless_it_was_fitted_with_them(fitted, base, tmp_p
     assert fit_arbiter(few_rows, out=tmp_path / "a", mode="lora", base=base, epochs=1, passages=1).needs_passages
 
 
-@pytest.mark.parametrize(("wrong", "said"), [({"tokens": 0}, "tokens is 0"), ({"passages": -1}, "passages is -1")])
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"tokens": 0}, "tokens=0 is not allowed"), ({"passages": -1}, "passages=-1 is not allowed")]
+)
 def test_numbers_out_of_range_are_rejected(run, base, tmp_path, wrong, said):
     with pytest.raises(BadSetting, match=said):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, **wrong)
