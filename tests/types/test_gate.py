@@ -91,3 +91,10 @@ def test_every_default_may_become_a_property_or_a_plain_attribute():
 def test_its_example_runs():
     result = doctest.testmod(gate)
     assert (result.failed, result.attempted > 0) == (0, True)
+
+
+def test_a_member_that_was_renamed_is_rejected_when_the_class_is_made():
+    with pytest.raises(TypeError, match=r"OldGate\.want has no effect: it is now called `request`"):
+
+        class OldGate(HalfGate):
+            want = SignalRequest()

@@ -42,6 +42,19 @@ class GateScores:
     raw: list[float] | None = None
 
 
+RENAMED_MEMBERS = {
+    "want": "request",
+    "recall": "find_neighbors",
+    "ask": "build_label_prompts",
+    "score_both": "score_with_raw",
+    "may_be_overruled": "obeys_rules",
+    "is_quick": "is_pure",
+    "answered_by": "recorded_signal",
+    "steps": "count_rounds",
+    "second_look": "passage_filter",
+}
+
+
 @dataclass(frozen=True)
 class Gate(ABC):
     """Scores how much each question needs retrieval, from what was read of the LLM.
@@ -57,6 +70,14 @@ class Gate(ABC):
         >>> ShortGate().name, ShortGate().request.draft_tokens, ShortGate().threshold
         ('short', 32, 0.5)
     """
+
+    def __init_subclass__(cls) -> None:
+        """Reject members of version 0.1 that were renamed, which would silently have no effect."""
+        super().__init_subclass__()
+        for name in RENAMED_MEMBERS.keys() & vars(cls).keys():
+            raise TypeError(
+                f"{cls.__name__}.{name} has no effect: it is now called `{RENAMED_MEMBERS[name]}`. Rename it."
+            )
 
     @abstractmethod
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

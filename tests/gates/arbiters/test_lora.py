@@ -90,5 +90,5 @@ def test_with_folds_every_pair_is_measured_by_a_judge_that_did_not_see_it(run, b
 
 
 def test_seeds_and_folds_together_are_rejected(run, base, tmp_path):
-    with pytest.raises(BadSetting, match="seeds or folds"):
+    with pytest.raises(BadSetting, match="`seeds` and `folds` are mutually exclusive"):
         fit_arbiter(run, out=tmp_path / "a", mode="lora", base=base, seeds=2, folds=2)
