@@ -1,4 +1,4 @@
-"""Rules of the whole code base. Each test lists every violation of one rule; `python -m tools.structure --list` does too."""
+"""Rules of the whole code base. Each test lists every violation of one rule."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Measure the structure of the package: layers, import cycles, sizes, names. `python -m tools.structure` prints it.
 
-The tests in `tests/test_structure.py` hold the code to the limits below; CONTRIBUTING.md and the documentation show the tables.
+The tests in `tests/test_structure.py` hold the code to the limits below. CONTRIBUTING.md and the documentation show the
+tables.
 """
 
 from __future__ import annotations
