@@ -155,7 +155,7 @@ def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 
         BadSetting: The value is out of bounds, NaN, or not a number; booleans are rejected, too.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not minimum <= float(value) <= maximum:
+    if not is_number or not minimum <= value <= maximum:  # not as a float, which a huge integer would overflow
         raise BadSetting(f"{_format_setting(name, value)}: it must be between {minimum:g} and {maximum:g}.")
     return float(value)
 
