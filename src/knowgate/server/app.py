@@ -265,9 +265,8 @@ class SettingsReloader:
             except KnowgateError as error:
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", error)
                 return False
-            self.loop.call_later(
-                self._service.options.deadline, close_old
-            )  # by then, all requests that use it have ended
+            # After the deadline, all requests that use the old gate service have ended.
+            self.loop.call_later(self._service.options.deadline, close_old)
             self._settings = settings
             log.warning("The settings were reloaded: gate %s.", gate_service.rag.gate.name)
             return True
