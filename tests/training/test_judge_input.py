@@ -111,7 +111,7 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
     with pytest.raises(
-        BadInput, match="compares closed-book and open-book answers, and no row has an open-book answer"
+        BadInput, match="compares answers with and without passages, but no question has an answer with passages"
     ):
         load_examples([run], target="agree")
 
@@ -127,7 +127,9 @@ def test_the_card_says_what_agreement_means(base, tmp_path):
 
 def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
-    with pytest.raises(BadSetting, match="cannot be a judge: it says Yesterday or Nowhere"):
+    with pytest.raises(
+        BadSetting, match="cannot be a judge: its tokenizer gives the labels Yesterday and Nowhere the same first token"
+    ):
         _ = judge.label_tokens
 
 
@@ -147,7 +149,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     save_fitted(fit_answer_judge(examples, work=tmp_path / "w", **SHORT), examples, tmp_path / "gate")
     (tmp_path / "gate").rename(tmp_path / "moved")  # another folder: what was opened before is not handed out again
     save_word_llama(folder, seed=1)
-    with pytest.raises(ArtifactError, match="Fit it again, or give it its old base"):
+    with pytest.raises(ArtifactError, match="Use the old base model, or fit the judge again"):
         load_gate(str(tmp_path / "moved")).score(examples.questions[:1], examples.readings[:1])
 
 
@@ -155,7 +157,7 @@ def test_a_judge_of_imported_answers_must_be_told_its_base(base, tmp_path):
     examples = planted(base, 60, by="draft")
     settings = {**examples.settings, "model": "recorded:my-llm"}
     imported = replace(examples, table=replace(examples.table, settings=settings))
-    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none here\. Say what it is to be made of: --base"):
+    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none\. Set `base`"):
         fit_answer_judge(imported, work=tmp_path)
 
 
@@ -171,8 +173,8 @@ def one_sided(tmp_path, text, correct=False):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "Every closed-book answer is empty: label with more tokens"),
-        ("I don't know.", r"Every closed-book answer abstains \('I don't know.'\): label with prompts"),
+        ("", "Every answer from memory is empty. Label with a larger `max_tokens`"),
+        ("I don't know.", r"Every answer from memory declines to answer \('I don't know.'\). Label with prompts"),
         ("zzz", "have 60 that need retrieval and 0 that do not. Label more questions"),
     ],
 )
