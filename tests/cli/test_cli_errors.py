@@ -32,7 +32,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
-        (["--arbiter", "features"], "must be fitted first: run `knowgate fit arbiter`"),
+        (["--arbiter", "features"], "must be fitted before you can use it. Run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give one."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),

@@ -167,7 +167,7 @@ def test_states_of_another_width_are_rejected(fitted):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [([], "gave 0 distances for 1"), ([float("nan")], "gave the distance nan"), (["x"], "distance x")],
+    [([], "returned 0 distances for 1"), ([float("nan")], "returned the distance nan"), (["x"], "distance x")],
 )
 def test_distances_of_a_plugin_are_checked(given, said):
     class Odd(Gate):

@@ -96,7 +96,7 @@ def test_scores_follow_from_the_weights(folder):
 
 
 def test_a_nan_state_is_rejected(folder):
-    with pytest.raises(ModelError, match="gave NaN"):
+    with pytest.raises(ModelError, match="computed NaN or infinity"):
         load_gate(str(folder)).score([Question("a")], [reading(np.nan, 0.0)])
 
 
