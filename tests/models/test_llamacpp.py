@@ -134,7 +134,8 @@ def test_answers_states_and_needs_agree_with_transformers(smollm, smollm_llamacp
         assert mine.draft.text == other.draft.text or min(token.margin for token in other.draft.tokens) < TIE
         for layer in (10, 20, -1):
             assert cosine(mine.hidden[layer], other.hidden[layer]) > 0.99
-    assert sum(mine.draft.text == other.draft.text for mine, other in zip(here, there, strict=True)) >= 4
+    # How many of the six end in a tie depends on the processor: one to three have been seen.
+    assert sum(mine.draft.text == other.draft.text for mine, other in zip(here, there, strict=True)) >= 3
     needs = [[1 - math.exp(reading.draft.tokens[0].logprob) for reading in readings] for readings in (here, there)]
     np.testing.assert_allclose(needs[0], needs[1], atol=0.1)  # of one token: r is .96, below the .98 of whole prompts
     gates = [bind_gate(load_gate("prompt"), model, prompts) for model in models]

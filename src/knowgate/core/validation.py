@@ -138,7 +138,7 @@ def check_seed(value: Any) -> int:
 def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 1) -> float:
     """Return a number within bounds, by default from 0 to 1; raise BadSetting for anything else."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not minimum <= float(value) <= maximum:
+    if not is_number or not minimum <= value <= maximum:  # not as a float, which a huge integer would overflow
         raise BadSetting(f"{_format_setting(name, value)}: it must be between {minimum:g} and {maximum:g}.")
     return float(value)
 

@@ -10,10 +10,9 @@ import re
 
 from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, split_spec
 from knowgate.errors import BadSetting
-from knowgate.models.backend import Backend
 from knowgate.types import Model
 
-__all__ = ["MODELS", "Backend", "load_model", "resolve_model"]
+__all__ = ["MODELS", "load_model", "resolve_model"]
 
 MODELS = {
     "smollm": RegistryEntry(
