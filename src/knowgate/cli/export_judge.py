@@ -16,19 +16,26 @@ from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
 
 def export_judge_command(
     gate: Annotated[
-        Path, typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted judge, or ik (lora).")
+        Path,
+        typer.Argument(
+            parser=parse_path, metavar="GATE", help="Folder of a gate from `fit judge`, or from `fit ik` with LoRA."
+        ),
     ],
     out: Annotated[
         Path,
-        typer.Option(parser=parse_path, metavar="DIR", help="Folder of the new gate, with adapter/judge.gguf."),
+        typer.Option(
+            parser=parse_path, metavar="DIR", help="Folder to write: a copy of the gate with adapter/judge.gguf."
+        ),
     ],
     numbers: Annotated[
-        Literal["q8_0", "f16"], typer.Option(help="Format of the weights: 8 bits, or 16 and twice the size.")
+        Literal["q8_0", "f16"],
+        typer.Option(help="Number format of the weights: q8_0 (8 bits), or f16 (16 bits, twice the size)."),
     ] = "q8_0",
 ) -> None:
-    """Copy a gate with its judge merged into one GGUF file that llama.cpp runs: in less memory, and without torch.
+    """Copy a gate, with its judge (the model that scores questions) exported as a GGUF file for llama.cpp.
 
-    For bases of the kinds Llama and Qwen2. To run it the extra llamacpp is needed.
+    llama.cpp needs less memory and no torch. The judge must be based on a Llama or Qwen2 model. To use the new gate,
+    install the extra llamacpp.
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
@@ -38,6 +45,7 @@ def export_judge_command(
 
 
 def _describe(exported: ExportedJudge) -> str:
+    """Say how large the exported judge is, how to use it, and how much its probabilities changed."""
     folder = exported.folder
     text = f"{folder}: the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
     if exported.max_deviation is None:
