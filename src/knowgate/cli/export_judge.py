@@ -17,25 +17,20 @@ from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
 def export_judge_command(
     gate: Annotated[
         Path,
-        typer.Argument(
-            parser=parse_path, metavar="GATE", help="Folder of a gate from `fit judge`, or from `fit ik` with LoRA."
-        ),
+        typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted gate: judge, gain or ik (lora)."),
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path, metavar="DIR", help="Folder to write: a copy of the gate with adapter/judge.gguf."
-        ),
+        typer.Option(parser=parse_path, metavar="DIR", help="Folder to write the new gate to."),
     ],
     numbers: Annotated[
-        Literal["q8_0", "f16"],
-        typer.Option(help="Number format of the weights: q8_0 (8 bits), or f16 (16 bits, twice the size)."),
+        Literal["q8_0", "f16"], typer.Option(help="Number format of the weights: 8 bits, or 16 bits at twice the size.")
     ] = "q8_0",
 ) -> None:
-    """Copy a gate, with its judge (the model that scores questions) exported as a GGUF file for llama.cpp.
+    """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file, which llama.cpp runs.
 
-    llama.cpp needs less memory and no torch. The judge must be based on a Llama or Qwen2 model. To use the new gate,
-    install the extra llamacpp.
+    The new gate needs less memory and no torch, but it needs the extra llamacpp. Judges based on Llama and Qwen2 models
+    can be exported. A guarantee is not copied: run knowgate calibrate on the new gate.
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
@@ -45,9 +40,9 @@ def export_judge_command(
 
 
 def _describe(exported: ExportedJudge) -> str:
-    """Say how large the exported judge is, how to use it, and how much its probabilities changed."""
+    """Describe the size of the exported judge, how to use it, and how much its probabilities changed."""
     folder = exported.folder
-    text = f"{folder}: the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
+    text = f"Exported to {folder}; the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
     if exported.max_deviation is None:
         return f"{text} (first: pip install 'knowgate[llamacpp]')"
-    return f"{text}\nOn check questions, a probability changed by at most {exported.max_deviation:.4f}."
+    return f"{text}\nOn check questions, the judge's probabilities changed by at most {exported.max_deviation:.4f}."
