@@ -75,7 +75,7 @@ def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_
     (tmp_path / "my-arbiter" / "arbiter.json").write_text("{}", encoding="utf-8")
     outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
     assert outcome.code == 1
-    assert "'my-arbiter' holds no fitted gate" in outcome.err
+    assert "'my-arbiter' contains no fitted gate" in outcome.err
     assert "pass it as --arbiter" in outcome.err
 
 

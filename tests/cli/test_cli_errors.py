@@ -225,7 +225,10 @@ def test_an_unknown_gate_may_be_the_folder_of_one(call: Call, docs: Path):
 
 def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
     said = sentence(call("ask", "--docs", docs, "--gate", docs, "Who?"))
-    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` wrote" in said
+    assert (
+        f"the folder '{docs}' contains no fitted gate: it has no gate.json. Pass a folder that `knowgate fit` wrote"
+        in said
+    )
 
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
