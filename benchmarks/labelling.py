@@ -77,7 +77,8 @@ def library_calls(model: Any, prompts: list[Any], samples: int, at_once: int) ->
             with torch.inference_mode():
                 model.loaded.model.generate(
                     ids, attention_mask=torch.ones_like(ids), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                    max_new_tokens=TOKENS, min_new_tokens=TOKENS, num_return_sequences=at_once, pad_token_id=model.pad_id,
+                    max_new_tokens=TOKENS, min_new_tokens=TOKENS, num_return_sequences=at_once,
+                    pad_token_id=model.pad_id,
                 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from tools.structure import ROOT, SOURCE
 
 TOUR = ROOT / "examples" / "library.py"
 ASK = ("AdaptiveRAG", "load_model", "load_gate", "default_gate", "load_retriever", "build_index")
-SERVE = ("Settings", "load_settings", "build_pipeline", "answer_record", "decision_record")
+SERVE = ("PipelineOptions", "load_settings", "build_pipeline", "answer_record", "decision_record")
 LEARN = ("label", "open_run", "fit", "calibrate", "evaluate", "write_report", "load_questions")
 EXTEND = ("Gate", "Reading", "Signal", "SignalRequest", "Question", "Passage", "Answer", "Decision", "Completion")
 

@@ -36,7 +36,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give one."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
-        (["--model", "gguf:none.gguf"], "there is no GGUF file 'none.gguf'"),
+        (["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist"),
         (["--model", "hf:./none"], "there is no folder './none'"),
         (["--model", ""], "setting 'model' is empty"),
         (["--docs", ""], "a path on the command line is empty"),

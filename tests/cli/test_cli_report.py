@@ -56,7 +56,7 @@ def test_a_folder_of_runs_is_rejected_with_the_runs_in_it(tmp_path):
         report([tmp_path / "first run"], html=False)
     assert "It holds 4 label runs." in str(refused.value)
     assert f"knowgate report {' '.join(named)}" in str(refused.value)
-    assert str(refused.value).endswith(" ".join(f"--labels {run}" for run in named))
+    assert str(refused.value).endswith(" ".join(named))
     assert "knowgate label" not in str(refused.value)
 
 

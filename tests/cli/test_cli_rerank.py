@@ -67,7 +67,7 @@ def test_a_reranker_is_aligned_measured_and_used(call, made, tmp_path, monkeypat
     done = prefer(call, "--gate", "probe", "--data", "jsonl:data.jsonl")
     assert done.code == 0, done.err
     assert "measuring: 0 of 80 questions" in done.err
-    assert "Duplicate passages dropped: 80; cut to the context window: 0." in done.err
+    assert "Duplicate passages dropped: 80; shortened to fit the context window: 0." in done.err
     assert len(list(PreferenceFolder(tmp_path / "pref").rows())) == 80
 
     save_tiny_cross_encoder(tmp_path / "tiny", WORDS)

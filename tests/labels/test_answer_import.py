@@ -49,7 +49,7 @@ def test_without_open_book_answers_there_is_no_benefit(tmp_path):
 
 def test_a_missing_answer_key_error_lists_the_available_keys(tmp_path):
     with pytest.raises(
-        BadInput, match=r"2 of 2 .* 'nothing', .* meta; the first is '1', which has: alone, long, with\."
+        BadInput, match=r"2 of 2 .* 'nothing', .* line; the first is '1', whose text fields are: alone, long, with\."
     ):
         import_run(tmp_path, closed="nothing")
 

@@ -77,7 +77,9 @@ def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
     assert plan_workers(WorkerResources(gpus=0.5), gpus) == WorkerPool(16, 1, 0.5)
     assert plan_workers(WorkerResources(), cores) == WorkerPool(2, 8, 0)
     assert plan_workers(WorkerResources(workers=4), cores) == WorkerPool(4, 4, 0)
-    with pytest.raises(BadSetting, match=r"9 workers with 1 cores and 1 GPUs each do not fit .*: 8 would"):
+    with pytest.raises(
+        BadSetting, match=r"9 workers with 1 cores and 1 GPUs each do not fit .*At most 8 such workers fit"
+    ):
         plan_workers(WorkerResources(workers=9), gpus)
 
 
@@ -237,7 +239,9 @@ def test_a_machine_with_another_model_is_rejected(nodes, tmp_path):
         {**identify_label_job(made), "model": "another"},
         SMALL,
     )
-    with pytest.raises(BadSetting, match=r"other files than this one: its model is fake-\w+, not another"):
+    with pytest.raises(
+        BadSetting, match=r"other files than this one: the fingerprint of its model is fake-\w+ instead of another"
+    ):
         run_labeling(RunFolder(tmp_path / "run"), questions(2), made, data="d", runner=runner)
 
 

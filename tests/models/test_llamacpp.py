@@ -50,7 +50,7 @@ def test_an_unknown_layout_is_refused(other):
 
 
 def test_a_missing_file_is_explained(tmp_path):
-    with pytest.raises(WeightsError, match="there is no GGUF file"):
+    with pytest.raises(WeightsError, match=r"the GGUF file .* does not exist"):
         _ = load_model(f"llamacpp:{tmp_path / 'none.gguf'}").depth
 
 
@@ -134,7 +134,8 @@ def test_answers_states_and_needs_agree_with_transformers(smollm, smollm_llamacp
         assert mine.draft.text == other.draft.text or min(token.margin for token in other.draft.tokens) < TIE
         for layer in (10, 20, -1):
             assert cosine(mine.hidden[layer], other.hidden[layer]) > 0.99
-    assert sum(mine.draft.text == other.draft.text for mine, other in zip(here, there, strict=True)) >= 4
+    # How many of the six end in a tie depends on the processor: one to three have been seen.
+    assert sum(mine.draft.text == other.draft.text for mine, other in zip(here, there, strict=True)) >= 3
     needs = [[1 - math.exp(reading.draft.tokens[0].logprob) for reading in readings] for readings in (here, there)]
     np.testing.assert_allclose(needs[0], needs[1], atol=0.1)  # of one token: r is .96, below the .98 of whole prompts
     gates = [bind_gate(load_gate("prompt"), model, prompts) for model in models]
@@ -191,11 +192,11 @@ def test_a_draft_can_be_continued_after_other_calls(smollm_llamacpp):
 
 @pytest.mark.model
 def test_requests_beyond_the_limits_are_refused(smollm_llamacpp):
-    with pytest.raises(BadInput, match="reads only 8192"):
+    with pytest.raises(BadInput, match="has only 8192"):
         smollm_llamacpp.generate([Prompt("word " * 9_000)], max_tokens=4)
     with pytest.raises(BadSetting, match=r"samples=100 is too many: .* at most 62"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(samples=100))
-    with pytest.raises(BadSetting, match="its layers are 0 to 30"):
+    with pytest.raises(BadSetting, match="Its layers are 0 to 30"):
         smollm_llamacpp.read([Prompt("Hi")], SignalRequest(layers=(31,)))
 
 

@@ -1,8 +1,9 @@
 """Fakes of Elasticsearch and OpenSearch in memory: search, count and shard statistics.
 
-They follow the documentation of search, count, index stats and errors in Elasticsearch 8/9 and OpenSearch 2/3. Instead of
-BM25, the score is the number of matching words; for vectors it is (1 + cosine) / 2, as in both. Like the real servers they
-reject unknown keys, the kNN syntax of the other one, k above num_candidates, and vectors of another width.
+They follow the documentation of search, count, index stats and errors in Elasticsearch 8/9 and OpenSearch 2/3.
+Instead of BM25, the score is the number of matching words; for vectors it is (1 + cosine) / 2, as in both. Like the
+real servers they reject unknown keys, the kNN syntax of the other one, k above num_candidates, and vectors of another
+width.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class PostgresServer:
         return rows
 
     def skip_if_wide_vectors_crash(self) -> None:
-        """Skip a test if the wheel's own pgvector dies of an illegal instruction on this processor, as some builds do."""
+        """Skip the test if the wheel's own pgvector dies of an illegal instruction on this processor."""
         import psycopg
 
         ones = "(SELECT array_agg(1.0) FROM generate_series(1, 2500))::real[]::vector"

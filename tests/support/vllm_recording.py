@@ -1,8 +1,8 @@
 """Requests and responses recorded from a real vLLM 0.32 server, and how to record them again.
 
-Start a server of the embedded model (converted: `gguf:` leaves it in the cache) under the name 'smollm'. Then
-`python -m tests.support.vllm_recording URL` writes tests/fixtures/vllm/talk.json; with `#layers=15,23&storage=DIR` after
-the URL, it writes states.json.
+Start a server of the embedded model (converted: `gguf:` leaves it in the cache) under the name 'smollm'. Then `python
+-m tests.support.vllm_recording URL` writes tests/fixtures/vllm/talk.json; with `#layers=15,23&storage=DIR` after the
+URL, it writes states.json.
 """
 
 from __future__ import annotations

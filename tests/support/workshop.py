@@ -14,8 +14,8 @@ from knowgate.data.runs.folder import RunFolder
 from tests.support.mortal import Mortal
 
 N = 120
-IMPORTED = ["tests.support.hashed_history", "knowgate.training.gate_artifact", "knowgate.training.probe", "sklearn.linear_model",
-            "scipy.stats",
+IMPORTED = ["tests.support.hashed_history", "knowgate.training.gate_artifact", "knowgate.training.probe",
+            "sklearn.linear_model", "scipy.stats",
             *(f"knowgate.cli.{name}" for name in
               ("label", "index", "fit", "history", "prefer", "eval", "calibrate", "report"))]  # fmt: skip
 LABEL = ["label", "--data", "jsonl:q.jsonl", "--model", "fake:t.jsonl", "--samples", "2", "--layers", "mid"]

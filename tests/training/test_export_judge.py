@@ -93,18 +93,18 @@ def test_it_runs_without_torch(made):
 def test_threshold_and_calibration_are_kept_and_the_card_says_what_it_is(made):
     old, new = (json.loads((folder / "gate.json").read_text()) for folder in (made.gate, made.out))
     assert (new["threshold"], new["calibration"]) == (old["threshold"], old["calibration"])
-    assert "The judge was written as GGUF (f16)" in (made.out / "README.md").read_text()
+    assert "The judge was exported as GGUF (f16)" in (made.out / "README.md").read_text()
 
 
 def test_a_llama_cpp_that_counts_otherwise_is_found_out(made):
     options = load_gate(str(made.out)).artifact.options["gguf"]
     wrong = [{**check, "known": 1 - check["known"]} for check in options["checks"]]
-    with pytest.raises(ModelError, match=r"says something else under this llama\.cpp than when it was written"):
+    with pytest.raises(ModelError, match=r"predicts something else with this llama\.cpp than at its export"):
         load_llama_judge((made.out / "adapter",), ("other",), {**options, "checks": wrong})
 
 
 def test_a_gate_without_a_judge_is_refused(tmp_path, packaged_probe):
-    with pytest.raises(BadSetting, match="has no judge of answers; judge, gain and ik"):
+    with pytest.raises(BadSetting, match="without a judge of answers: use judge, gain or ik"):
         export_judge(packaged_probe, tmp_path / "out")
 
 
@@ -114,7 +114,7 @@ def test_a_judge_that_is_gguf_already_is_refused(made, tmp_path):
 
 
 def test_a_gate_does_not_take_its_own_place(made):
-    with pytest.raises(BadSetting, match="would take its own place"):
+    with pytest.raises(BadSetting, match="is the folder of the gate itself"):
         export_judge(made.gate, made.gate)
 
 

@@ -127,7 +127,9 @@ def test_the_card_says_what_agreement_means(base, tmp_path):
 
 def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
-    with pytest.raises(BadSetting, match="cannot be a judge: it says Yesterday or Nowhere"):
+    with pytest.raises(
+        BadSetting, match="cannot be a judge: its tokenizer gives the labels Yesterday and Nowhere the same first token"
+    ):
         _ = judge.label_tokens
 
 
@@ -147,7 +149,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     save_fitted(fit_answer_judge(examples, work=tmp_path / "w", **SHORT), examples, tmp_path / "gate")
     (tmp_path / "gate").rename(tmp_path / "moved")  # another folder: what was opened before is not handed out again
     save_word_llama(folder, seed=1)
-    with pytest.raises(ArtifactError, match="Fit it again, or give it its old base"):
+    with pytest.raises(ArtifactError, match="Use the old base model, or fit the judge again"):
         load_gate(str(tmp_path / "moved")).score(examples.questions[:1], examples.readings[:1])
 
 
@@ -155,7 +157,7 @@ def test_a_judge_of_imported_answers_must_be_told_its_base(base, tmp_path):
     examples = planted(base, 60, by="draft")
     settings = {**examples.settings, "model": "recorded:my-llm"}
     imported = replace(examples, table=replace(examples.table, settings=settings))
-    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none here\. Say what it is to be made of: --base"):
+    with pytest.raises(BadSetting, match=r"'recorded:my-llm' has none\. Set `base`"):
         fit_answer_judge(imported, work=tmp_path)
 
 

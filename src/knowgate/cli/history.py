@@ -1,4 +1,4 @@
-"""`knowgate history`: the log of earlier questions with what the LLM knew."""
+"""`knowgate history`: manage the log of earlier questions, each labeled with whether the LLM knew the answer."""
 
 from __future__ import annotations
 
@@ -38,58 +38,69 @@ from knowgate.labels.history_entries import KnownRule, entries_from_rows, scope_
 from knowgate.models.prompts.templates import detect_language
 
 app = typer.Typer(
-    help="The log of earlier questions with what the LLM knew, which dhicl and skr use.", no_args_is_help=True
+    help="Manage the log of earlier questions, each labeled with whether the LLM knew the answer. "
+    "The gates dhicl and skr compare new questions with it.",
+    no_args_is_help=True,
 )
 HistoryOption = Annotated[
-    str, typer.Option("--history", help="The log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
+    str, typer.Option("--history", help="Location of the log: an SQLite file, or postgresql://USER@HOST/DATABASE.")
 ]
 EmbedderName = Annotated[
     str | None,
     typer.Option(
         "--embedder",
-        help="Embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a hub name or folder. "
-        "Default: the log's own, else minilm.",
+        help="Sentence embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a Hugging Face name "
+        "or a folder. Default: the embedding that the log was filled with, or minilm for a new log.",
     ),
 ]
-Tenant = Annotated[str, typer.Option(help="Tenant of the labels.")]
+Tenant = Annotated[str, typer.Option(help="Tenant that the entries belong to. Default: no tenant.")]
 log = logging.getLogger(__name__)
 DEFAULT_HISTORY = "history.db"
-ADD_BATCH = 256
+ADD_BATCH = 256  # entries written per transaction
 SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
 
 
 class ScopeOptions(Options):
-    """Options that select a scope of the log."""
+    """Options that select a scope of the log: the entries of one model, one set of prompts and one tenant."""
 
     model: str | None = Field(
-        None, description="Fingerprint of the model.", json_schema_extra={"flag": "--model-fingerprint"}
+        None,
+        description="Fingerprint of the model that the entries belong to; `knowgate history stats` lists them.",
+        json_schema_extra={"flag": "--model-fingerprint"},
     )
     prompts: str | None = Field(
-        None, description="Fingerprint of the prompts.", json_schema_extra={"flag": "--prompts-fingerprint"}
+        None,
+        description="Fingerprint of the prompts that the entries belong to; `knowgate history stats` lists them.",
+        json_schema_extra={"flag": "--prompts-fingerprint"},
     )
-    tenant: str = Field("", description="Tenant of the labels.")
+    tenant: str = Field("", description="Tenant that the entries belong to. Default: no tenant.")
 
 
 @app.command("import")
 def import_(
-    runs: Annotated[list[Path], typer.Argument(help="Label runs, or JSONL files made by `history export`.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of label runs, or JSONL files made by `history export`.")],
     history: HistoryOption = DEFAULT_HISTORY,
     rule: Annotated[
         str,
         typer.Option(
-            help="Known if: greedy answer right, all samples right (DH-ICL: label --samples 10), or the majority."
+            help="When a question counts as known: `greedy` (the greedy answer is right), `all` (all sampled answers "
+            "are right, as in DH-ICL; label with --samples 10) or `majority` (most sampled answers are right)."
         ),
     ] = "greedy",
     time_sensitive: Annotated[
         str | None,
-        typer.Option(help="Also log the time-sensitive questions of this data, e.g. bench:uar_gate_time/train."),
+        typer.Option(
+            help="Data spec of further questions, such as bench:uar_gate_time/train. Those that it marks as "
+            "time-sensitive are logged, too."
+        ),
     ] = None,
     embedder: EmbedderName = None,
     tenant: Tenant = "",
 ) -> None:
-    """Log the questions of label runs with what the LLM knew.
+    """Add the questions of label runs to the log, each labeled with whether the LLM knew the answer.
 
-    Time-sensitive questions (meta: FreshQA's fact_type, or time_sensitive) are logged only if the answer was wrong.
+    Time-sensitive questions (marked by `fact_type` or `time_sensitive` in their meta) are logged only if the LLM
+    answered them wrong, because a right answer may be outdated tomorrow.
 
     Example: knowgate history import runs/train --rule all --time-sensitive bench:uar_gate_time/train --history log.db
     """
@@ -105,8 +116,8 @@ def import_(
         _add(store, entries)
         scopes |= {entry.scope for entry in entries}
         count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
-        changing = f", {count} of them time-sensitive" if count else ""
-        STDERR_CONSOLE.print(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{changing}")
+        time_note = f", {count} of them time-sensitive" if count else ""
+        STDERR_CONSOLE.print(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{time_note}")
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -114,16 +125,20 @@ def import_(
 @app.command()
 @expand_options
 def add(
-    question: Annotated[str, typer.Argument(help="The question.")],
-    label: Annotated[str, typer.Option(help="known, unknown or time-sensitive.")],
+    question: Annotated[str, typer.Argument(help="The question to log.")],
+    label: Annotated[str, typer.Option(help="Whether the LLM knows the answer: known, unknown or time-sensitive.")],
     options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
-    source: Annotated[str, typer.Option(help="human, gold, judge or agreement.")] = "human",
-    outcome: Annotated[str | None, typer.Option(help="What retrieval did: better, worse or same.")] = None,
-    days: Annotated[float | None, typer.Option(help="Ignore the entry after this many days.")] = None,
+    source: Annotated[str, typer.Option(help="Where the label comes from: human, gold, judge or agreement.")] = "human",
+    outcome: Annotated[
+        str | None, typer.Option(help="How retrieval changes the answer: better, worse or same. Default: unknown.")
+    ] = None,
+    days: Annotated[
+        float | None, typer.Option(help="Number of days after which the entry is ignored. Default: never.")
+    ] = None,
     embedder: EmbedderName = None,
 ) -> None:
-    """Log one question."""
+    """Add one question with its label to the log."""
     store = open_history(history, embedder)
     expires = None
     if days is not None:
@@ -136,7 +151,7 @@ def add(
 @app.command("list")
 def list_(
     history: HistoryOption = DEFAULT_HISTORY,
-    limit: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of entries.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Maximum number of entries to show.")] = 20,
     as_json: JsonOption = False,
 ) -> None:
     """Show logged questions, newest first."""
@@ -146,10 +161,10 @@ def list_(
 @app.command()
 @expand_options
 def search(
-    question: Annotated[str, typer.Argument(help="Question to compare with.")],
+    question: Annotated[str, typer.Argument(help="Question to search similar questions for.")],
     options: ScopeOptions,
     history: HistoryOption = DEFAULT_HISTORY,
-    k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of questions.")] = 10,
+    k: Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Number of similar questions to show.")] = 10,
     embedder: EmbedderName = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -161,7 +176,7 @@ def search(
 
 @app.command()
 def stats(history: HistoryOption = DEFAULT_HISTORY) -> None:
-    """Count the entries by model, prompts and tenant."""
+    """Count the entries of each model, set of prompts and tenant."""
     store = _open_existing(history)
     rows = []
     for scope, count in store.scopes().items():
@@ -175,17 +190,22 @@ def stats(history: HistoryOption = DEFAULT_HISTORY) -> None:
 
 @app.command()
 def export(history: HistoryOption = DEFAULT_HISTORY) -> None:
-    """Print the whole log, one JSON object per line; `history import` reads it."""
+    """Print the whole log as JSON Lines, which `history import` can read."""
     _print_records([entry_to_record(entry) for entry in _open_existing(history).entries()], as_json=True)
 
 
 @app.command()
 @expand_options
 def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> None:
-    """Delete expired entries; with fingerprints, also those of other models or prompts."""
+    """Delete expired entries.
+
+    If you give both fingerprints, entries of the same tenant's other models and prompts are deleted, too.
+    """
     store = _open_existing(history)
     if (options.model is None) != (options.prompts is None):
-        raise BadSetting("give both --model-fingerprint and --prompts-fingerprint, or neither.")
+        raise BadSetting(
+            "only one of --model-fingerprint and --prompts-fingerprint is given. Give both of them, or neither."
+        )
     scope = None
     if options.model and options.prompts:
         scope = HistoryScope(options.model, options.prompts, options.tenant)
@@ -195,31 +215,35 @@ def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> No
 @app.command()
 def forget(
     history: HistoryOption = DEFAULT_HISTORY,
-    contains: Annotated[str | None, typer.Option(help="Delete questions with this text; case does not matter.")] = None,
+    contains: Annotated[
+        str | None, typer.Option(help="Delete all questions that contain this text, in upper or lower case.")
+    ] = None,
     ids: Annotated[
-        list[int] | None, typer.Option("--id", min=1, max=2**63 - 1, help="Delete this entry; may be repeated.")
+        list[int] | None,
+        typer.Option("--id", min=1, max=2**63 - 1, help="Delete the entry with this id; may be repeated."),
     ] = None,
 ) -> None:
-    """Delete questions with their vectors, and erase them from the file."""
+    """Delete questions and their embeddings, and erase them from the files on disk."""
     if not contains and not ids:
-        raise BadSetting("nothing to forget. Give --contains TEXT or --id NUMBER.")
+        raise BadSetting("no question is selected for deletion. Give --contains TEXT or --id NUMBER.")
     STDERR_CONSOLE.print(f"{_open_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 @app.command()
 def copy(
     source: Annotated[str, typer.Argument(help="Log to copy: a file, or postgresql://USER@HOST/DATABASE.")],
-    target: Annotated[str, typer.Argument(help="Log to copy into; created if needed.")],
+    target: Annotated[str, typer.Argument(help="Log to copy into. Created if there is none.")],
     embedder: EmbedderName = None,
 ) -> None:
-    """Copy a log into another one, for example from a file into a database. Entries that exist are replaced.
+    """Copy all entries of a log into another log, for example from a file into a database.
 
-    Vectors are copied, too; if the other log has another embedding, the questions are embedded again.
+    Entries that already exist in the target are replaced. If the target uses another embedding, the questions are
+    embedded again. Otherwise the vectors are copied.
 
     Example: knowgate history copy history.db postgresql://knowgate@db/knowledge
     """
     if source.strip() == target.strip():
-        raise BadSetting("a log cannot be copied into itself. Name another TARGET.")
+        raise BadSetting("SOURCE and TARGET name the same log. Name another TARGET.")
     source_store, target_store = _open_existing(source), open_history(target, embedder)
     if embedder is None and target_store.embedding.fingerprint is None:
         target_store = open_history(target, source_store.embedding.name)
@@ -227,7 +251,7 @@ def copy(
 
 
 def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
-    """Open a log that exists; reading commands must not create an empty one."""
+    """Open an existing log; raise BadInput if there is none, since reading commands must not create one."""
     if not history_exists(history):
         name = redact_secrets(history)
         raise BadInput(f"there is no log '{name}'. Make one: knowgate history import RUN --history {name}")
@@ -235,7 +259,7 @@ def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
 
 
 def _read_entries(run: Path, rule: str, tenant: str) -> list[LogEntry]:
-    """Read the entries of an exported file or of a label run."""
+    """Read entries from a file made by `history export`, or make them from the rows of a label run folder."""
     if run.is_file():
         return [entry_from_record(record, f"{run} line {number}") for number, record in read_jsonl(run)]
     folder = RunFolder(run)
@@ -244,22 +268,26 @@ def _read_entries(run: Path, rule: str, tenant: str) -> list[LogEntry]:
 
 
 def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope], history: str) -> None:
-    """Log the time-sensitive questions of a data set in each scope."""
+    """Log the time-sensitive questions of a data set once for each imported model and set of prompts.
+
+    Raises BadInput if the data marks no question as time-sensitive.
+    """
     questions = load_questions(data)
     for scope in scopes:
         entries = list(time_sensitive_entries(questions, scope))
         if not entries:
             raise BadInput(
                 f"none of the {len(questions)} questions of {data} is marked as time-sensitive. "
-                'Mark them: "meta": {"time_sensitive": true}'
+                'Mark them in the data: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
         STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
 
 
 def _warn_about_language(entries: Sequence[LogEntry]) -> None:
-    chinese = sum(detect_language(entry.question) == "zh" for entry in entries)
-    if chinese * 2 > len(entries):
+    """Warn if most questions are Chinese, because the default embedding knows only English."""
+    n_chinese = sum(detect_language(entry.question) == "zh" for entry in entries)
+    if n_chinese * 2 > len(entries):
         log.warning("Most of these questions are Chinese, but minilm is an English embedding. Use --embedder m3e.")
 
 
@@ -269,23 +297,26 @@ def _add(store: HistoryStore, entries: Sequence[LogEntry]) -> None:
 
 
 def _resolve_scope(store: HistoryStore, options: ScopeOptions) -> HistoryScope:
-    """Return the given scope, or the only one of the log that matches."""
+    """Return the scope (model, prompts, tenant) that the options select.
+
+    If a fingerprint is not given, the log must have exactly one matching scope; otherwise BadSetting is raised.
+    """
     model, prompts = options.model, options.prompts
     if model and prompts:
         return HistoryScope(model, prompts, options.tenant)
     scopes = [scope for scope in store.scopes() if scope.tenant == options.tenant]
     matching = [scope for scope in scopes if model in (None, scope.model) and prompts in (None, scope.prompts)]
     if len(matching) != 1:
-        listed = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
+        available = [f"--model-fingerprint {scope.model} --prompts-fingerprint {scope.prompts}" for scope in scopes]
         raise BadSetting(
-            "say whose labels are meant: --model-fingerprint and --prompts-fingerprint. The log has: "
-            f"{'; '.join(listed) or 'none'}."
+            "the entries of one model and its prompts must be selected. Give --model-fingerprint and "
+            f"--prompts-fingerprint. The log has: {'; '.join(available) or 'none'}."
         )
     return matching[0]
 
 
 def _print_records(records: list[dict[str, Any]], as_json: bool) -> None:
-    """Print records as JSON lines or as a table."""
+    """Print records as JSON Lines, or as a table of the columns in `SHOWN_COLUMNS` that they have."""
     if as_json:
         for record in records:
             print_json(record)

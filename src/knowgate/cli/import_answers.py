@@ -18,18 +18,44 @@ from knowgate.labels.grading import load_grader
 
 
 def import_answers(
-    data: Annotated[str, typer.Option(help="Questions with recorded answers, in meta or (jsonl:) at the top level.")],
-    model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers.")],
-    closed: Annotated[str, typer.Option(help="Key of the closed-book answer.")],
-    out: Annotated[Path, typer.Option(parser=parse_path, metavar="RUN", help="Run folder.")],
-    opened: Annotated[str, typer.Option("--open", help="Key of the open-book answer, if there is one.")] = "",
-    iterative: Annotated[str, typer.Option(help="Key of the answer after several retrievals, if any.")] = "",
-    grade: Annotated[str, typer.Option(help="exact, contains or choice.")] = "contains",
+    data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE.")],
+    model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers; any text.")],
+    closed: Annotated[
+        str,
+        typer.Option(
+            help="Name of the field that holds the answer without passages (closed-book). Fields are read from the "
+            "`meta` of each question, or from the top level of its JSON line."
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option(parser=parse_path, metavar="RUN", help="Folder that the label run is written to.")
+    ],
+    opened: Annotated[
+        str,
+        typer.Option(
+            "--open", help="Name of the field that holds the answer with passages (open-book). Default: none recorded."
+        ),
+    ] = "",
+    iterative: Annotated[
+        str,
+        typer.Option(
+            help="Name of the field that holds the answer after several rounds of retrieval. Default: none recorded."
+        ),
+    ] = "",
+    grade: Annotated[
+        str,
+        typer.Option(
+            help="How answers are graded: `exact` (equals a gold answer), `contains` (contains one) or `choice` "
+            "(right letter)."
+        ),
+    ] = "contains",
     limit: LimitOption = None,
 ) -> None:
-    """Make a label run from recorded answers, for LLMs that cannot be run here; fit gates on it as on any other.
+    """Make a label run from answers that were recorded elsewhere, for an LLM that cannot be run here.
 
-    A line: {"question": "Who wrote Hamlet?", "answers": ["Shakespeare"], "alone": "Marlowe", "searched": "Shakespeare"}
+    Gates can be fitted on this run as on any other. Each line of the data holds a question and its answers:
+
+    {"question": "Who wrote Hamlet?", "answers": ["Shakespeare"], "alone": "Marlowe", "searched": "Shakespeare"}
 
     Example: knowgate import-answers --data jsonl:asked.jsonl --model my-llm --closed alone --open searched --out run
     """

@@ -27,24 +27,37 @@ from knowgate.types import Model
 
 
 def label(
-    data: Annotated[str, typer.Option(help="jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")],
+    data: Annotated[
+        str, typer.Option(help="Questions: jsonl:FILE, lines:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
+    ],
     out: Annotated[
         Path,
-        typer.Option(parser=parse_path, metavar="RUN", help="Run folder. An interrupted run continues."),
+        typer.Option(
+            parser=parse_path,
+            metavar="RUN",
+            help="Folder that the label run is written to. If it holds an interrupted run, that run is continued.",
+        ),
     ],
     options: LabelOptions,
-    model: Annotated[str, typer.Option(help="Model spec; see `knowgate models`.")] = "smollm",
+    model: Annotated[str, typer.Option(help="Spec of the LLM that answers; see `knowgate models`.")] = "smollm",
     compare: Annotated[
-        bool, typer.Option("--compare-graders", help="Print how far graders agree on this run.")
+        bool,
+        typer.Option("--compare-graders", help="After labeling, print how often the graders agree with each other."),
     ] = False,
     kb_sat: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_path, metavar="FILE", help="Write the KB-SAT self-assessment set and its stress sets."
+            parser=parse_path,
+            metavar="FILE",
+            help="After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, "
+            "and its two stress-test sets next to it.",
         ),
     ] = None,
 ) -> None:
-    """Sample and grade closed- and open-book answers: mastery, certainty, effect of retrieval. Resumable."""
+    """Answer questions without and with retrieved passages, grade the answers, and record what the LLM knows.
+
+    Run the same command again to continue an interrupted run.
+    """
     judge = load_model(options.judge) if options.judge else None
     if options.runner in (None, "local"):
         options = options.replace(judge=judge)
@@ -67,7 +80,7 @@ def label(
 
 @dataclass
 class LabelProgressBar:
-    """Shows the progress of a label run and keeps the latest state."""
+    """Progress callback of a label run: updates the bar and stores the latest progress in `latest`."""
 
     show: ProgressCallback
     latest: LabelProgress = field(default_factory=lambda: LabelProgress(total=0))
@@ -79,7 +92,7 @@ class LabelProgressBar:
 
 @contextmanager
 def labeling_progress_bar() -> Iterator[LabelProgressBar]:
-    """Show a progress bar while a label run is made."""
+    """Show a progress bar on stderr inside a `with` block; yields the progress callback for `label`."""
     with show_question_progress("labeling", STDERR_CONSOLE) as show:
         yield LabelProgressBar(show)
 
@@ -92,22 +105,25 @@ def _format_speed(progress: LabelProgress, separator: str) -> str:
 
 
 def _print_summary(progress: LabelProgress, out: Path) -> None:
-    """Print how many questions are labeled, failed, and how fast."""
+    """Print how many questions are labeled, how many failed, and the speed of this session."""
     failed = ""
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
-    speed = f"; {progress.fresh} of them now, {_format_speed(progress, ', ')}" if progress.fresh else ""
+    speed = f"; {progress.fresh} of them in this session, {_format_speed(progress, ', ')}" if progress.fresh else ""
     STDERR_CONSOLE.print(
         f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}"
     )
 
 
 def _print_missing_passages(folder: RunFolder) -> None:
-    """Print how many questions have no open-book answer, since the two accuracies then cover different questions."""
+    """Print how many questions have no open-book answer; print nothing if all have one.
+
+    Users must know, because closed-book and open-book accuracy then cover different questions.
+    """
     missing = sum(row.error is None and row.open is None for row in folder.rows())
     if missing:
         STDERR_CONSOLE.print(
-            f"{missing} questions have no open-book answer: no passage was found, or the data has no contexts."
+            f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
         )
 
 
@@ -120,7 +136,10 @@ def _make_agreement_table(folder: RunFolder, judge: Model | None) -> Table:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write KB-SAT and its two stress sets beside it."""
+    """Write the KB-SAT data to `out`, and its stress-test sets to OUT.swapped.jsonl and OUT.rare.jsonl.
+
+    Warns if no answer could be swapped, because the swapped set is then empty.
+    """
     sets = build_kb_sat(folder.rows(), seed)
     for path, records in (
         (out, sets.balanced),

@@ -1,4 +1,4 @@
-"""`knowgate prefer`: measure which passages help an LLM."""
+"""`knowgate prefer`: measure which retrieved passages help an LLM to answer, and which mislead it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,23 @@ from knowgate.training.preference_run import PreferenceOptions, PreferenceProgre
 def prefer(
     labels: LabelsOption,
     out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="PREF", help="Preference folder. An interrupted run continues.")
+        Path,
+        typer.Option(
+            parser=parse_path,
+            metavar="PREF",
+            help="Folder that the measurements are written to. If it holds an interrupted run, that run is continued.",
+        ),
     ],
     options: PreferenceOptions,
-    model: Annotated[str | None, typer.Option(help="Model spec. Default: the label run's.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Spec of the LLM to measure. Default: the model of the label run.")
+    ] = None,
     lang: LangOption = None,
     prompts: PromptsOption = None,
 ) -> None:
-    """Measure what each candidate passage does to the LLM: the data `fit reranker` learns from. Resumable.
+    """Measure how each candidate passage changes the LLM's confidence in its answer. `fit reranker` learns from this.
+
+    Run the same command again to continue an interrupted run.
 
     Example: knowgate prefer --labels run --index my-index --out pref
     """
@@ -52,9 +61,9 @@ def _format_speed(progress: PreferenceProgress) -> str:
 
 
 def _print_summary(progress: PreferenceProgress, out: Path) -> None:
-    """Print how many questions can be used, and why others cannot."""
+    """Print how many questions a reranker can be trained on, why the others are left out, and the next command."""
     reasons = (
-        (progress.one_sided, "with passages of one kind only"),
+        (progress.one_sided, "with only helpful or only harmful passages"),
         (progress.bare, "without passages"),
         (progress.failed, "failed (see 'error' in the rows)"),
     )
@@ -62,6 +71,6 @@ def _print_summary(progress: PreferenceProgress, out: Path) -> None:
     STDERR_CONSOLE.print(
         f"{progress.kept} of {progress.done} questions have passages that help and passages that hurt"
         + (f"; left out: {left_out}" if left_out else "")
-        + f". Duplicate passages dropped: {progress.duplicates}; cut to the context window: {progress.cut}."
+        + f". Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}."
     )
-    STDERR_CONSOLE.print(f"Train on them: knowgate fit reranker --pref {out} --out DIR")
+    STDERR_CONSOLE.print(f"Train a reranker on them: knowgate fit reranker --pref {out} --out DIR")

@@ -20,13 +20,13 @@ from knowgate.labels.run import build_synthetic_setting, describe_environment, f
 from knowgate.models.prompts.templates import detect_question_language
 from knowgate.types import Question
 
-IMPORT_BATCH = 1000
+IMPORT_BATCH = 1000  # questions graded and written at a time
 TextsByKey = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class AnswerKeys:
-    """Names of the texts that hold the recorded answers; "" for an answer that was not recorded.
+    """Names of the data fields that hold the recorded answers; "" for an answer that was not recorded.
 
     Attributes:
         closed: Key of the closed-book answer.
@@ -58,13 +58,13 @@ def import_answers(
         llm: Name of the LLM that gave the answers.
         data: Name of the data, recorded in the run.
         keys: Where the answers are.
-        extra_fields: Further texts of each question by its id, for keys that its meta lacks.
+        extra_fields: Texts by question id and field name. They are used for keys that the question's meta lacks.
 
     Returns:
-        The number of imported questions.
+        The number of questions imported by this call. Questions that already have a row are skipped.
 
     Raises:
-        BadInput: A question lacks one of the answers.
+        BadInput: A question has no text under one of the keys.
     """
     texts = [_collect_texts(question, extra_fields or {}) for question in questions]
     for key in (keys.closed, keys.open, keys.iterative):
@@ -102,29 +102,32 @@ def _get_benefit(closed: GradedAnswer | None, opened: GradedAnswer | None) -> in
 
 
 def _collect_texts(question: Question, extra_fields: Mapping[str, TextsByKey]) -> TextsByKey:
-    """Collect all texts recorded with a question; its meta takes precedence."""
+    """Collect all texts recorded with a question by field name; if both have a name, `meta` wins."""
     meta = {key: text for key, text in question.meta.items() if isinstance(text, str)}
     return {**extra_fields.get(question.id, {}), **meta}
 
 
 def _check_all_have(questions: Sequence[Question], texts: Sequence[TextsByKey], key: str) -> None:
-    """Raise BadInput if an answer is missing; a missing answer is not the same as an empty one, which is wrong."""
+    """Raise BadInput if a question has no text under the key.
+
+    An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
+    """
     missing = [number for number, available in enumerate(texts) if key and key not in available]
     if not missing:
         return
     first = missing[0]
-    advice = "Give the name of the key that holds it."
+    advice = "Give the name of the field that holds the answer."
     if len(missing) < len(questions):
-        advice = "Leave them out of the data, or give them an empty text if the LLM gave no answer: it counts as wrong."
+        advice = "Leave them out of the data. If the LLM gave no answer, write an empty text; it counts as wrong."
     raise BadInput(
-        f"{len(missing)} of {len(questions)} questions have no text under '{key}', neither at the top level of their "
-        f"line (jsonl:) nor in meta; the first is '{questions[first].id}', which has: "
+        f"{len(missing)} of {len(questions)} questions have no text under '{key}', neither in 'meta' nor at the top "
+        f"level of their JSON line; the first is '{questions[first].id}', whose text fields are: "
         f"{', '.join(sorted(texts[first])) or 'none'}. {advice}"
     )
 
 
 def _describe_import(questions: Sequence[Question], grader: Grader, llm: str, data: str) -> dict[str, Any]:
-    """Return the settings that identify the run."""
+    """Return the settings that identify the imported run, in the form that `knowgate label` records them."""
     settings: dict[str, Any] = {
         "data": data,
         "data_fingerprint": fingerprint_questions(questions),

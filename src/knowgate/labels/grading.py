@@ -1,4 +1,7 @@
-"""Graders: whether an answer is right, by string rules or by another LLM, and how far graders agree."""
+"""Graders decide whether an answer is right, by string rules or by asking another LLM, the judge.
+
+Also measures how often graders agree with each other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from knowgate.types import Model, Prompt, Question
 
 YES_PATTERN = re.compile(r"\b(1|yes|true)\b|是|包含|蕴含", re.IGNORECASE)
 NO_PATTERN = re.compile(r"\b(0|no|false|not)\b|否|不", re.IGNORECASE)
-VERDICT_TOKENS = 4
+VERDICT_TOKENS = 4  # maximum length of a judge's verdict, which is a yes or a no
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,10 @@ class Grade:
     """The grade of one answer.
 
     Attributes:
-        correct: None if there is no gold answer or the verdict of the judge could not be parsed.
-        guarded: The answer contains the gold answer only because it repeats the question.
-        unparsable: The verdict of the judge could not be parsed.
+        correct: Whether the answer is right; None without a gold answer, or if the judge's verdict was unreadable.
+        guarded: Whether the answer counts as wrong because it contains the gold answer only as part of the repeated
+            question.
+        unparsable: Whether the text of the judge contained neither yes nor no.
     """
 
     correct: bool | None
@@ -36,27 +40,29 @@ class Grade:
 
 
 class Grader(Protocol):
-    """Grades answers to questions."""
+    """Decides for each answer whether it is right; `name` is recorded in label rows."""
 
     @property
     def name(self) -> str: ...
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade pairs of an answer and its question, in order."""
+        """Grade `answers[i]` as an answer to `questions[i]`; returns the grades in the same order."""
         ...
 
 
 @dataclass(frozen=True)
 class StringGrader:
-    """Grades by string rules: `exact`, `contains` or `choice`.
+    """Grades by comparing strings.
 
-    Multiple-choice questions are graded by letter under every rule.
+    Attributes:
+        name: `exact` (the answer equals a gold answer), `contains` (it contains one) or `choice` (it names the right
+            letter). Multiple-choice questions are graded by letter under every rule.
     """
 
     name: Literal["exact", "contains", "choice"] = "contains"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade answers; equal answers to the same question, as samples often are, are graded once."""
+        """Grade answers. Samples of a question are often equal, so equal answers to it are graded only once."""
         grades: dict[tuple[str, int], Grade] = {}
         pairs = [(answer, id(question)) for answer, question in zip(answers, questions, strict=True)]
         for pair, question in zip(pairs, questions, strict=True):
@@ -65,7 +71,7 @@ class StringGrader:
         return [grades[pair] for pair in pairs]
 
     def _grade_answer(self, answer: str, question: Question) -> Grade:
-        """Grade one answer; the grade is None without a gold answer."""
+        """Grade one answer; `correct` is None if the question has no gold answer."""
         if question.choices or self.name == "choice":
             return Grade(None if get_gold_letter(question) is None else grade_choice(answer, question))
         if not has_gold_answer(question):
@@ -78,12 +84,12 @@ class StringGrader:
 
 @dataclass(frozen=True)
 class JudgeGrader:
-    """Lets another LLM say whether an answer is right, at temperature 0.
+    """Asks another LLM, the judge, whether an answer is right. The judge answers at temperature 0.
 
     Attributes:
         model: The judge.
-        style: Prompt of the judge. 'contains' leaves the question out (KBM, figure 13); 'implies' includes it
-            (DH-ICL, figure 7).
+        style: What the judge is asked. 'contains': does the answer contain the gold answer? The question is not shown
+            (KBM, figure 13). 'implies': does the answer imply the gold answer, given the question? (DH-ICL, figure 7).
     """
 
     model: Model
@@ -91,11 +97,11 @@ class JudgeGrader:
 
     @property
     def name(self) -> str:
-        """Name recorded in rows: the style and the judge."""
+        """Name recorded in label rows: 'judge:STYLE:MODEL'."""
         return f"judge:{self.style}:{self.model.name}"
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
-        """Grade answers; equal prompts are sent to the judge once."""
+        """Grade answers. Equal prompts are sent to the judge once; questions without gold answer are not sent."""
         pairs = list(zip(answers, questions, strict=True))
         unique = {self._make_prompt(answer, question): None for answer, question in pairs if has_gold_answer(question)}
         prompts = [Prompt(text) for text in unique]
@@ -112,7 +118,7 @@ class JudgeGrader:
 
 
 def _parse_verdict(text: str) -> Grade:
-    """Parse the verdict of a judge: the first yes or no in its text."""
+    """Parse the verdict of a judge: the first yes or no in its text, in English or Chinese, or as 1 or 0."""
     yes, no = YES_PATTERN.search(text), NO_PATTERN.search(text)
     if yes and (not no or yes.start() < no.start()):
         return Grade(True)
@@ -134,8 +140,8 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
 
     Args:
         name: exact, contains, choice or judge.
-        judge: Model of the judge; needed for 'judge'.
-        style: Prompt of the judge.
+        judge: Model that judges; required if `name` is 'judge', otherwise ignored.
+        style: What the judge is asked; see `JudgeGrader`.
 
     Raises:
         UnknownName: There is no such grader, or `judge` is missing.
@@ -151,11 +157,13 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
 
 
 def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> list[GraderAgreement]:
-    """Measure how far graders agree on the greedy closed- and open-book answers.
+    """Measure how often graders agree on the greedy closed-book and open-book answers of label rows.
+
+    The graders `exact` and `contains` are always compared.
 
     Args:
-        rows: Label rows.
-        judge: Also compare this judge, with both prompts.
+        rows: Label rows. Multiple-choice questions and questions without gold answers are skipped.
+        judge: Model that is compared as a judge, too, once for each of its two prompts.
 
     Returns:
         The agreement of each pair of graders, over the answers that both could grade.
@@ -174,13 +182,23 @@ def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> lis
 def compute_agreement(
     first: str, second: str, first_verdicts: Sequence[bool | None], second_verdicts: Sequence[bool | None]
 ) -> GraderAgreement:
-    """Measure the agreement of two graders over the answers that both could grade."""
+    """Measure how often two graders agree, over the answers that both could grade.
+
+    Args:
+        first: Name of the first grader.
+        second: Name of the second grader.
+        first_verdicts: Verdicts of the first grader; None for an answer that it could not grade.
+        second_verdicts: Verdicts of the second grader on the same answers.
+    """
     pairs = [(a, b) for a, b in zip(first_verdicts, second_verdicts, strict=True) if a is not None and b is not None]
     return measure_agreement("both", (first, second), pairs)
 
 
 def _list_answers(rows: Iterable[LabelRow]) -> tuple[list[str], list[Question]]:
-    """List greedy answers to free-text questions with gold answers; graders do not differ on multiple choice."""
+    """List the greedy answers to free-text questions with gold answers, each with its question.
+
+    Multiple-choice questions are skipped, because all graders grade them in the same way.
+    """
     answers, questions = [], []
     for row in rows:
         question = Question(row.question, id=row.id, answers=row.answers, lang=row.lang)

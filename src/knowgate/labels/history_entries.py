@@ -1,4 +1,4 @@
-"""History entries from label rows: the examples that the gates `dhicl` and `skr` compare questions with."""
+"""Converts label rows to entries of the history log, with which the gates `dhicl` and `skr` compare questions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from knowgate.errors import BadInput
 from knowgate.types import Question
 
 OUTCOME_BY_BENEFIT = {1: RetrievalOutcome.BETTER, 0: RetrievalOutcome.SAME, -1: RetrievalOutcome.WORSE}
-CHANGING_FACT_TYPES = ("fast-changing", "slow-changing")
+CHANGING_FACT_TYPES = ("fast-changing", "slow-changing")  # values of `fact_type` in FreshQA
 UAR_TIME_PREFIX = "uar_time"  # data sets of UAR's time criterion
 KnownRule = Literal["all", "greedy", "majority"]
 
 
 def scope_from_settings(settings: dict[str, Any], tenant: str = "") -> HistoryScope:
-    """Return the history scope of a label run: its model and prompts."""
+    """Return the history scope (model, prompts, tenant) that the entries of a label run belong to."""
     return HistoryScope(settings["model_fingerprint"], settings["prompts_fingerprint"], tenant)
 
 
 def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: KnownRule = "greedy") -> Iterator[LogEntry]:
     """Yield a history entry for each graded row.
 
-    Time-sensitive questions are logged only if the answer was wrong (DH-ICL, section 3.1): an answer that was right
-    when it was labeled may be wrong tomorrow.
+    Time-sensitive questions are logged only if the LLM answered them wrong (DH-ICL, section 3.1). A right answer is
+    skipped, because it may be outdated tomorrow.
 
     Args:
         rows: Label rows; failed and ungraded ones are skipped.
         scope: Model, prompts and tenant of the entries.
-        rule: When a question counts as known: the greedy answer is right, all samples are, or most are.
+        rule: When a question counts as known: 'greedy' (the greedy answer is right), 'all' (all sampled answers are
+            right) or 'majority' (more than half of them are right).
     """
     for row in rows:
         known = is_known(row.closed, rule) if row.error is None and row.closed is not None else None
@@ -41,29 +42,43 @@ def entries_from_rows(rows: Iterable[LabelRow], scope: HistoryScope, rule: Known
 
 
 def is_known(answer: GradedAnswer, rule: KnownRule) -> bool | None:
-    """Return whether an answer counts as known under a rule; None if it was not graded."""
+    """Return whether a question with this closed-book answer counts as known; None if the answer was not graded.
+
+    Args:
+        answer: Closed-book answer with its samples and grades.
+        rule: 'greedy' (the greedy answer is right), 'all' (all samples are right) or 'majority' (more than half are).
+
+    Raises:
+        BadInput: The rule needs graded samples, and the answer has none.
+    """
     if rule == "greedy":
         return answer.correct
     grades = [correct for correct in answer.sample_correct if correct is not None]
     if not grades:
-        raise BadInput(f"rule='{rule}' needs sampled answers. Label with samples=10, or use rule='greedy'.")
+        raise BadInput(
+            f"rule='{rule}' needs sampled answers, but the label run has none. Label the questions with samples=10, or "
+            "use rule='greedy'."
+        )
     return all(grades) if rule == "all" else sum(grades) * 2 > len(grades)
 
 
 def source_from_grader(grader: str) -> LabelSource:
-    """Return the label source that a grader stands for."""
+    """Return where labels of this grader come from: a judge, or the gold answers."""
     return LabelSource.JUDGE if grader.startswith("judge") else LabelSource.GOLD
 
 
 def time_sensitive_entries(questions: Iterable[Question], scope: HistoryScope) -> Iterator[LogEntry]:
-    """Yield entries for the questions that their data marks as time-sensitive; no LLM is asked."""
+    """Yield an entry for each question that its data marks as time-sensitive; other questions are skipped."""
     for question in questions:
         if is_time_sensitive(question.meta):
             yield LogEntry(question.text, KnowledgeLabel.TIME_SENSITIVE, scope, LabelSource.GOLD)
 
 
 def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
-    """Return whether a data set says that the answer changes: FreshQA, UAR's time criterion, or `time_sensitive`."""
+    """Return whether the metadata of a question says that its answer changes over time.
+
+    It does if `time_sensitive` is true, if FreshQA's `fact_type` says so, or if UAR's time criterion asks for retrieval.
+    """
     by_criterion = str(meta.get("dataset", "")).startswith(UAR_TIME_PREFIX) and bool(
         meta.get("need_retrieval_by_criterion")
     )

@@ -1,4 +1,4 @@
-"""Labels a batch of questions: answers closed- and open-book, samples, grades, and compares."""
+"""Labels a batch of questions: lets the LLM answer without and with passages, and grades and compares the answers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from knowgate.types import (
 )
 
 SYSTEM_ERRORS = (ServerError, OutOfMemory)  # if all questions of a batch fail like this, the run stops
-MAX_HALF = float(np.finfo(np.float16).max)
+MAX_HALF = float(np.finfo(np.float16).max)  # largest number in half precision
 
 
 @dataclass(frozen=True)
 class LabeledBatch:
-    """Label rows of a batch and their hidden states.
+    """The label rows of a batch, and the hidden states that the LLM had when it answered.
 
     Attributes:
         rows: One row per question.
@@ -62,10 +62,16 @@ PassageSearch = Callable[[Sequence[Question]], PassageSearchResults]
 
 @dataclass(frozen=True)
 class Labeler:
-    """Turns questions into label rows; a question that fails becomes a row with its error.
+    """Turns questions into label rows. A question that fails becomes a row with an error message.
 
     Attributes:
-        find_passages: Replaces the passage search, for example by a prefetching one.
+        model: The LLM that answers.
+        grader: Decides whether answers are right.
+        plan: What to generate and record.
+        prompts: Wording of the prompts.
+        retriever: Finds passages; None to use the contexts of the questions.
+        reranker: Sorts found passages; None to keep the order of the retriever.
+        find_passages: Used instead of the default passage search, for example to return prefetched passages.
     """
 
     model: Model
@@ -78,33 +84,38 @@ class Labeler:
 
     def __post_init__(self) -> None:
         if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
-            raise BadSetting("iterative=True searches repeatedly: give `index`, and do not set `closed_book`.")
+            raise BadSetting(
+                "iterative=True searches an index several times per question. Give `index`, and do not set "
+                "`closed_book`."
+            )
         missing = {Signal.HIDDEN, Signal.SAMPLES} - self.model.offers if self.plan.seakr else set()
         if missing:
             raise UnsupportedSignal(
-                f"seakr=True needs {', '.join(sorted(missing))}, which {self.model.name} does not give."
+                f"seakr=True needs signals that the model '{self.model.name}' does not give: "
+                f"{', '.join(sorted(missing))}. Use another model, or leave `seakr` out."
             )
 
     @property
     def passage_finder(self) -> PassageFinder:
-        """Finds the passages of questions by this labeler's plan."""
+        """A passage finder with the plan, retriever and reranker of this labeler."""
         return PassageFinder(self.plan, self.retriever, self.reranker)
 
     @property
     def seakr_layer(self) -> int | None:
-        """The middle layer, where SeaKR reads the last state of an answer; None without SeaKR."""
+        """Layer whose hidden states SeaKR compares, which is the middle one; None if the plan does not use SeaKR."""
         return self.model.depth // 2 if self.plan.seakr else None
 
     def label(self, questions: Sequence[Question]) -> LabeledBatch:
-        """Label a batch; if it fails as a whole, label its questions one by one."""
+        """Label a batch of questions; if it fails as a whole, its questions are labeled one by one."""
         return self.start(questions, can_defer=False)()
 
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
-        """Do the part of `label` that needs the LLM, and return a function that finishes the batch.
+        """Let the LLM answer a batch, and return a function that grades the answers and returns the label rows.
 
         Args:
             questions: The batch.
-            can_defer: Leave grading to the returned function, which may run in another thread.
+            can_defer: Whether the returned function may do the grading, possibly in another thread. If False, the
+                batch is graded before this method returns.
         """
         try:
             finish = self._answer(questions)
@@ -120,11 +131,14 @@ class Labeler:
 
     @property
     def _can_finish_in_thread(self) -> bool:
-        """Whether no LLM call is left after both answers; a judge may be the model that is answering."""
+        """Whether grading needs no further LLM call; a judge, masked passages and iterative retrieval do."""
         return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
-        """Label each question alone; raise if all of them fail with a system error."""
+        """Label each question as a batch of its own; failed questions become rows with an error.
+
+        Raises the first error if all questions fail because of the server or the GPU memory.
+        """
         batches, errors = [], []
         for question in questions:
             try:
@@ -139,7 +153,7 @@ class Labeler:
         return join_batches(batches)
 
     def make_failed_batch(self, question: Question, reason: str) -> LabeledBatch:
-        """Return the row of a question that could not be labeled."""
+        """Return a batch with a single row that records why the question could not be labeled."""
         return LabeledBatch([replace(self._make_empty_row(question), error=reason)])
 
     def _make_empty_row(self, question: Question) -> LabelRow:
@@ -148,7 +162,10 @@ class Labeler:
     # --- one batch --------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
-        """Answer both ways; passage search and grading run in a thread while the LLM generates."""
+        """Answer closed-book and open-book, and return a function that finishes the label rows.
+
+        While the LLM generates, one thread searches passages and then grades the closed-book answers.
+        """
         start = time.perf_counter()
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
@@ -169,7 +186,10 @@ class Labeler:
         return finish
 
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
-        """Run string grading in the thread; a judge may be the model that is answering, so it runs here."""
+        """Grade in the thread if the grader compares strings, otherwise right here.
+
+        A judge may be the model that is answering, which must not be called from two threads.
+        """
         if isinstance(self.grader, StringGrader):
             return thread.submit(work)
         done: Future[Result] = Future()
@@ -182,9 +202,15 @@ class Labeler:
         )
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
-        """Draft and sample an answer to each prompt; with states, also record hidden states and SeaKR samples."""
+        """Generate a greedy answer (draft) and sampled answers to each prompt.
+
+        Args:
+            prompts: The prompts.
+            n_samples: Number of sampled answers to return.
+            with_states: Also record the hidden states of the plan's layers, and the states that SeaKR compares.
+        """
         plan = self.plan
-        seakr_samples = plan.seakr if with_states else 0
+        seakr_samples = plan.seakr if with_states else 0  # SeaKR may need more samples than are returned
         request = SignalRequest(
             draft_tokens=plan.max_tokens,
             layers=plan.layers if with_states else (),
@@ -201,24 +227,25 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return the self-assessment and the SeaKR dispersion of each question."""
+        """Return further signals of each question by name: self-assessment, and SeaKR if the plan asks for it."""
         assessments = self._assess(questions)
         return [signals | self._measure_seakr(reading) for signals, reading in zip(assessments, closed, strict=True)]
 
     def _measure_seakr(self, reading: Reading) -> dict[str, float]:
+        """Measure how much the hidden states of the samples differ; empty if they were not recorded."""
         if reading.sample_states is None:
             return {}
         states = reading.sample_states[: self.plan.seakr]
         return {samples.SEAKR_END: samples.log_determinant(states), samples.SEAKR_SIZE: samples.log_mean_square(states)}
 
     def _assess(self, questions: Sequence[Question]) -> list[dict[str, float]]:
-        """Ask whether the model can answer, as a difference of logits; empty if it gives no such logits."""
+        """Ask the LLM whether it can answer; returns the logit of yes minus that of no, or {} if it gives no logits."""
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
         try:
             logits = self.model.label_logits(prompts, confidence.ASSESSMENT_LABELS)
-        except UnsupportedSignal:  # no reason to lose the answers
+        except UnsupportedSignal:  # the answers are still useful without the self-assessment
             return [{} for _ in questions]
         return [
             {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}
@@ -232,7 +259,7 @@ class Labeler:
     def _select_evidence(
         self, questions: Sequence[Question], results: PassageSearchResults
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """Return the passages that fit the context window, and prompts for the questions that have any."""
+        """Select the passages that fit the context window, and make prompts for the questions that have any."""
         ranked = self.passage_finder.rank(questions, results.passages)
         fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
         evidence = [
@@ -253,7 +280,10 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add passages, and open-book, masked and iterative answers, to the rows that have passages."""
+        """Add the passages to all rows, and the open-book answers to the rows that have passages.
+
+        Masked and iterative answers are also generated and added if the plan asks for them.
+        """
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
@@ -272,6 +302,7 @@ class Labeler:
         return rows
 
     def _add_masked_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
+        """Answer with passages in which the word MASK replaces the gold answers, and add the answers to the rows."""
         masked = [mask_passages(row.passages, row.answers) for row in rows]
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
@@ -280,7 +311,7 @@ class Labeler:
         return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
-        """Add the answers after several rounds of retrieval."""
+        """Continue each open-book answer over several rounds of retrieval, and add the final answers to the rows."""
         answers = [
             IterativeAnswer(question, row.passages, Completion(row.open.text if row.open else ""))
             for row, question in zip(rows, questions, strict=True)
@@ -296,8 +327,16 @@ class Labeler:
     def _add_answers(
         self, rows: list[LabelRow], questions: Sequence[Question], name: str, readings: Sequence[Reading]
     ) -> list[LabelRow]:
-        """Grade the drafts and samples of readings, and add them to the rows as the field `name`."""
+        """Grade the greedy and sampled answers, and add them to the rows.
+
+        Args:
+            rows: Rows to extend; new rows are returned.
+            questions: The question of each row.
+            name: Field of the row that holds the answer: closed, open, mask or iterative.
+            readings: Generated answers of each row.
+        """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
+        # All texts are graded in one call. Each is kept with its row number, so that the grades find their row again.
         texts = [(text, i) for i, answer in enumerate(answers) for text in (answer.text, *answer.samples)]
         grades = self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts])
         grades_by_row: list[list[Grade]] = [[] for _ in answers]
@@ -318,7 +357,7 @@ class Labeler:
 
 
 def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
-    """Make the row of a question without answers."""
+    """Make the label row of a question before it is answered: all answer fields are empty."""
     return LabelRow(
         id=question.id,
         question=question.text,
@@ -335,7 +374,13 @@ def _make_finisher(batch: LabeledBatch) -> BatchFinisher:
 
 
 def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
-    """Return the answer with its grades, mastery and certainty; the first grade is that of the greedy answer."""
+    """Return the answer with its grades, and with mastery and certainty computed from its samples.
+
+    Args:
+        answer: Answer without grades.
+        grades: Grade of the greedy answer, followed by the grades of the samples.
+        question: The question, whose choices decide which sampled answers are equal.
+    """
     sampled = tuple(grade.correct for grade in grades[1:])
     return replace(
         answer,
@@ -347,14 +392,14 @@ def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question
 
 
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
-    """Concatenate batches."""
+    """Concatenate the rows and hidden states of batches."""
     names = sorted({name for batch in batches for name in batch.vectors})
     vectors = {name: np.concatenate([batch.vectors[name] for batch in batches if batch.vectors]) for name in names}
     return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
 
 
 def _compare_answers(row: LabelRow) -> LabelRow:
-    """Add the effect of retrieval to a row with both answers."""
+    """Add whether retrieval helped or hurt; a row without a closed-book or open-book answer is returned unchanged."""
     if row.closed is None or row.open is None:
         return row
     return replace(
@@ -366,7 +411,10 @@ def _compare_answers(row: LabelRow) -> LabelRow:
 
 
 def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
-    """Stack the hidden states before and after the draft by layer, in half precision where the values fit."""
+    """Stack the hidden states of all readings, one array per layer and position.
+
+    The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
+    """
     layers = list(readings[0].hidden)
     before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
     after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
@@ -374,7 +422,7 @@ def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
 
 
 def _to_half_precision(states: Vector) -> Vector:
-    """Convert to float16, unless a value is out of its range, as in some layers of some models."""
+    """Convert to float16, unless a value is too large for it, as in some layers of some models."""
     return states.astype(np.float16) if float(np.abs(states).max(initial=0)) < MAX_HALF else states
 
 

@@ -37,16 +37,17 @@ def label(
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
     options: LabelOptions,
 ) -> RunFolder:
-    """Answer questions closed- and open-book, sample, grade, and record everything in a run folder.
+    """Record what an LLM knows: let it answer questions without and with passages, and grade the answers.
 
-    An interrupted run continues when it is called again with the same arguments. A finished run is returned as it is.
+    Answers, samples, grades and hidden states are written to a run folder. Call `label` again with the same arguments
+    to continue an interrupted run. A finished run is returned unchanged.
 
     Args:
         data: 'jsonl:FILE', 'bench:NAME/SPLIT', 'hub:NAME?split=...', or a list of `Question` with gold `answers`.
         out: Folder of the run.
-        model: Model spec or model.
+        model: The LLM that answers: a model spec such as 'smollm', or a model object.
         on_progress: Called with the progress after every batch.
-        options: See `LabelOptions`; fields can be given as keywords.
+        options: Further options; each field of `LabelOptions` can be given as a keyword argument.
 
     Returns:
         The run folder.
@@ -81,7 +82,7 @@ def label(
 
 
 def _build_labeler(llm: Model, options: LabelOptions) -> Labeler:
-    """Load everything that the options name, and build the labeler."""
+    """Load the judge, prompts, retriever and reranker that the options name, and build the labeler."""
     plan = options.make_plan(llm)
     check_sampling(plan.sampling)
     judge = resolve_model(options.judge) if options.judge is not None else None
@@ -96,6 +97,7 @@ def _build_labeler(llm: Model, options: LabelOptions) -> Labeler:
 
 
 def _load_reranker(reranker: str | Path | Reranker | None, llm: Model) -> Reranker | None:
+    """Load the reranker; log a warning if it was trained for another LLM."""
     if reranker is None:
         return None
     if isinstance(reranker, str | Path) and (warning := describe_llm_mismatch(reranker, llm.name, llm.fingerprint)):
@@ -108,7 +110,10 @@ def _load_reranker(reranker: str | Path | Reranker | None, llm: Model) -> Rerank
 
 @dataclass(frozen=True)
 class LabelJobSpec:
-    """A label job by the names of its model, grader, index and reranker, so that other machines can create it."""
+    """Description of a label job that can be sent to other machines, which load everything by name.
+
+    See `LabelOptions` for the fields.
+    """
 
     model: str
     grade: str
@@ -120,7 +125,7 @@ class LabelJobSpec:
     rerank: str | None = None
 
     def create(self, retriever: Retriever | None) -> LabelJob:
-        """Load the models and create the job."""
+        """Load the model, judge and reranker on this machine, and create the job."""
         judge = load_model(self.judge) if self.judge is not None else None
         grader = load_grader(self.grade, judge, self.judge_prompt)
         reranker = as_reranker(self.rerank) if self.rerank is not None else None
@@ -129,13 +134,13 @@ class LabelJobSpec:
 
 @dataclass(frozen=True)
 class LabelJob:
-    """A labeler on the machine where it works."""
+    """A label job on a worker machine; calling it labels a batch of questions."""
 
     labeler: Labeler
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fingerprints of the model, prompts, index and reranker."""
+        """Fingerprints of the model, prompts, index and reranker that this machine has loaded."""
         return identify_label_job(self.labeler)
 
     def __call__(self, questions: Sequence[Question]) -> LabeledBatch:
@@ -143,14 +148,14 @@ class LabelJob:
 
 
 def identify_label_job(labeler: Labeler) -> dict[str, str]:
-    """Return the fingerprints of everything that label rows depend on."""
+    """Return the fingerprints of the model, prompts, index and reranker, to compare them across machines."""
     identity = {"model": labeler.model.fingerprint, "wording": labeler.prompts.fingerprint}
     optional = {"index": labeler.retriever, "reranker": labeler.reranker}
     return identity | {name: part.fingerprint for name, part in optional.items() if part is not None}
 
 
 def _make_job_spec(model: str | Model, options: LabelOptions, labeler: Labeler) -> LabelJobSpec:
-    """Describe the label job by names, for other machines."""
+    """Describe the label job by names; raises BadSetting for objects that cannot be sent to other machines."""
     return LabelJobSpec(
         model=require_name("model", model) or "",
         grade=options.grade,

@@ -1,6 +1,6 @@
-"""Labeling in this process: growing batches, prefetched passages, and grading while the LLM generates.
+"""Labels questions in this process: batches grow, passages are prefetched, and grading overlaps with generation.
 
-A distributed runner implements the same protocol (`types.Runner`): it may do any batch anywhere, and more than once.
+A distributed runner implements the same protocol (`types.Runner`). It may run batches on any machine and repeat them.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ QuestionPassages = tuple[list[Passage], int | None]
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Runs batches in this process and grows them until each takes `seconds`.
+    """Runs batches in this process and makes them larger until a batch takes `seconds`.
 
-    The size doubles after a fast batch, and grows fourfold after a very fast one: a GPU takes as long for four
-    questions as for hundreds. So a slow machine soon shows rows, and a fast one stays busy.
+    A GPU takes as long for four questions as for hundreds, so the batch size doubles after a fast batch and grows
+    fourfold after a very fast one. A slow machine writes its first rows soon, and a fast machine stays busy.
 
     Attributes:
-        first: Size of the first batch.
-        largest: Maximum size of a batch.
-        seconds: Duration of a batch from which on it no longer grows.
+        first: Number of questions in the first batch.
+        largest: Maximum number of questions in a batch.
+        seconds: Target duration of a batch. A batch that takes at least this long is not followed by a larger one.
     """
 
     first: int = 4
@@ -44,52 +44,57 @@ class LocalRunner:
     seconds: float = 10.0
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
-        """Yield the result of `work` for one batch after another."""
-        size, start = self.first, 0
-        while start < len(questions):
-            batch = questions[start : start + size]
+        """Call `work` with one batch after another, in the order of the questions, and yield its results."""
+        size, n_done = self.first, 0
+        while n_done < len(questions):
+            batch = questions[n_done : n_done + size]
             started = time.perf_counter()
             yield work(batch)
-            start += len(batch)
+            n_done += len(batch)
             size = self.next_size(size, time.perf_counter() - started)
 
     def next_size(self, size: int, seconds: float) -> int:
-        """Return the size of the batch after one of this size and duration."""
+        """Return the size of the next batch, given the size and duration of the last one."""
         if seconds >= self.seconds:
             return size
         return min(self.largest, size * (4 if seconds < self.seconds / 4 else 2))
 
 
 class PassagePrefetcher:
-    """Searches the passages of questions in a thread, ahead of the LLM and in the order of the run.
+    """Searches the passages of questions in a thread, before the LLM needs them.
 
-    A question that was not prefetched in time, or that comes out of order, is searched when it is requested.
+    Questions are searched in the order of the run. A question that is requested in another order, or after prefetching
+    has failed, is searched when it is requested.
+
+    Args:
+        find: Searches the passages of a batch of questions.
+        questions: All questions of the run, in order.
     """
 
     def __init__(self, find: PassageSearch, questions: Sequence[Question]):
         self._find = find
         self._questions = questions
         self._results: dict[str, QuestionPassages] = {}
-        self._pending = {question.id for question in questions}
+        self._pending = {question.id for question in questions}  # ids that are not searched yet
         self._max_results = PREFETCH_SIZE
-        self._is_awaited = False
+        self._is_awaited = False  # whether `find` is waiting, so that the limit of stored results does not apply
         self._is_stopped = False
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._prefetch, name="knowgate-prefetch", daemon=True)
 
     def start(self) -> None:
-        """Start prefetching."""
+        """Start the prefetching thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop prefetching; a running search may finish."""
+        """Stop prefetching. Waits up to `STOP_TIMEOUT` seconds for a running search."""
         with self._change:
             self._is_stopped = True
             self._change.notify_all()
         self._thread.join(STOP_TIMEOUT)
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Return the passages of questions; waits for those that are about to be prefetched."""
+        """Return the passages of questions; waits until the thread has searched them, unless it has stopped."""
         with self._change:
             self._max_results = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))
             self._is_awaited = True
@@ -107,7 +112,7 @@ class PassagePrefetcher:
         return PassageSearchResults([passages for passages, _ in ordered], [frequency for _, frequency in ordered])
 
     def _prefetch(self) -> None:
-        """Search all questions in order; runs in the thread."""
+        """Search all questions in order and store the results; this is the function of the thread."""
         try:
             for start in range(0, len(self._questions), PREFETCH_SIZE):
                 if not self._wait_for_room():
@@ -122,7 +127,7 @@ class PassagePrefetcher:
                 self._change.notify_all()
 
     def _wait_for_room(self) -> bool:
-        """Wait until more results may be stored; False if stopped."""
+        """Wait until more results may be stored; returns False if the prefetcher was stopped."""
         with self._change:
             self._change.wait_for(
                 lambda: self._is_stopped or self._is_awaited or len(self._results) < self._max_results
@@ -141,10 +146,11 @@ def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -
 
 
 class LabelingPipeline:
-    """Labels batches so that the LLM never waits: search runs before it, grading and writing after it, in threads.
+    """Labels batches so that the LLM does not wait for other work.
 
-    Call it with the batches of a run in the order of `questions`, inside a `with` block. What the LLM has answered is
-    written even if the next batch fails or is interrupted.
+    One thread searches passages before the LLM needs them. Another thread grades and writes the answers afterwards. Use
+    the pipeline in a `with` block, and call it with the batches of a run in the order of `questions`. Batches that the
+    LLM has answered are written even if the next batch fails or is interrupted.
 
     Args:
         labeler: The labeler.
@@ -161,7 +167,7 @@ class LabelingPipeline:
         self._pending: deque[tuple[Sequence[Question], Future[KnowgateError | None]]] = deque()
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Answer a batch and return its size; its rows are written later."""
+        """Let the LLM answer a batch, and return its size. The other thread writes its rows later."""
         finish = self._labeler.start(questions)
         self._pending.append((questions, self._thread.submit(self._finish, finish)))
         self._wait(MAX_PENDING_BATCHES)
@@ -184,7 +190,7 @@ class LabelingPipeline:
             self._thread.shutdown()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Finish and write a batch; return the error if it could not be finished."""
+        """Grade and write a batch in the thread; returns the error if it could not be graded."""
         try:
             batch = finish()
         except KnowgateError as error:
@@ -196,7 +202,7 @@ class LabelingPipeline:
         return None
 
     def _wait(self, max_pending: int) -> None:
-        """Wait until at most this many batches are unfinished; label a batch again that could not be finished."""
+        """Wait until at most `max_pending` batches are unwritten; a batch that could not be graded is labeled again."""
         while len(self._pending) > max_pending or (self._pending and self._pending[0][1].done()):
             questions, finished = self._pending.popleft()
             if finished.result() is not None:
@@ -204,5 +210,5 @@ class LabelingPipeline:
 
 
 def _can_prefetch(labeler: Labeler) -> bool:
-    """Whether there is an index to search, and nothing else searches it at the same time."""
+    """Return whether passages can be prefetched: there is an index, and no iterative search uses it meanwhile."""
     return labeler.retriever is not None and labeler.plan.open_book and not labeler.plan.iterative

@@ -1,6 +1,7 @@
-"""The MASK study (KBM, section 3.1): gold answers in passages are replaced by the word MASK.
+"""Replaces gold answers in passages by the word MASK, for the MASK study of KBM (section 3.1).
 
-Everything that the grader would accept is replaced, so "Spider-Man" is masked if the gold answer is "spider man".
+The study asks whether an LLM still answers correctly if the passages do not contain the answer. Every spelling that
+the grader would accept is replaced: "Spider-Man" is masked if the gold answer is "spider man".
 """
 
 from __future__ import annotations
@@ -24,44 +25,46 @@ PIECE_PATTERNS = (
 
 
 class TextPiece(NamedTuple):
-    """A piece of one of several texts: the number of the text, its span, and its tokens for the grader."""
+    """A word, line or other piece of a text, with the tokens that the grader would see."""
 
-    text: int
-    start: int
-    end: int
+    text: int  # number of the text that the piece belongs to
+    start: int  # position of its first character
+    end: int  # position after its last character
     tokens: tuple[str, ...]
 
 
 class PieceSpan(NamedTuple):
-    """A run of consecutive pieces, end excluded."""
+    """Numbers of consecutive pieces, from `start` up to but not including `end`."""
 
     start: int
     end: int
 
 
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
-    """Replace every gold answer in titles and texts by MASK, until the grader finds none.
+    """Replace every gold answer in the titles and texts of passages by MASK.
 
-    A gold answer that is the word MASK itself stays.
+    Texts are cut into finer and then coarser pieces, until the grader finds no gold answer. A gold answer that is the
+    word "mask" itself is not replaced.
     """
     answers = [tokens for gold in golds if (tokens := tokenize(gold)) and tokens != [MASK.lower()]]
     texts = [part for passage in passages for part in (passage.title, passage.text)]
     for pattern in PIECE_PATTERNS:
         texts = mask_texts(texts, answers, pattern)
-    triples = zip(passages, texts[::2], texts[1::2], strict=True)
+    triples = zip(passages, texts[::2], texts[1::2], strict=True)  # titles have even numbers, texts odd ones
     return [replace(passage, title=title, text=text) for passage, title, text in triples]
 
 
 def mask_texts(texts: Sequence[str], answers: Sequence[list[str]], pattern: re.Pattern[str]) -> list[str]:
-    """Replace the pieces that form an answer by MASK, also where an answer spans two texts.
+    """Replace the pieces that form a gold answer by MASK, even if an answer begins in one text and ends in the next.
 
     Args:
-        texts: Titles and texts of passages, in turn.
+        texts: Titles and texts of passages, alternating: title, text, title, text.
         answers: Tokens of each gold answer.
         pattern: How texts are cut into pieces.
     """
     masked = list(texts)
-    for numbers in (range(len(texts)), range(1, len(texts), 2)):  # prompts may leave titles out
+    # Once with titles and once without them (odd numbers), because prompts may leave the titles out.
+    for numbers in (range(len(texts)), range(1, len(texts), 2)):
         if contains_answer(" ".join(masked[number] for number in numbers), answers):
             pieces = [piece for number in numbers for piece in _cut_into_pieces(masked[number], number, pattern)]
             masked = _replace_spans(masked, pieces, _find_answer_spans(pieces, answers))
@@ -75,6 +78,7 @@ def contains_answer(text: str, answers: Sequence[list[str]]) -> bool:
 
 
 def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
+    """Yield the pieces of a text; articles are skipped, because the grader ignores them."""
     for match in pattern.finditer(text):
         tokens = tuple(tokenize(match.group()))
         if tokens and not (set(tokens) <= ARTICLES and _is_separate_word(text, match)):
@@ -82,12 +86,12 @@ def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterat
 
 
 def _is_separate_word(text: str, match: re.Match[str]) -> bool:
-    """Return False between Chinese characters: the 'a' of 维生素a is not an article."""
+    """Return whether a match has no Chinese character next to it: the 'a' of 维生素a is not an article."""
     return not (CJK.match(text[match.start() - 1 : match.start()]) or CJK.match(text[match.end() : match.end() + 1]))
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Find the runs of pieces that form an answer; overlapping runs are merged."""
+    """Find consecutive pieces whose tokens form an answer; overlapping spans are merged."""
     numbered = [(token, number) for number, piece in enumerate(pieces) for token in piece.tokens]
     tokens = [token for token, _ in numbered]
     positions: dict[str, list[int]] = {}
@@ -109,7 +113,10 @@ def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]
 
 
 def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Sequence[PieceSpan]) -> list[str]:
-    """Replace spans by MASK, from last to first, so that earlier positions stay valid."""
+    """Replace each span by MASK, one MASK per text that it touches.
+
+    Goes from the last span to the first, so that the positions of earlier spans stay valid.
+    """
     masked = list(texts)
     for span in reversed(spans):
         span_pieces = pieces[span.start : span.end]
@@ -120,10 +127,10 @@ def _replace_spans(texts: Sequence[str], pieces: Sequence[TextPiece], spans: Seq
 
 
 def is_mask(answer: str) -> bool:
-    """Return whether an answer is the word MASK, apart from punctuation."""
+    """Return whether an answer is nothing but the word MASK; case and punctuation do not matter."""
     return tokenize(answer) == [MASK.lower()]
 
 
 def mentions_mask(answer: str) -> bool:
-    """Return whether an answer contains the word MASK, so that it was copied from a passage."""
+    """Return whether an answer contains the word MASK, which shows that it was copied from a masked passage."""
     return MASK.lower() in tokenize(answer)

@@ -21,32 +21,39 @@ NO_LAYERS = "none"
 
 
 class AnswerOptions(Options):
-    """Options of letting an LLM answer questions, shared by `label` and `evaluate`."""
+    """Options that control how an LLM answers questions, shared by `label` and `evaluate`."""
 
     index: Any = Field(
         None,
-        description="Index folder, http:URL, search engine or retriever. Default: the contexts of the questions.",
+        description="Where passages are searched: an index folder, http:URL, a search engine or a retriever. "
+        "Default: no search; the `contexts` that come with each question are used.",
     )
     rerank: Any = Field(
         None,
-        description="Reranker that chooses the passages: folder made by `fit reranker`, cross-encoder, api:MODEL@URL, "
-        "tei:URL.",
+        description="Reranker that sorts the found passages and keeps the best `k`: a folder made by `fit reranker`, "
+        "a cross-encoder, api:MODEL@URL or tei:URL.",
         json_schema_extra={"metavar": "DIR|SPEC"},
     )
-    candidates: Count = Field(DEFAULT_CANDIDATES, description="With `rerank`: passages it chooses the `k` from.")
-    k: Count | None = Field(
-        None, description="Passages per question. Default: 3 from an index, else all contexts of a question."
+    candidates: Count = Field(
+        DEFAULT_CANDIDATES, description="Number of passages that the reranker chooses from. Used only with `rerank`."
     )
-    limit: Count | None = Field(None, description="Use only the first questions, this many.")
+    k: Count | None = Field(
+        None,
+        description="Number of passages shown to the LLM per question. Default: 3 with an index, otherwise all "
+        "`contexts` of the question.",
+    )
+    limit: Count | None = Field(None, description="Maximum number of questions; the first ones are used. Default: all.")
     prompts: Path | None = Field(
         None,
-        description="Prompt wording: free (answers at length), or your own TOML file.",
+        description="Wording of the prompts: `free` (the LLM answers in full sentences) or your own TOML file. "
+        "Default: prompts that ask for short answers.",
         json_schema_extra={"metavar": "free|FILE"},
     )
     runner: Any = Field(
         None,
-        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT; "
-        "options follow a '?': 'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Needs the extra 'ray'.",
+        description="Where the LLM runs: `local` (in this process), `ray:local` (Ray workers on this machine), `ray` "
+        "(a Ray cluster that is already running) or ray:HOST:PORT. Worker options follow a '?': "
+        "'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Ray needs the extra 'ray'. Default: local.",
         json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
     )
 
@@ -54,32 +61,62 @@ class AnswerOptions(Options):
 class LabelOptions(AnswerOptions):
     """Options of `label`."""
 
-    closed_book: bool = Field(False, description="Retrieve nothing; only closed-book answers.")
-    iterative: bool = Field(False, description="Also answer after up to 3 rounds of retrieval; for `fit adaptive`.")
-    samples: WholeNumber = Field(30, description="Sampled answers per question, closed-book and open-book each.")
-    open_samples: WholeNumber | None = Field(
-        None, description="Sampled open-book answers, if not as many as `samples`; 0 saves most of the time."
+    closed_book: bool = Field(
+        False, description="Record only closed-book answers (from memory). No passages are searched or shown."
     )
-    temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False, description="Sampling temperature.")
-    top_p: float = Field(1.0, description="Sample from the most probable tokens that reach this share; 1: all tokens.")
-    top_k: int = Field(0, description="Sample from this many most probable tokens; 0: all tokens.")
+    iterative: bool = Field(
+        False,
+        description="Also record the answer after up to 3 rounds of retrieval. `fit adaptive` learns from it.",
+    )
+    samples: WholeNumber = Field(
+        30,
+        description="Number of sampled answers per question, drawn once without passages and once with passages.",
+    )
+    open_samples: WholeNumber | None = Field(
+        None,
+        description="Number of sampled answers with passages (open-book). 0 makes the run much faster. "
+        "Default: the same as `samples`.",
+    )
+    temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False, description="Temperature of sampled answers.")
+    top_p: float = Field(
+        1.0,
+        description="Nucleus sampling: sample only from the most probable tokens whose probabilities add up to this "
+        "value. 1 allows all tokens.",
+    )
+    top_k: int = Field(0, description="Sample only from this many of the most probable tokens. 0 allows all tokens.")
     max_tokens: Count = Field(32, description="Maximum length of an answer in tokens.")
     seed: Seed = Field(0, description="Random seed of the samples.")
     grade: str = Field(
-        "contains", description="Grader: exact, contains, choice or judge. Multiple choice is graded by letter."
+        "contains",
+        description="How answers are graded: `exact` (equals a gold answer), `contains` (contains one), `choice` "
+        "(right letter) or `judge` (another LLM decides). Multiple-choice questions are always graded by letter.",
     )
-    judge: Any = Field(None, description="Model that grades, with `grade` judge.")
+    judge: Any = Field(None, description="Model spec of the LLM that grades answers. Required if `grade` is judge.")
     judge_prompt: Literal["implies", "contains"] = Field(
-        "implies", description="Prompt of the judge: implies (with the question) or contains (without)."
+        "implies",
+        description="What the judge is asked: `implies` (does the answer imply the gold answer, given the question?) "
+        "or `contains` (does the answer contain the gold answer? The question is not shown).",
     )
-    mask: bool = Field(False, description="Also answer with gold answers in the passages replaced by MASK.")
-    mask_samples: WholeNumber = Field(0, description="With `mask`: sampled answers to the masked passages.")
+    mask: bool = Field(
+        False,
+        description="Also record an answer with masked passages, in which the word MASK replaces every gold answer.",
+    )
+    mask_samples: WholeNumber = Field(0, description="Number of sampled answers with masked passages. Needs `mask`.")
     layers: str | tuple[int, ...] = Field(
-        "mid,late,last", description="Hidden states to record: mid, late, last, layer numbers, or none."
+        "mid,late,last",
+        description="Layers of the LLM whose hidden states are recorded, separated by commas: mid, late, last or layer "
+        "numbers. `none` records no hidden states.",
     )
-    seakr: bool = Field(False, description="Also record how far apart the states of 20 sampled answers are (SeaKR).")
-    lang: str | None = Field(None, description="Prompt language: en or zh. Default: detected.")
-    retry_failed: bool = Field(False, description="Label questions again that failed before.")
+    seakr: bool = Field(
+        False,
+        description="Also record how much the hidden states of 20 sampled answers differ, as the gate `seakr` needs.",
+    )
+    lang: str | None = Field(
+        None, description="Language of the prompts: en or zh. Default: the language of each question."
+    )
+    retry_failed: bool = Field(
+        False, description="When continuing a run, label the questions again whose rows have an error."
+    )
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -91,35 +128,43 @@ class LabelOptions(AnswerOptions):
         """Raise BadSetting for options that contradict each other."""
         shown = self.k or DEFAULT_PASSAGES
         if self.rerank is not None and self.closed_book:
-            raise BadSetting("`rerank` and `closed_book` are mutually exclusive: closed_book=True retrieves nothing.")
+            raise BadSetting(
+                "`rerank` and `closed_book` are mutually exclusive: without retrieval there is nothing to rerank. "
+                "Use one of them."
+            )
         if self.rerank is not None and self.candidates < shown:
-            raise BadSetting(f"candidates={self.candidates} is fewer than the passages to keep: k={shown}.")
+            raise BadSetting(
+                f"candidates={self.candidates} is fewer than the passages to keep: k={shown}. The reranker needs at "
+                "least `k` candidates."
+            )
         if self.mask_samples and not self.mask:
-            raise BadSetting(f"mask_samples={self.mask_samples} needs masked passages: set mask=True.")
+            raise BadSetting(f"mask_samples={self.mask_samples} needs masked passages. Set mask=True.")
         return self
 
     def make_plan(self, model: Model) -> LabelPlan:
-        """Resolve the options for a model."""
-        same = {item.name: getattr(self, item.name) for item in fields(LabelPlan) if hasattr(self, item.name)}
+        """Resolve the options to a plan: layer names become layer numbers of this model, defaults become values."""
+        unchanged = {item.name: getattr(self, item.name) for item in fields(LabelPlan) if hasattr(self, item.name)}
         resolved = {
             "layers": resolve_layers(self.layers, model),
             "k": DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
             "open_book": not self.closed_book,
             "seakr": SEAKR_SAMPLES if self.seakr else 0,
         }
-        return LabelPlan(**{**same, **resolved})
+        return LabelPlan(**{**unchanged, **resolved})
 
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """What to generate and record for each question; part of the identity of a run.
+    """What to generate and record for each question, with all options resolved for one model.
+
+    The plan is stored with the run. A run can be continued only with the same plan.
 
     Attributes:
         layers: Layer numbers of the hidden states to record.
         k: Passages per question; None for all contexts of a question.
         seakr: Number of samples whose final states are compared (SeaKR); 0 for none.
-        open_samples: Sampled open-book answers; None for as many as closed-book.
-        candidates: Passages that a reranker chooses from; unused without one.
+        open_samples: Number of sampled open-book answers; None for the same number as `samples`.
+        candidates: Number of passages that the reranker chooses from. Ignored if there is no reranker.
     """
 
     samples: int = 30
@@ -140,16 +185,16 @@ class LabelPlan:
 
     @property
     def sampling(self) -> Sampling:
-        """How answers are sampled."""
+        """Temperature, top-p and top-k of sampled answers."""
         return Sampling(self.temperature, self.top_p, self.top_k)
 
 
 def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
-    """Return how many passages a run showed the LLM.
+    """Return how many passages per question a label run showed to the LLM.
 
     Args:
-        k: The `k` of the run.
-        retriever: Fingerprint of its retriever; None if passages were the contexts of the questions.
+        k: The option `k` of the run; None if it was not set.
+        retriever: Fingerprint of the run's retriever; None if the passages were the contexts of the questions.
 
     Returns:
         The number of passages; None for all contexts of a question.
@@ -158,7 +203,10 @@ def count_shown_passages(k: int | None, retriever: str | None) -> int | None:
 
 
 def resolve_layers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]:
-    """Convert "mid,late,last", numbers or "none" to layer numbers; empty if the model has no hidden states."""
+    """Convert layer names ("mid,late,last"), numbers or "none" to sorted layer numbers.
+
+    Returns an empty tuple for "none", and for a model that gives no hidden states.
+    """
     words = layers.split(",") if isinstance(layers, str) else [str(number) for number in layers]
     names = [word.strip() for word in words if word.strip()]
     if names == [NO_LAYERS] or Signal.HIDDEN not in model.offers:
@@ -170,7 +218,7 @@ def resolve_layers(layers: str | Sequence[int], model: Model) -> tuple[int, ...]
 
 
 def named_layers(depth: int) -> dict[str, int]:
-    """Return the layer numbers of mid, late and last for a model with this many hidden states."""
+    """Return the layer numbers that mid, late and last mean in a model with `depth` layers."""
     return dict(zip(NAMED_LAYERS, (depth // 2, 3 * depth // 4, depth - 1), strict=True))
 
 
@@ -180,4 +228,4 @@ def _resolve_layer(name: str, depth: int) -> int:
         return named[name]
     if not name.lstrip("-").isdigit():
         raise BadSetting(f"layers={name!r} is not a layer: use a number, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}.")
-    return int(name) % depth
+    return int(name) % depth  # negative numbers count from the last layer

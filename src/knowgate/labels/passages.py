@@ -1,4 +1,4 @@
-"""Passages for open-book answers: found in an index or the data, reranked, and refined over several rounds."""
+"""Finds the passages for open-book answers in an index or in the data, reranks them, and answers in several rounds."""
 
 from __future__ import annotations
 
@@ -25,14 +25,20 @@ SearchFunction = Callable[[Sequence[str]], list[list[Passage]]]
 
 
 class PassageSearchResults(NamedTuple):
-    """The passages of each question, and how many passages of the corpus contain its answer."""
+    """The passages of each question, and how many passages of the corpus contain its gold answer (None: unknown)."""
 
     passages: list[list[Passage]]
     frequencies: list[int | None]
 
 
 class Evidence(NamedTuple):
-    """The passages shown to the LLM, how many were dropped or shortened, and the answer frequency."""
+    """The passages of one question that are shown to the LLM.
+
+    Attributes:
+        passages: Passages in the order of the prompt.
+        n_truncated: Number of found passages that were dropped or shortened to fit the context window.
+        frequency: Number of passages in the corpus that contain the gold answer; None if not counted.
+    """
 
     passages: tuple[Passage, ...]
     n_truncated: int
@@ -41,9 +47,14 @@ class Evidence(NamedTuple):
 
 @dataclass(frozen=True)
 class PassageFinder:
-    """Finds the passages of questions.
+    """Finds the passages of questions by a label plan.
 
-    `find` can run while the LLM generates. `rank` cannot: the reranker may be that LLM.
+    `find` may run in a thread while the LLM generates. `rank` must not, because the reranker may use the same LLM.
+
+    Attributes:
+        plan: Numbers of passages and candidates.
+        retriever: Index to search; None to use the contexts of the questions.
+        reranker: Sorts found passages; None to keep their order.
     """
 
     plan: LabelPlan
@@ -51,11 +62,11 @@ class PassageFinder:
     reranker: Reranker | None = None
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Find passages, not reranked, and count how often answers occur in the corpus."""
+        """Find the passages of each question without reranking them, and count how often its answer occurs."""
         return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Search the index, or take the contexts of the questions."""
+        """Search the index, or take the contexts of the questions if there is none; empty lists if closed-book."""
         if not self.plan.open_book:
             return [[] for _ in questions]
         if self.retriever is not None:
@@ -65,21 +76,24 @@ class PassageFinder:
         return [list(question.contexts[:limit]) for question in questions]
 
     def rank(self, questions: Sequence[Question], passages: list[list[Passage]]) -> list[list[Passage]]:
-        """Rerank found passages and keep the best, if there is a reranker."""
+        """Rerank found passages and keep the best `k`; without a reranker, return them unchanged."""
         if self.reranker is None or not self.plan.open_book:
             return passages
         queries = [question.text for question in questions]
         return rerank(self.reranker, queries, passages, self.plan.k or DEFAULT_PASSAGES)
 
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
-        """Search the index for any queries, and rerank if there is a reranker."""
+        """Search the index for queries other than the questions, and rerank the results if there is a reranker."""
         k = self.plan.k or DEFAULT_PASSAGES
         if self.retriever is None or self.reranker is None:
             return self.retriever.search(list(queries), k) if self.retriever else []
         return rerank(self.reranker, list(queries), self.retriever.search(list(queries), self.plan.candidates), k)
 
     def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
-        """Count the passages that contain the first gold answer, up to a cap; rare answers are long-tail knowledge."""
+        """Count the passages of the corpus that contain the first gold answer, up to `FREQUENCY_CAP`.
+
+        The count is None without an index, for a remote index, and for questions without gold answer.
+        """
         if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
             return [None for _ in questions]
         golds = [next(iter(list_gold_answers(question)), "") for question in questions]
@@ -88,7 +102,12 @@ class PassageFinder:
 
 
 def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
-    """Count the passages that were dropped or shortened to fit the context window."""
+    """Count the passages that were dropped or shortened to fit the context window.
+
+    Args:
+        passages: All passages of a question.
+        shown: Those that fit, in the same order; the last ones may be missing or shortened.
+    """
     shortened = sum(after.text != before.text for after, before in zip(shown, passages, strict=False))
     return len(passages) - len(shown) + shortened
 
@@ -98,7 +117,7 @@ def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> in
 
 @dataclass
 class IterativeAnswer:
-    """The state of a question that is answered over several rounds of retrieval."""
+    """The current answer and passages of a question that is answered over several rounds of retrieval."""
 
     question: Question
     passages: Sequence[Passage]
@@ -109,12 +128,13 @@ class IterativeAnswer:
 
 @dataclass(frozen=True)
 class IterativeAnswerer:
-    """Searches again with question and answer, then answers again, as the pipeline does.
+    """Improves answers over several rounds, as the pipeline does.
 
-    A question is done when no new passage is found, the answer repeats, or the rounds are used up.
+    Each round searches with the question and its current answer, and answers again with the passages found. A question
+    is done when no new passage is found, when its answer does not change, or after `MAX_ROUNDS` rounds.
 
     Attributes:
-        k: Passages shown per round.
+        k: Number of passages shown per round.
     """
 
     model: Model
@@ -124,7 +144,7 @@ class IterativeAnswerer:
     max_tokens: int
 
     def refine(self, answers: Sequence[IterativeAnswer]) -> None:
-        """Refine first-round answers in place, all questions of a round in one batch."""
+        """Continue from the answers of the first round and update them in place; each round is one batch."""
         for number in range(2, MAX_ROUNDS + 1):
             active = [state for state in answers if not state.is_done]
             if not active:
@@ -133,7 +153,7 @@ class IterativeAnswerer:
             self._answer_again([state for state in active if not state.is_done])
 
     def _search_again(self, active: Sequence[IterativeAnswer], number: int) -> None:
-        """Search with question and answer; a question without new passages is done."""
+        """Search with question and current answer, and update the passages; without new ones, a question is done."""
         found = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
         for state, passages in zip(active, found, strict=True):
             state.rounds = number
@@ -143,6 +163,7 @@ class IterativeAnswerer:
             state.passages = state.passages if state.is_done else fitting
 
     def _answer_again(self, active: Sequence[IterativeAnswer]) -> None:
+        """Answer with the current passages; a question is done if its answer stays the same."""
         prompts = [self.prompts.open(state.question, state.passages) for state in active]
         completions = self.model.generate(prompts, max_tokens=self.max_tokens)
         for state, (answer,) in zip(active, completions, strict=True):

@@ -1,4 +1,8 @@
-"""Ray clusters by spec: 'ray', 'ray:local' or 'ray:HOST:PORT', with worker options after a '?'."""
+"""Parses the spec of a Ray cluster, connects to it, and decides how many workers to start.
+
+A spec is 'ray' (a running cluster), 'ray:local' (a new one on this machine) or 'ray:HOST:PORT'. Worker options follow
+a '?', as in 'ray:local?workers=2'.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +21,22 @@ from knowgate.errors import BadSetting, MissingExtra, ServerError
 
 LOCAL_CLUSTER, ANY_CLUSTER = "local", "auto"
 CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for minutes
-OBJECT_STORE_BYTES = 256 << 20  # of a cluster that is started here; rows pass through it batch by batch
+OBJECT_STORE_BYTES = 256 << 20  # shared memory of a cluster started here; enough, since rows arrive in batches
 MAX_WORKERS = 10_000
 START_HINT = (
-    "Start one there with `ray start`, name its address (runner='ray:HOST:PORT'), or use this machine: "
+    "Start a cluster with `ray start` and give its address (runner='ray:HOST:PORT'), or use only this machine: "
     "runner='ray:local'"
 )
 
 
 @dataclass(frozen=True)
 class WorkerResources:
-    """Number of workers and the resources of each.
+    """Number of workers that the user asked for, and the resources of each.
 
     Attributes:
-        workers: Number of workers; 0 for one per GPU, or one per machine without GPUs.
-        gpus: GPUs per worker, such as 0.5; None for one if the cluster has any.
-        cpus: Cores per worker; 0 to share the cores evenly.
+        workers: Number of workers. 0 means one per GPU, or one per machine if the cluster has no GPUs.
+        gpus: GPUs per worker; 0.5 lets two workers share a GPU. None means one if the cluster has GPUs, otherwise none.
+        cpus: CPU cores per worker. 0 shares the cores evenly between workers.
     """
 
     workers: int = 0
@@ -48,21 +52,23 @@ class WorkerResources:
 
 @dataclass(frozen=True)
 class RayCluster:
-    """A Ray cluster and the workers to start on it."""
+    """The address of a Ray cluster, and the workers to start on it."""
 
     address: str = ANY_CLUSTER
     resources: WorkerResources = WorkerResources()
 
     @classmethod
     def from_spec(cls, spec: str) -> RayCluster:
-        """Parse 'ray', 'ray:local?workers=2' or 'ray:HOST:PORT?workers=8&gpus=0.5'."""
+        """Parse a runner spec such as 'ray', 'ray:local?workers=2' or 'ray:HOST:PORT?workers=8&gpus=0.5'."""
         location, _, query = spec.partition("?")
         name, address = split_spec(location)
         if name != "ray":
             raise BadSetting(f"unknown runner '{spec}'. Known: local, ray, ray:local, ray:HOST:PORT.")
         options = ",".join(f"{key}={value}" for key, value in parse_qsl(query, keep_blank_values=True))
         if query and not options:
-            raise BadSetting(f"the runner '{spec}' has no options after '?'. Write: ray:local?workers=2&gpus=0.5")
+            raise BadSetting(
+                f"the runner '{spec}' has no valid options after '?'. Write, for example: ray:local?workers=2&gpus=0.5"
+            )
         address = address or ANY_CLUSTER
         if address not in (LOCAL_CLUSTER, ANY_CLUSTER):
             _parse_address(address)
@@ -70,7 +76,10 @@ class RayCluster:
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[Any]:
-        """Connect to the cluster and yield the `ray` module; an existing connection stays open."""
+        """Connect to the cluster and yield the `ray` module.
+
+        The connection is closed at the end of the `with` block, unless the process was connected before.
+        """
         ray = import_ray()
         if ray.is_initialized():
             yield ray
@@ -82,7 +91,7 @@ class RayCluster:
             ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
-        """Start a local cluster, or connect to a running one."""
+        """Start a local cluster, or connect to a running one; raises ServerError if that fails."""
         quiet = {"log_to_driver": False, "configure_logging": False}
         if self.address == LOCAL_CLUSTER:
             ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **quiet)
@@ -93,12 +102,15 @@ class RayCluster:
             ray.init(address=self.address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300].rstrip(".")
-            cluster = "running here or named by RAY_ADDRESS" if self.address == ANY_CLUSTER else self.address
+            cluster = "on this machine or at RAY_ADDRESS" if self.address == ANY_CLUSTER else self.address
             raise ServerError(f"cannot connect to a Ray cluster ({cluster}): {reason}. {START_HINT}") from None
 
 
 def import_ray() -> Any:
-    """Import Ray without writing a key into the home folder and without usage reports, unless the user set them."""
+    """Import Ray with authentication and usage reports switched off, unless the user has configured them.
+
+    With authentication on, Ray would write a key into the home folder.
+    """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -112,12 +124,13 @@ def _parse_address(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise BadSetting(
-            f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, as in ray:10.0.0.5:6379."
+            f"invalid address of a Ray cluster: '{address}'. Write ray:HOST:PORT, for example ray:10.0.0.5:6379."
         )
     return host.strip("[]"), int(port)
 
 
 def _check_listening(address: str) -> None:
+    """Raise ServerError if nothing listens at the address; Ray itself would keep trying for minutes."""
     try:
         socket.create_connection(_parse_address(address), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
@@ -129,7 +142,7 @@ def _check_listening(address: str) -> None:
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """A machine of the cluster."""
+    """A machine of the cluster, with its numbers of CPU cores and GPUs."""
 
     id: str
     host: str
@@ -137,14 +150,15 @@ class ClusterNode:
     gpus: float
 
     def count_workers(self, cpus: float, gpus: float) -> int:
-        """Return how many workers with these resources fit on the machine."""
+        """Return how many workers fit on the machine if each needs this many cores and GPUs."""
+        # The small addend keeps 1 / 0.1 from being rounded down to 9.
         counts = [int(total / each + 1e-9) for total, each in ((self.cpus, cpus), (self.gpus, gpus)) if each]
         return min(counts, default=MAX_WORKERS)
 
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """Number of workers, and cores and GPUs of each."""
+    """The workers to start: their number, and the CPU cores and GPUs of each."""
 
     size: int
     cpus: float
@@ -152,7 +166,7 @@ class WorkerPool:
 
 
 def list_nodes(ray: Any) -> list[ClusterNode]:
-    """List the machines of the connected cluster."""
+    """List the machines of the connected cluster that are alive."""
     return [
         ClusterNode(
             node["NodeID"],
@@ -166,7 +180,10 @@ def list_nodes(ray: Any) -> list[ClusterNode]:
 
 
 def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> WorkerPool:
-    """Decide how many workers to start; raise BadSetting if they do not fit, since Ray would wait forever."""
+    """Decide how many workers to start, and with how many cores and GPUs.
+
+    Raises BadSetting if they do not fit on the cluster, because Ray would wait forever for free resources.
+    """
     has_gpus = any(node.gpus >= 1 for node in nodes)
     gpus = resources.gpus if resources.gpus is not None else float(has_gpus)
     size = resources.workers or _count_default_workers(nodes, gpus)
@@ -176,30 +193,33 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
         total = f"{sum(node.cpus for node in nodes):g} cores and {sum(node.gpus for node in nodes):g} GPUs"
         raise BadSetting(
             f"{size} workers with {cpus:g} cores and {gpus:g} GPUs each do not fit the Ray cluster, whose "
-            f"{len(nodes)} machines have {total}: {capacity} would. Ask for fewer or smaller ones: "
-            f"runner='ray:...?workers={max(capacity, 1)}'"
+            f"{len(nodes)} machines have {total}. At most {capacity} such workers fit. Ask for fewer or smaller "
+            f"workers: runner='ray:...?workers={max(capacity, 1)}'"
         )
     return WorkerPool(size, cpus, gpus)
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return as many workers as the GPUs can hold, or one per machine without GPUs."""
+    """Return how many workers the GPUs can hold; if workers use no GPU, return the number of machines."""
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))
 
 
 def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
-    """Return the most whole cores per worker that let all workers run at once; one core is enough beside a GPU."""
+    """Return the maximum number of whole cores per worker with which all workers can run at once.
+
+    A worker with a GPU gets one core, which is enough.
+    """
     if gpus:
         return 1.0
-    most = int(max((node.cpus for node in nodes), default=1))
-    fitting = (cpus for cpus in range(most, 1, -1) if sum(node.count_workers(cpus, 0) for node in nodes) >= size)
+    max_cores = int(max((node.cpus for node in nodes), default=1))
+    fitting = (cpus for cpus in range(max_cores, 1, -1) if sum(node.count_workers(cpus, 0) for node in nodes) >= size)
     return float(next(fitting, 1))
 
 
 def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
-    """Raise BadSetting if a machine has another version of knowgate, which could make other rows."""
+    """Raise BadSetting if a machine has no knowgate or another version of it, whose results could differ."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(num_cpus=0, max_retries=2)(_make_version_function())
@@ -211,12 +231,16 @@ def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:
     if others:
         raise BadSetting(
             f"machines of the Ray cluster have other versions of knowgate than this one ({VERSION}): "
-            f"{'; '.join(others)}. Install the same there: pip install 'knowgate=={VERSION}'"
+            f"{'; '.join(others)}. Install the same version on them: pip install 'knowgate=={VERSION}'"
         )
 
 
 def _make_version_function() -> Callable[[], str]:
-    """Make a local function, which Ray sends as code, so that it also runs where knowgate is missing."""
+    """Make a function that returns the version of knowgate on the machine where it runs; "" if not installed.
+
+    It is a nested function, because Ray sends the code of those. A function of this module would be imported on the
+    other machine, which fails if knowgate is missing there.
+    """
 
     def get_version() -> str:
         try:

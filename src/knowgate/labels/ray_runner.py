@@ -1,8 +1,8 @@
-"""Runs jobs on a Ray cluster: workers hold the LLM, and batches go to the next free worker.
+"""Runs jobs on a Ray cluster: each worker process holds an LLM, and batches go to the next free worker.
 
-If a worker dies, it is replaced and its batch is run again in halves. A question that kills its worker when it is alone
-becomes a failed row, so every question has one result. Ray Data is not used: it retries whole blocks without telling
-which question failed, and run folders already know what is done.
+If a worker process dies, it is replaced, and its batch is split in two halves that are run again. A question that kills
+its worker even alone gets a failed result, so that every question has a result. Ray Data is not used, because it
+retries whole blocks and does not say which question failed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LOCAL_RUNNER = "local"
 MAX_STARTUP_DEATHS = 3  # workers that may die in a row while they start
 MAX_DEATHS = 10  # workers that may die in a row over their questions, in addition to one per worker
 MAX_TRIES = 2  # workers that a single question may kill before it becomes a failed row
-BATCH_SIZES = LocalRunner(first=4, largest=1_024)
+BATCH_SIZES = LocalRunner(first=4, largest=1_024)  # only its rule for growing batch sizes is used
 
 
 # --- runners by spec ------------------------------------------------------------------------------
 
 
 def is_remote_runner(runner: str | Runner | None) -> bool:
-    """Return whether a runner spec names a Ray cluster; raise BadSetting for an unknown one."""
+    """Return whether a runner is the spec of a Ray cluster; raise BadSetting for a spec of no known runner."""
     if not isinstance(runner, str) or runner == LOCAL_RUNNER:
         return False
     RayCluster.from_spec(runner)
@@ -48,23 +48,30 @@ def create_ray_runner(
     make_failed: Callable[[Question, str], Result],
     identity: Mapping[str, str],
 ) -> RayRunner[Result]:
-    """Create the runner of a job on the cluster that `spec` names; see `RayRunner`."""
+    """Create a runner for a job on the Ray cluster that `spec` names; see `RayRunner` for the arguments."""
     return RayRunner(RayCluster.from_spec(spec), job, make_failed, dict(identity))
 
 
 def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager[Any]:
-    """Connect to the cluster before a new run folder is created, so that failures leave no empty folder."""
+    """Connect to the Ray cluster before a new run folder is created, so that a failure leaves no empty folder.
+
+    Does nothing for other runners, and if the folder exists.
+    """
     return runner.connect() if isinstance(runner, RayRunner) and not folder.exists() else nullcontext()
 
 
 def require_name(what: str, value: Any) -> str | None:
-    """Return a spec or path as text; objects of this process cannot be sent to another machine."""
+    """Return a spec or path as text; None stays None.
+
+    Raises BadSetting for other objects, because they cannot be sent to another machine.
+    """
     if value is None:
         return None
     if isinstance(value, str) or hasattr(value, "__fspath__"):
         return str(value)
     raise BadSetting(
-        f"the Ray runner needs the {what} by name, got a {type(value).__name__}: it is created on other machines."
+        f"the Ray runner needs the {what} by name, got a {type(value).__name__} object, which cannot be sent to other "
+        "machines. Give a spec or a path."
     )
 
 
@@ -73,14 +80,14 @@ def require_name(what: str, value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class RayRunner(Generic[Result]):
-    """Runs a job on a Ray cluster.
+    """Runs a job, such as labeling, on a Ray cluster.
 
     Attributes:
         cluster: The cluster.
-        job: The job, by the names of what it needs.
-        make_failed: Makes the result of a question that could not be done, from the question and the reason.
-        identity: Fingerprints of model and index; a machine with others is rejected.
-        sizes: How batch sizes grow.
+        job: Description of the job, from which each worker creates it.
+        make_failed: Makes the result of a question that failed, from the question and the reason.
+        identity: Expected fingerprints of the model, prompts and index. The run stops if a worker has loaded others.
+        sizes: Rule for growing batch sizes.
     """
 
     cluster: RayCluster
@@ -90,7 +97,10 @@ class RayRunner(Generic[Result]):
     sizes: LocalRunner = BATCH_SIZES
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Any]) -> Iterator[Any]:
-        """Yield results as they arrive; `work` is not called, since the workers create the job themselves."""
+        """Yield results in the order in which they arrive.
+
+        `work` is ignored, because the workers create the job from its description.
+        """
         if not questions:
             return
         with self.connect() as (ray, pool):
@@ -99,7 +109,7 @@ class RayRunner(Generic[Result]):
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[tuple[Any, WorkerPool]]:
-        """Connect to the cluster and plan the workers; raises if that is not possible."""
+        """Connect to the cluster, check its machines, and yield the `ray` module with the planned workers."""
         with self.cluster.connect() as ray:
             nodes = list_nodes(ray)
             check_versions(ray, nodes)
@@ -108,12 +118,12 @@ class RayRunner(Generic[Result]):
 
 @dataclass(frozen=True)
 class QuestionBatch:
-    """Questions that are sent together.
+    """Questions that are sent to a worker together.
 
     Attributes:
         questions: The questions.
-        deaths: Workers that died over them.
-        is_retry: Send the batch as it is, without other questions.
+        deaths: Number of workers that died while working on this single question.
+        is_retry: Whether the batch is run again; it is then sent as it is, without other questions.
     """
 
     questions: tuple[Question, ...]
@@ -123,7 +133,14 @@ class QuestionBatch:
 
 @dataclass
 class WorkerHandle:
-    """A worker, its next batch size, and its current batch; None while it starts."""
+    """The state of one worker.
+
+    Attributes:
+        actor: Ray actor of the worker.
+        size: Number of questions in its next batch.
+        batch: Batch that the worker is running; None while it starts.
+        started: When the batch was sent, in seconds of `time.perf_counter`.
+    """
 
     actor: Any
     size: int
@@ -133,12 +150,17 @@ class WorkerHandle:
 
 @dataclass
 class RayScheduler(Generic[Result]):
-    """Keeps all workers busy and replaces those that die.
+    """Sends batches to workers, collects the results, and replaces workers that die.
 
     Attributes:
-        waiting: New questions, one by one, and batches to be repeated.
-        busy: Workers by the Ray reference of their current call.
-        deaths: Workers that died since the last finished batch.
+        runner: The runner, with the description of the job.
+        ray: The `ray` module, connected to the cluster.
+        pool: The workers to start.
+        waiting: New questions, each as a batch of its own, and batches to run again.
+        indexes: Index actor of each machine, by the machine's id.
+        busy: Workers that are running a call, by the Ray reference of that call.
+        idle: Workers that wait for a batch.
+        deaths: Number of workers that died since a batch was last finished.
     """
 
     runner: RayRunner[Result]
@@ -151,7 +173,7 @@ class RayScheduler(Generic[Result]):
     deaths: int = 0
 
     def run(self) -> Iterator[Result]:
-        """Yield results in the order in which they arrive."""
+        """Yield results in the order in which they arrive; stops all workers at the end."""
         try:
             for _ in range(min(self.pool.size, len(self.waiting))):
                 self._start_worker()
@@ -165,7 +187,7 @@ class RayScheduler(Generic[Result]):
                 self.ray.kill(actor)
 
     def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:
-        """Handle the result of a call: a value, an error, or the death of the worker."""
+        """Handle the end of a call: a result, an error, or the death of the worker."""
         from ray.exceptions import RayError
 
         try:
@@ -188,6 +210,7 @@ class RayScheduler(Generic[Result]):
         return WorkerEnvironment(str(Path.cwd()), self.pool.gpus)
 
     def _start_worker(self) -> None:
+        """Start a worker; its first call asks on which machine it runs."""
         actor_class = self.ray.remote(RayWorker).options(
             num_cpus=self.pool.cpus, num_gpus=self.pool.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
@@ -195,11 +218,12 @@ class RayScheduler(Generic[Result]):
         self.busy[worker.actor.get_node.remote()] = worker
 
     def _create_job(self, worker: WorkerHandle, node: str) -> None:
+        """Let a worker load its model, with the index actor of its machine."""
         index = self._get_index(node) if self.runner.job.index else None
         self.busy[worker.actor.create_job.remote(self.runner.job, self._environment, index)] = worker
 
     def _get_index(self, node: str) -> Any:
-        """Return the index actor of a machine; Ray restarts it if it dies, and repeats its calls."""
+        """Return the index actor of a machine, and start it on first use; Ray restarts it if it dies."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if node not in self.indexes:
@@ -211,13 +235,13 @@ class RayScheduler(Generic[Result]):
         return self.indexes[node]
 
     def _handle_death(self, worker: WorkerHandle, error: Exception) -> Iterator[Result]:
-        """Replace a dead worker and run its batch again; raise after too many deaths in a row."""
+        """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
         if self.deaths >= (MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size):
             raise ModelError(
                 f"{self.deaths} workers died in a row on the Ray cluster without finishing a batch: {reason[:300]}. "
-                "The usual cause is too little memory: use fewer workers (runner='ray:...?workers=1')."
+                "The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
             )
         log.warning("a worker died; a new one takes over its questions")
         if worker.batch is not None:
@@ -226,7 +250,10 @@ class RayScheduler(Generic[Result]):
             self._start_worker()
 
     def _retry(self, batch: QuestionBatch, reason: str) -> Iterator[Result]:
-        """Run a batch again in halves, until the question that kills workers is alone and fails."""
+        """Schedule the two halves of a batch again, so that a question that kills workers is found.
+
+        A single question is tried `MAX_TRIES` times; then its failed result is yielded.
+        """
         if len(batch.questions) == 1 and batch.deaths + 1 >= MAX_TRIES:
             message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
             yield self.runner.make_failed(batch.questions[0], message)
@@ -239,7 +266,7 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle what a worker returned: its machine, the identity of its job, or the result of a batch."""
+        """Handle what a worker returned: the id of its machine, the fingerprints of its job, or a batch's result."""
         if isinstance(value, str) and worker.batch is None:
             self._create_job(worker, value)
             return
@@ -253,20 +280,24 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
-        """Raise BadSetting if a worker has another model or index than this machine."""
+        """Raise BadSetting if a worker has loaded other files (model, prompts, index) than this machine."""
         differences = [
-            f"its {name} is {identity.get(name)}, not {expected}"
+            f"the fingerprint of its {name} is {identity.get(name)} instead of {expected}"
             for name, expected in self.runner.identity.items()
             if identity.get(name) != expected
         ]
         if differences:
             raise BadSetting(
                 f"a machine of the Ray cluster has other files than this one: {'; '.join(differences)}. "
-                "Put the same model and index in the same place on all of them."
+                "Copy the same model and index to the same path on all machines."
             )
 
     def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:
-        """Handle an error of a worker: stop the run, or narrow it down to single questions."""
+        """Handle an error that a worker reported.
+
+        The run stops if the job cannot start or if every question would fail. Otherwise the questions of the batch are
+        run again one by one, and a single question gets a failed result.
+        """
         if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
             if error.is_knowgate_error:
                 raise error.to_exception()
@@ -279,18 +310,21 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _send_batches(self) -> None:
-        """Send waiting batches to idle workers; other workers stay, since a batch may come back."""
+        """Send waiting batches to idle workers; idle workers without a batch stay, since one may have to be rerun."""
         while self.waiting and self.idle:
             worker = self.idle.pop()
             worker.batch, worker.started = self._take_batch(worker.size), time.perf_counter()
             self.busy[worker.actor.run.remote(worker.batch.questions)] = worker
 
     def _take_batch(self, size: int) -> QuestionBatch:
-        """Take a batch to be repeated, or new questions; near the end, only this worker's share of them."""
+        """Take the next batch: one to run again, or up to `size` new questions.
+
+        When few questions are left, the batch is only this worker's share, so that all workers finish together.
+        """
         first = self.waiting.popleft()
         if first.is_retry:
             return first
-        size = min(size, -(-(len(self.waiting) + 1) // self.pool.size))
+        size = min(size, -(-(len(self.waiting) + 1) // self.pool.size))  # the share, rounded up
         questions = [*first.questions]
         while len(questions) < size and self.waiting and not self.waiting[0].is_retry:
             questions += self.waiting.popleft().questions

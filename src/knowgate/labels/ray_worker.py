@@ -1,7 +1,7 @@
 """Code that runs on the machines of a Ray cluster: workers that hold the LLM, and one shared index per machine.
 
-`ray_runner` turns these classes into Ray actors. Errors are sent as text, because the other side may not be able to
-unpickle them.
+`ray_runner` turns these classes into Ray actors. Errors are sent back as text, because exceptions of other libraries
+may not be importable on the machine that receives them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ JobResult = TypeVar("JobResult", covariant=True)
 
 
 class Job(Protocol[JobResult]):
-    """Work on batches of questions; `identity` has the fingerprints of its model and index."""
+    """Work on a batch of questions, such as labeling; `identity` holds the fingerprints of its model and index."""
 
     @property
     def identity(self) -> dict[str, str]: ...
@@ -30,25 +30,31 @@ class Job(Protocol[JobResult]):
 
 
 class JobSpec(Protocol[JobResult]):
-    """A job by the names of what it needs, so that it can be sent to other machines and created there."""
+    """Description of a job that can be sent to another machine, which creates the job from it.
+
+    `index` is the path or spec of the index that the job searches; None if it searches none.
+    """
 
     @property
     def index(self) -> str | None: ...
 
     def create(self, retriever: Retriever | None) -> Job[JobResult]:
-        """Create the job; `retriever` searches the index if the spec names one."""
+        """Create the job on this machine; `retriever` searches the index and is None if the job has none."""
         ...
 
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """Working directory of a worker, and the GPUs that it may use."""
+    """Working directory of a worker, and the number of GPUs that it may use."""
 
     folder: str
     gpus: float
 
     def activate(self) -> None:
-        """Change to the folder of the caller, so that relative paths work, and hide GPUs that are not shared."""
+        """Change to the working directory of the caller, if it exists here, so that relative paths work.
+
+        A worker without GPUs must not see any, so they are hidden.
+        """
         if Path(self.folder).is_dir():
             os.chdir(self.folder)
         if not self.gpus:
@@ -57,12 +63,12 @@ class WorkerEnvironment:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """An error as text.
+    """An error of a worker, as text.
 
     Attributes:
         message: Message of the error.
-        kind: Name of its class.
-        is_knowgate_error: Whether it is one of knowgate's own errors, whose messages are meant for users.
+        kind: Name of the exception class.
+        is_knowgate_error: Whether the exception class is one of knowgate, whose messages are written for users.
     """
 
     message: str
@@ -70,7 +76,7 @@ class WorkerError:
     is_knowgate_error: bool = False
 
     def to_exception(self) -> KnowgateError:
-        """Recreate the error on this side."""
+        """Recreate the exception with its message; its constructor, which may need other arguments, is not called."""
         kind = getattr(errors, self.kind, KnowgateError)
         error: KnowgateError = kind.__new__(kind)
         KnowgateError.__init__(error, self.message)
@@ -79,14 +85,14 @@ class WorkerError:
 
 @dataclass(frozen=True)
 class WorkerResult(Generic[Result]):
-    """The result of a call, or the error that it raised."""
+    """The return value of a call to a worker, or the error that the call raised."""
 
     value: Result | None = None
     error: WorkerError | None = None
 
 
 def run_safely(work: Callable[[], Result]) -> WorkerResult[Result]:
-    """Call a function and return its result or its error."""
+    """Call a function and return its result or its error; it never raises, so that the worker survives."""
     try:
         return WorkerResult(work())
     except KnowgateError as error:
@@ -96,7 +102,7 @@ def run_safely(work: Callable[[], Result]) -> WorkerResult[Result]:
 
 
 class RayWorker:
-    """Holds a job with its LLM and runs one batch after another."""
+    """Holds a job with its loaded LLM, and runs one batch after another."""
 
     def __init__(self) -> None:
         self._job: Job[Any] | None = None
@@ -110,7 +116,13 @@ class RayWorker:
     def create_job(
         self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any
     ) -> WorkerResult[dict[str, str]]:
-        """Create the job and return its identity; `index` is the `SharedIndex` actor of the machine, or None."""
+        """Create the job and return the fingerprints of its model and index.
+
+        Args:
+            spec: Description of the job.
+            environment: Working directory and GPUs of the worker.
+            index: `SharedIndex` actor of this machine; None if the job searches no index.
+        """
         return run_safely(lambda: self._create_job(spec, environment, index))
 
     def _create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
@@ -119,14 +131,14 @@ class RayWorker:
         return self._job.identity
 
     def run(self, questions: Sequence[Question]) -> WorkerResult[Any]:
-        """Run the job on a batch."""
+        """Run the job on a batch of questions; `create_job` must have been called."""
         assert self._job is not None
         job = self._job
         return run_safely(lambda: job(questions))
 
 
 class SharedIndex:
-    """The index of one machine, opened once for all of its workers."""
+    """The index of one machine, loaded once (at the first search) and shared by all workers on it."""
 
     def __init__(self, index: str, environment: WorkerEnvironment) -> None:
         self._index, self._environment = index, environment
@@ -148,7 +160,7 @@ class SharedIndex:
 
 
 class SharedIndexRetriever:
-    """Retriever that calls the `SharedIndex` actor of its machine."""
+    """Retriever that sends its searches to the `SharedIndex` actor of the same machine."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
@@ -160,6 +172,7 @@ class SharedIndexRetriever:
         return passages
 
     def _call(self, method: Any, *arguments: Any) -> Any:
+        """Call a method of the index actor; raises the error that it reports."""
         import ray
 
         result = ray.get(method.remote(*arguments))

@@ -1,4 +1,4 @@
-"""A label run from start to end, or from where it stopped: questions in, rows in a run folder out."""
+"""Runs labeling from start to end, or continues an interrupted run; rows are written to a run folder."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class LabelProgress:
     """The progress of a label run.
 
     Attributes:
-        total: Questions of the run.
-        done: Questions that have a row.
-        failed: Rows with an error.
-        fresh: Rows made since this start.
-        tokens: Tokens generated since this start.
-        seconds: Seconds since this start.
+        total: Number of questions in the run.
+        done: Number of questions that have a row, including failed ones and those of earlier sessions.
+        failed: Number of rows with an error.
+        fresh: Number of rows made in this session, that is, since the run was started or continued.
+        tokens: Number of tokens generated in this session.
+        seconds: Duration of this session.
     """
 
     total: int
@@ -48,7 +48,7 @@ class LabelProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[LabelRow], seconds: float) -> LabelProgress:
-        """Return the progress after more rows; `seconds` is the time since this start."""
+        """Return the progress after more rows; `seconds` is the duration of the session so far."""
         return replace(
             self,
             done=self.done + len(rows),
@@ -69,7 +69,7 @@ def run_labeling(
     retry_failed: bool = False,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LabelProgress:
-    """Label all questions that have no row yet; every finished batch is written to disk.
+    """Label all questions that have no row yet, and write every finished batch to disk.
 
     Args:
         folder: Run folder; may hold an interrupted run with the same settings.
@@ -77,8 +77,11 @@ def run_labeling(
         labeler: The labeler.
         data: Name of the data, recorded in the run.
         runner: Runs the batches; None for a `LocalRunner`.
-        retry_failed: Label questions again that failed before.
-        on_progress: Called after every batch.
+        retry_failed: Remove the rows of failed questions first, so that these questions are labeled again.
+        on_progress: Called at the start and after every batch.
+
+    Returns:
+        The final progress.
     """
     settings = describe_label_run(labeler, questions, data)
     with folder.exclusive(), _explain_disk_errors(folder):
@@ -108,7 +111,7 @@ def run_labeling(
 def _run_batches(
     runner: Runner, questions: Sequence[Question], labeler: Labeler, write: Callable[[LabeledBatch], None]
 ) -> None:
-    """Run all batches; in this process, search and grading overlap with the LLM."""
+    """Run all batches. With a `LocalRunner`, search, grading and writing overlap with the LLM's work."""
     if not isinstance(runner, LocalRunner):
         for batch in runner.run(questions, labeler.label):
             write(batch)
@@ -119,9 +122,10 @@ def _run_batches(
 
 
 def group_by_length(questions: Sequence[Question]) -> list[Question]:
-    """Group questions of similar length, so that batches need little padding.
+    """Reorder questions so that neighbors have similar lengths, because batches then need little padding.
 
-    The groups are in random order, so that the remaining time can be estimated. A single group keeps its order.
+    Groups of `PORTION_SIZE` questions are shuffled, so that the speed so far predicts the remaining time. Fewer
+    questions than one group keep their order.
     """
     if len(questions) <= PORTION_SIZE:
         return list(questions)
@@ -136,7 +140,7 @@ def _get_length(question: Question) -> int:
 
 
 def _record_totals(folder: RunFolder, progress: LabelProgress) -> None:
-    """Add the work of this start to the totals of earlier ones."""
+    """Add the work of this session to the totals in the manifest of the run."""
     earlier = folder.manifest().get("totals", {})
     seconds = earlier.get("seconds", 0.0) + progress.seconds
     tokens = earlier.get("tokens", 0) + progress.tokens
@@ -154,9 +158,9 @@ def _record_totals(folder: RunFolder, progress: LabelProgress) -> None:
 
 
 def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: str) -> dict[str, Any]:
-    """Return the settings that identify a run; equal settings give equal rows.
+    """Return the settings that identify a run. Two runs with equal settings have equal rows.
 
-    Settings of features that are not used are left out, so that runs of older versions can continue.
+    Settings of unused features are left out, so that runs of older versions, which lack them, can be continued.
     """
     plan, retriever, reranker = labeler.plan, labeler.retriever, labeler.reranker
     settings: dict[str, Any] = {
@@ -193,9 +197,10 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 
 
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings as an older version would have recorded them, if the run was started by one.
+    """Return the settings in the form in which an existing run recorded them, so that it can be continued.
 
-    Older versions recorded `k` as it was given, and not the prompts of the passages.
+    Older versions recorded `k` as None if it was not given, and did not record the open-book prompts. Settings of a new
+    run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     started = folder.manifest().get("settings", {}) if is_started else settings
@@ -206,19 +211,19 @@ def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> di
 
 
 def build_synthetic_setting(questions: Sequence[Question]) -> dict[str, int]:
-    """Return the number of synthetic questions as a setting; empty if all questions are real."""
+    """Return the setting `synthetic`, the number of questions that an LLM wrote; empty if there are none."""
     count = sum(question.is_synthetic for question in questions)
     return {"synthetic": count} if count else {}
 
 
 def fingerprint_questions(questions: Sequence[Question]) -> str:
-    """Return a fingerprint of ids, texts, gold answers and choices."""
+    """Return a fingerprint of the ids, texts, gold answers and choices of questions."""
     parts = [f"{question.id}\n{question.text}\n{question.answers}\n{question.choices}" for question in questions]
     return sha256_text(*parts)[:16]
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the start time, package versions and machine, for those who repeat a run."""
+    """Return the start time, package versions and machine type, which are recorded for reproducibility."""
     versions = {}
     for package in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -233,6 +238,7 @@ def _format_now() -> str:
 
 @contextlib.contextmanager
 def _explain_disk_errors(folder: RunFolder) -> Iterator[None]:
+    """Convert errors of the file system, such as a full disk, to a readable error."""
     try:
         yield
     except OSError as error:

@@ -100,4 +100,4 @@ def test_the_command_copies_and_says_so_without_the_password(stores, tmp_path, m
 
 def test_a_log_is_not_copied_into_itself(stores, capsys):
     assert run(["history", "copy", stores[0], stores[0]]) == 1
-    assert "cannot be copied into itself" in capsys.readouterr().err
+    assert "name the same log" in capsys.readouterr().err
