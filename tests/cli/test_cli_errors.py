@@ -34,7 +34,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
         (["--arbiter", "features"], "must be fitted first: run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
-        (["--index", "x"], "--docs and --index are mutually exclusive: give one."),
+        (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
         (["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist"),
         (["--model", "hf:./none"], "there is no folder './none'"),
