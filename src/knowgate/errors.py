@@ -1,19 +1,19 @@
-"""Exceptions. Every message says what is wrong, then what to do.
+"""Exceptions of knowgate. Every message says what is wrong, then what to do.
 
 KnowgateError
-├── UnknownName        a model, gate, retriever, ... that is not registered
-├── BadSetting         an argument, option or setting that cannot be used
+├── UnknownName        the name of a model, gate, retriever, ... is not known
+├── BadSetting         an argument, option or setting has an invalid value
 ├── MissingExtra       an optional package is not installed
-├── BadInput           a question, document or data file that cannot be used
+├── BadInput           a question, document or data file is invalid
 ├── ModelError         the LLM or its server failed, or returned something unusable
 │   ├── ServerError    an HTTP server (model or search) failed
 │   ├── DeviceError    the GPU failed; only a new process can continue
 │   ├── OutOfMemory    the GPU has too little memory even for one question
-│   └── UnsupportedSignal  the backend does not offer a signal
+│   └── UnsupportedSignal  the LLM backend cannot provide a signal that a gate needs
 ├── AdapterError       a wrapped retriever or model of another framework failed
 ├── WeightsError       model weights are missing, corrupted or cannot be downloaded
-├── BrokenIndex        a retrieval index is missing, broken or of another kind
-└── ArtifactError      a saved artifact is broken, of another version, or of another model
+├── BrokenIndex        a retrieval index is missing, broken or of the wrong kind
+└── ArtifactError      a saved folder is broken, or made by another version or for another LLM
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class KnowgateError(Exception):
 
     Args:
         message: What is wrong and what to do.
-        brief: What is wrong only, for the cell of a table. Default: the whole message.
+        brief: Shorter text that only says what is wrong, for a table cell. Default: the whole message.
     """
 
     def __init__(self, message: str, *, brief: str = ""):
@@ -36,13 +36,13 @@ class KnowgateError(Exception):
 
 
 class UnknownName(KnowgateError):
-    """A name is not registered.
+    """The name of a model, gate, retriever or the like is not known.
 
     Args:
-        kind: What the name should be, such as "gate".
+        kind: What the name should stand for, such as "gate".
         name: The unknown name.
-        known: The registered names.
-        also: What else is allowed, in words.
+        known: All known names. The message lists them and suggests the most similar one.
+        also: What else is allowed instead of a name, in words, such as "the folder of a fitted gate".
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, also: str = ""):
@@ -53,15 +53,15 @@ class UnknownName(KnowgateError):
 
 
 class BadSetting(KnowgateError):
-    """An argument, option or setting cannot be used."""
+    """An argument, option or setting has an invalid value."""
 
 
 class MissingExtra(KnowgateError):
     """An optional package is not installed.
 
     Args:
-        feature: What needs the package.
-        extra: The extra of knowgate that installs it.
+        feature: What needs the package, as the subject of the message.
+        extra: The optional dependency group that installs the package, as in `pip install knowgate[EXTRA]`.
     """
 
     def __init__(self, feature: str, extra: str):
@@ -69,7 +69,7 @@ class MissingExtra(KnowgateError):
 
 
 class BadInput(KnowgateError):
-    """A question, document or data file cannot be used."""
+    """A question, document or data file is invalid."""
 
 
 class ModelError(KnowgateError):
@@ -81,7 +81,7 @@ class ServerError(ModelError):
 
 
 class DeviceError(ModelError):
-    """The GPU failed. Only a new process can continue."""
+    """The GPU failed. This process cannot use it any more; start a new process."""
 
 
 class OutOfMemory(ModelError):
@@ -89,11 +89,11 @@ class OutOfMemory(ModelError):
 
 
 class UnsupportedSignal(ModelError):
-    """The backend does not offer a signal that is needed."""
+    """The LLM backend cannot provide a signal that a gate needs, such as log-probabilities."""
 
 
 class AdapterError(KnowgateError):
-    """A wrapped object of another framework failed, or returned something unusable."""
+    """A retriever or model of another framework failed, or returned something unusable."""
 
 
 class WeightsError(KnowgateError):
@@ -101,8 +101,8 @@ class WeightsError(KnowgateError):
 
 
 class BrokenIndex(KnowgateError):
-    """A retrieval index is missing, broken or of another kind."""
+    """A retrieval index is missing, broken or of the wrong kind."""
 
 
 class ArtifactError(KnowgateError):
-    """A saved artifact is broken, of another version, or of another model."""
+    """A saved folder, such as a fitted gate, is broken, or made by another version or for another LLM."""

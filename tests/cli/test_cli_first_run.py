@@ -69,7 +69,7 @@ def test_what_changed_is_said(call: Call, lamps: Path):
 def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Path):
     outcome = call("start", stdin=b"lamps\n")
     assert outcome.code == 1
-    assert "no documents are named: give --docs" in outcome.err
+    assert "there are no documents to retrieve from: give --docs" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -119,9 +119,7 @@ def test_interrupted_it_says_where_things_are_and_what_to_type(
         broken.setattr(FakeModel, "read", interrupted)
         outcome = started(call)
     assert outcome.code == 130
-    assert (
-        "the same command continues: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
-    )
+    assert "To continue, run: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
     assert call("start").code == 0
 
 

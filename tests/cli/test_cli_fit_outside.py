@@ -59,7 +59,7 @@ def test_its_options_and_its_first_words_are_in_the_help(call: Call, site: Path)
 def test_the_list_of_gates_has_it_and_says_what_cannot_be_loaded(call: Call, site: Path):
     shown = call("fit", "--help").out
     assert "Long questions are not known." in shown
-    assert "outside_gate.nothing:fit_nothing, cannot be loaded: No module named 'outside_gate.nothing'" in shown
+    assert "(outside_gate.nothing:fit_nothing) cannot be loaded: No module named 'outside_gate.nothing'" in shown
 
 
 def test_the_list_of_all_gates_names_it_without_loading_it(call: Call, site: Path):
@@ -70,7 +70,7 @@ def test_the_list_of_all_gates_names_it_without_loading_it(call: Call, site: Pat
 def test_one_that_cannot_be_loaded_is_a_sentence_and_hinders_no_other(call: Call, site: Path):
     broken = call("fit", "broken", "--labels", "run", "--out", "x")
     assert (broken.code, len(broken.err.splitlines())) == (1, 1)
-    assert "the fit function of 'broken', outside_gate.nothing:fit_nothing, cannot be loaded" in broken.err
+    assert "the fit function of 'broken' (outside_gate.nothing:fit_nothing) cannot be loaded" in broken.err
     assert call("fit", "probe", "--help").code == 0
     assert "outside_gate.fit" not in sys.modules
 

@@ -58,7 +58,7 @@ def test_a_refused_key_names_the_variable(call: Call, monkeypatch: pytest.Monkey
     with server(401, b"{}") as spec:
         outcome = call("decide", "who?", "--model", spec)
     assert outcome.code == 1
-    assert "refused the key in KNOWGATE_API_KEY" in outcome.err
+    assert "refused the API key in the environment variable KNOWGATE_API_KEY" in outcome.err
     assert "secret-key" not in outcome.err
 
 

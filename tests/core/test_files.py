@@ -309,7 +309,7 @@ def test_the_cache_folder_comes_from_the_environment(monkeypatch, variables, exp
 
 def test_a_file_cannot_replace_a_folder(tmp_path):
     (tmp_path / "there").mkdir()
-    with pytest.raises(BadInput, match="there': there is a folder of that name"):
+    with pytest.raises(BadInput, match="there': a folder with this name exists"):
         write_text(tmp_path / "there", "text")
 
 

@@ -164,5 +164,5 @@ def test_a_class_without_fields_accepts_no_options(text):
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
     point = metadata.EntryPoint("worse", "no_such_module:Gate", "knowgate.gates")
     monkeypatch.setattr(registry, "find_plugins", lambda group: {"worse": point})
-    with pytest.raises(BadSetting, match="gate 'worse', no_such_module:Gate, cannot be loaded: No module named"):
+    with pytest.raises(BadSetting, match=r"gate 'worse' \(no_such_module:Gate\) cannot be loaded: No module named"):
         load_entry({}, "gate", "worse", "knowgate.gates")

@@ -69,7 +69,7 @@ def test_chinese_answers_have_a_token_per_character():
 
 
 def test_a_draft_of_another_model_is_refused():
-    with pytest.raises(BadSetting, match="own readings"):
+    with pytest.raises(BadSetting, match="reading of the same model"):
         ask(FakeModel(), "Q?", resume=["mine"])
 
 
@@ -123,7 +123,7 @@ def test_hidden_states_separate_known_and_unknown_questions():
 
 
 def test_an_unknown_layer_is_refused():
-    with pytest.raises(BadSetting, match="no layer 5: its layers are 0 to 4"):
+    with pytest.raises(BadSetting, match=r"no layer 5\. Its layers are 0 to 4"):
         FakeModel().read([Prompt("Q?")], SignalRequest(layers=(5,)))
 
 
@@ -170,7 +170,7 @@ def test_tables_are_read_from_json_and_jsonl(tmp_path):
         ({"samples": "abc"}, "not a list"),
         ({"samples": 3}, "not a list"),
         ({"known": "yes"}, "true or false"),
-        (3, "must be a text"),
+        (3, "must be a string"),
     ],
 )
 def test_an_invalid_entry_is_an_error_that_names_its_key(entry, message):

@@ -92,14 +92,14 @@ def test_query_rows_are_permuted_for_llama_but_not_for_qwen(tiny):
 
 def test_a_tokenizer_unknown_to_llama_cpp_is_refused(tmp_path):
     model = load_model(f"hf:{save_word_llama(tmp_path)}")
-    with pytest.raises(BadSetting, match=r"\(WordLevel, Whitespace\) cannot be written as GGUF.*base="):
+    with pytest.raises(BadSetting, match=r"cannot be exported to GGUF.*WordLevel with Whitespace.*base="):
         write_tokenizer(None, model.loaded.tokenizer, 100)
 
 
 def test_an_unknown_architecture_is_refused(tiny):
     config = type(tiny[0].loaded.model.config)()
     config.model_type = "gemma9"
-    with pytest.raises(BadSetting, match=r"'gemma9' cannot be written as GGUF. Supported: llama, qwen2"):
+    with pytest.raises(BadSetting, match=r"'gemma9' cannot be exported to GGUF. Supported architectures: llama, qwen2"):
         check_exportable(config)
 
 

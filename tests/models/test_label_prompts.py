@@ -43,10 +43,10 @@ def test_chat_and_raw_prompts_are_tokenized_together():
 
 
 def test_a_part_that_does_not_begin_with_a_label_is_refused():
-    with pytest.raises(BadSetting, match="not a single token"):
+    with pytest.raises(BadSetting, match="must begin with the first token of a label"):
         encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "xb:"), raw=True)], [ord("y")])
 
 
 def test_a_user_turn_with_several_label_positions_is_refused():
-    with pytest.raises(BadSetting, match="one label position"):
+    with pytest.raises(BadSetting, match="can have only one part"):
         encode_label_prompts(Letters(), [LabelPrompt(parts=("a:", "yb:"), raw=False)], [ord("y")])

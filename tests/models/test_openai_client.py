@@ -209,11 +209,11 @@ def answering(status, value, **settings):
 @pytest.mark.parametrize("status", [401, 403])
 def test_a_wrong_key_names_its_variable_and_never_the_key(monkeypatch, status):
     client = answering(status, {"error": {"message": "Incorrect API key provided: sk-12345"}})
-    with pytest.raises(ServerError, match=r"requires a key .*Set KNOWGATE_API_KEY"):
+    with pytest.raises(ServerError, match=r"requires an API key .*Set the environment variable KNOWGATE_API_KEY"):
         client.get("/models")
     for name in ("OPENAI_API_KEY", "KNOWGATE_API_KEY"):
         monkeypatch.setenv(name, "sk-12345")
-        with pytest.raises(ServerError, match=f"refused the key in {name}") as caught:
+        with pytest.raises(ServerError, match=f"refused the API key in the environment variable {name}") as caught:
             client.get("/models")
         assert "12345" not in str(caught.value)
 

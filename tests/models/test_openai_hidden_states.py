@@ -112,15 +112,18 @@ def test_labels_are_not_requested_by_token_id_from_a_vllm_that_extracts_states(t
 
 def test_a_layer_that_the_server_does_not_give_is_refused(served):
     model, server = served
-    with pytest.raises(UnsupportedSignal, match=r"does not give layer 3, only 4, 2\. Start it with that layer"):
+    with pytest.raises(
+        UnsupportedSignal,
+        match=r"does not return the hidden states of layer 3, only of 4, 2\. Start the server with that layer",
+    ):
         model.read(PROMPTS, SignalRequest(layers=(2, 3)))
     assert server.ids == []
 
 
 def test_a_wrong_number_of_layers_is_an_error(tmp_path):
     for server, words in (
-        (VllmStates(tmp_path), "of 2 layers, but its URL lists 3"),
-        (SglangStates(), "cannot belong to 3 layers"),
+        (VllmStates(tmp_path), "of 2 layers, but the spec lists 3"),
+        (SglangStates(), "cannot be divided among 3 layers"),
     ):
         with pytest.raises(BadSetting, match=words):
             connect(server, tmp_path, layers=(4, 2, 1)).read(PROMPTS[:1], SignalRequest(layers=(2,)))
@@ -129,7 +132,7 @@ def test_a_wrong_number_of_layers_is_an_error(tmp_path):
 def test_a_label_run_checks_the_layers_before_it_starts(served):
     model, server = served
     assert resolve_layers("mid,last", model) == (2, 4)
-    with pytest.raises(UnsupportedSignal, match="does not give layer 3"):
+    with pytest.raises(UnsupportedSignal, match="does not return the hidden states of layer 3"):
         resolve_layers("mid,late", model)
     assert server.ids == []
 
@@ -140,7 +143,7 @@ def test_states_of_samples_are_refused(served):
 
 
 def test_vllm_needs_a_storage_folder():
-    with pytest.raises(BadSetting, match=r"Give its shared_storage_path.*&storage=DIR"):
+    with pytest.raises(BadSetting, match=r"Add the path of its shared_storage_path.*&storage=DIR"):
         connect(VllmStates(None)).read(PROMPTS, SignalRequest(layers=(2,)))
 
 
@@ -156,28 +159,34 @@ class Ollama(StatesServer):
 
 
 def test_servers_that_give_no_hidden_states_are_refused(tmp_path):
-    with pytest.raises(UnsupportedSignal, match=r"openai:m gave no hidden states; docs/runtimes\.md describes how"):
+    with pytest.raises(
+        UnsupportedSignal, match=r"openai:m returned no hidden states\. Start the server as docs/runtimes\.md"
+    ):
         connect(Plain(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
-    with pytest.raises(UnsupportedSignal, match=r"is 'library', which gives no hidden states. Use vLLM or SGLang"):
+    with pytest.raises(
+        UnsupportedSignal, match=r"kind 'library', which cannot return hidden states. Use vLLM or SGLang"
+    ):
         connect(Ollama(), tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 
 def test_a_wrong_storage_folder_is_explained(tmp_path):
-    with pytest.raises(ModelError, match=r"'cmpl-1\.safetensors', which does not appear in .*shared_storage_path"):
+    with pytest.raises(
+        ModelError, match=r"'cmpl-1\.safetensors', but the folder .* has no such file.*shared_storage_path"
+    ):
         consume_states_file(tmp_path, "/theirs/cmpl-1.safetensors", timeout=0.02)
 
 
 def test_a_server_cannot_name_a_file_outside_the_folder(tmp_path):
     assert locate_states_file(tmp_path, "/etc/../x-1.safetensors") == tmp_path / "x-1.safetensors"
     for name in ("/etc/passwd", "..", "", "a b.safetensors", "C:\\temp\\secret"):
-        with pytest.raises(ModelError, match="invalid name"):
+        with pytest.raises(ModelError, match="invalid file name"):
             locate_states_file(tmp_path, name)
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}", (1 << 40).to_bytes(8, "little")])
 def test_a_damaged_file_is_refused_and_deleted(tmp_path, data):
     (tmp_path / "a-1.safetensors").write_bytes(data)
-    with pytest.raises(ModelError, match="damaged or of an unknown form"):
+    with pytest.raises(ModelError, match="damaged or has an unknown format"):
         consume_states_file(tmp_path, "a-1.safetensors", timeout=0.02)
     assert list(tmp_path.iterdir()) == []
 
@@ -186,7 +195,7 @@ def test_states_of_other_tokens_are_refused(tmp_path):
     server = VllmStates(tmp_path)
     write = server.write
     server.write = lambda kind, ids: write(kind, [*ids, 5])
-    with pytest.raises(ModelError, match="belong to other tokens"):
+    with pytest.raises(ModelError, match="of a different prompt"):
         connect(server, tmp_path).read(PROMPTS[:1], SignalRequest(layers=(2,)))
 
 

@@ -243,7 +243,10 @@ def test_the_adapter_is_sent_to_sglang():
 @pytest.mark.parametrize("cards", [[{"id": "m", "owned_by": "library"}], []])
 def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     server = LabelServer("?", cards=cards)
-    with pytest.raises(UnsupportedSignal, match=r"not inside it: .* Use vLLM, SGLang, llama.cpp, or an hf: model"):
+    with pytest.raises(
+        UnsupportedSignal,
+        match=r"cannot read labels inside a prompt, .* Use a server of vLLM, SGLang, llama.cpp, or an hf: model",
+    ):
         connect(server).label_logits([PROMPT], LABELS)
     assert server.bodies("/tokenize") == server.bodies("/v1/completions") == []
 
@@ -267,16 +270,16 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
 @pytest.mark.parametrize(
     ("prompt", "labels", "message"),
     [
-        (PROMPT, ["true", "truth"], "'true', 'truth' do not begin with different tokens"),
-        (PROMPT, ["true", ""], "do not begin with different tokens"),
+        (PROMPT, ["true", "truth"], "'true', 'truth' cannot be told apart"),
+        (PROMPT, ["true", ""], "cannot be told apart"),
         (
             LabelPrompt(("ab", "truec", " false")),
             LABELS,
-            "part 3 of a prompt does not begin with one of the labels 'true'",
+            "part 3 of a label prompt must begin with the first token of a label",
         ),
-        (LabelPrompt(("ab", "")), LABELS, "part 2 of a prompt"),
-        (LabelPrompt(("ab", "truec"), raw=False), LABELS, "a user turn has one label position"),
-        (LabelPrompt(()), LABELS, "can only be read after some text"),
+        (LabelPrompt(("ab", "")), LABELS, "part 2 of a label prompt"),
+        (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
+        (LabelPrompt(()), LABELS, "must begin with some text"),
     ],
 )
 def test_invalid_label_prompts_are_refused(prompt, labels, message):
@@ -313,22 +316,30 @@ CHOICE, META = ("choices", 0), ("meta_info",)
     [
         ("vllm", lambda reply: {"object": "error"}, "no choices"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", value=None), "unknown form"),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", value=[None]), "line up"),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"50": {"logprob": -1.0}}), "line up"),
+        ("vllm", edit(*CHOICE, "prompt_logprobs", value=[None]), "of other tokens than those of the prompt"),
+        (
+            "vllm",
+            edit(*CHOICE, "prompt_logprobs", FIRST, value={"50": {"logprob": -1.0}}),
+            "of other tokens than those of the prompt",
+        ),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value=None), "unknown form"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": math.nan}}), "NaN"),
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
-            "listed 1 tokens instead of 5",
+            "of 1 tokens instead of 5",
         ),
         ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown form"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown form"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"token_id:900": -math.inf}]), "-Infinity"),
         ("sglang", lambda reply: [], "unknown form"),
         ("sglang", edit("meta_info", value={"id": "x"}), "unknown form"),
-        ("sglang", edit(*META, "input_token_logprobs", 0, value=[None, 5, None]), "line up"),
-        ("sglang", edit(*META, "input_token_ids_logprobs", value=[None]), "line up"),
+        (
+            "sglang",
+            edit(*META, "input_token_logprobs", 0, value=[None, 5, None]),
+            "of other tokens than those of the prompt",
+        ),
+        ("sglang", edit(*META, "input_token_ids_logprobs", value=[None]), "of other tokens than those of the prompt"),
         ("sglang", edit(*META, "input_token_ids_logprobs", 1, value=[[-1.0, TRUE, None]]), "unknown form"),
         ("sglang", edit(*META, "input_token_ids_logprobs", 1, 0, value=[math.nan, TRUE, None]), "NaN"),
         ("sglang", edit(*META, "output_token_ids_logprobs", 0, 0, value=[None, TRUE, None]), "unknown form"),

@@ -168,10 +168,16 @@ def test_events_are_lines_of_data():
 @pytest.mark.parametrize(
     ("last", "message"),
     [
-        (as_line({"error": {"message": "out of memory"}}), "failed in the middle of its answer: out of memory"),
-        (as_line({"error": "quota exceeded"}), "failed in the middle of its answer: quota exceeded"),
-        (b'error: {"message": "context is full"}\n\n', "failed in the middle of its answer: .*context is full"),
-        (b"", "broke off in the middle of its answer"),
+        (
+            as_line({"error": {"message": "out of memory"}}),
+            "reported an error in the middle of its answer: out of memory",
+        ),
+        (as_line({"error": "quota exceeded"}), "reported an error in the middle of its answer: quota exceeded"),
+        (
+            b'error: {"message": "context is full"}\n\n',
+            "reported an error in the middle of its answer: .*context is full",
+        ),
+        (b"", "closed the connection in the middle of its answer"),
     ],
 )
 def test_a_failure_in_the_middle_is_raised_after_the_pieces_so_far(last, message):
@@ -205,7 +211,9 @@ def test_a_broken_stream_is_not_retried():
     server = Breaking(delta("so"))
     stream = connect(server).stream(ASKED, max_tokens=8)
     assert next(stream) == "so"
-    with pytest.raises(ServerError, match=r"broke off in the middle of its answer \(peer closed connection\)"):
+    with pytest.raises(
+        ServerError, match=r"closed the connection in the middle of its answer \(peer closed connection\)"
+    ):
         next(stream)
     assert sum("stream" in body for body in server.after_probe()) == 1
 

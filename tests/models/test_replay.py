@@ -59,7 +59,7 @@ def test_truncated_samples_have_keys_of_their_own(tmp_path):
     cut = SignalRequest(samples=2, sampling=Sampling(0.6, 0.9, 50), seed=1)
     for model in recorder_then_replay(tmp_path):
         assert model.read(PROMPTS[:1], cut)[0].samples == MODEL.read(PROMPTS[:1], cut)[0].samples
-    with pytest.raises(ModelError, match="no recorded read"):
+    with pytest.raises(ModelError, match="has no 'read' result"):
         ReplayModel(tmp_path).read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(0.6), seed=1))
 
 
@@ -72,13 +72,13 @@ def test_a_continued_draft_is_replayed(tmp_path):
     for model in recorder_then_replay(tmp_path):
         handles = [reading.resume for reading in model.read(PROMPTS[:1], WANT)]
         assert model.generate(PROMPTS[:1], max_tokens=9, resume=handles)[0][0].text == "blue as the sea"
-    with pytest.raises(ModelError, match="no recorded generate"):
+    with pytest.raises(ModelError, match="has no 'generate' result"):
         ReplayModel(tmp_path).generate(PROMPTS[:1], max_tokens=9)
 
 
 def test_a_foreign_handle_is_refused(folder):
     for model in (RecordingModel(MODEL, folder), ReplayModel(folder)):
-        with pytest.raises(BadSetting, match="own readings"):
+        with pytest.raises(BadSetting, match="reading of the same model"):
             model.generate(PROMPTS[:1], max_tokens=9, resume=[object()])
 
 
@@ -142,7 +142,7 @@ def test_a_folder_without_a_recording_is_refused(tmp_path):
         ("[]", "broken"),
         ('{"version": 1}', "broken"),
         ('{"version": 1, "name": "m", "fingerprint": "f", "offers": ["smell"]}', "smell"),
-        ('{"version": 2, "name": "m"}', "version 2; this knowgate reads version 1"),
+        ('{"version": 2, "name": "m"}', "version 2, but this release of knowgate reads only version 1"),
     ],
 )
 def test_an_invalid_manifest_is_refused(folder, manifest, message):
@@ -155,7 +155,7 @@ def test_an_invalid_manifest_is_refused(folder, manifest, message):
 def test_a_broken_line_is_named_by_its_number(folder, line):
     calls = folder / "calls.jsonl"
     calls.write_text(line + "\n" + calls.read_text())
-    with pytest.raises(ArtifactError, match=r"calls.jsonl line 1 is broken"):
+    with pytest.raises(ArtifactError, match=r"calls.jsonl line 1 is not a valid recorded call"):
         ReplayModel(folder).read(PROMPTS, WANT)
 
 

@@ -146,7 +146,7 @@ def test_wrong_training_settings_are_explained(wrong):
 
 
 def test_a_base_that_does_not_exist_is_named():
-    with pytest.raises(WeightsError, match="'no-such-folder' is neither a folder nor a hub name"):
+    with pytest.raises(WeightsError, match="'no-such-folder' was not found"):
         fit_reranker(TRAIN, base="no-such-folder")
 
 

@@ -1,5 +1,6 @@
-"""Integrity of folders that knowgate wrote: only regular files inside the folder, no pickles, checksums match.
+"""Integrity checks of artifact folders, such as fitted gates and indexes that knowgate saved.
 
+An artifact folder may contain only regular files and no pickles, and its files must match their recorded checksums.
 Callers pass a function that makes the error to raise, so that every kind of artifact has its own message.
 """
 
@@ -16,11 +17,16 @@ from knowgate.errors import KnowgateError
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib", ".npz"})  # may run code
 LARGE_FILE_BYTES = 64 << 20  # only samples of larger files are hashed, so that opening an artifact stays quick
 DIGEST_SAMPLES, DIGEST_SAMPLE_BYTES = 64, 1 << 16
-ErrorFactory = Callable[[str], KnowgateError]
+ErrorFactory = Callable[[str], KnowgateError]  # makes the error to raise from a description of the problem
 
 
 def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
-    """Reject links to outside the folder, special files, and files that can run code when they are loaded."""
+    """Check that a saved folder is safe to load.
+
+    Raises:
+        KnowgateError: The folder contains a link to outside, a special file, or a file that can run code when it is
+            loaded. `make_error` makes the error from a description of the problem.
+    """
     for path in walk_files(folder):
         name = path.relative_to(folder).as_posix()
         if links_outside(path, folder):
@@ -28,11 +34,11 @@ def check_artifact_folder(folder: Path, make_error: ErrorFactory) -> None:
         if not path.is_file():
             raise make_error(f"'{name}' is not a regular file")
         if path.suffix.lower() in PICKLE_SUFFIXES:
-            raise make_error(f"'{name}' may be a pickle file, which can run code; knowgate writes none")
+            raise make_error(f"'{name}' may be a pickle file, which can run code. knowgate never writes such files")
 
 
 def links_outside(path: Path, folder: Path) -> bool:
-    """Return whether a path is a link that leads out of the folder, or a circular link."""
+    """Return whether a path is a symbolic link that points outside the folder, or a circular link."""
     target = Path(os.path.realpath(path))  # `Path.resolve` raises on circular links
     return path.is_symlink() and (target.is_symlink() or not target.is_relative_to(os.path.realpath(folder)))
 
@@ -45,13 +51,13 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 
 def compute_digests(folder: Path, *, exclude: Collection[str] = ()) -> dict[str, str]:
-    """Compute the digest of each file below a folder, by its relative name."""
+    """Return the digest of each file below a folder, keyed by its path relative to the folder."""
     paths = {path.relative_to(folder).as_posix(): path for path in walk_files(folder)}
     return {name: compute_digest(path) for name, path in sorted(paths.items()) if name not in exclude}
 
 
 def check_digests(folder: Path, digests: Mapping[str, str], make_error: ErrorFactory) -> None:
-    """Reject a folder in which a file is missing or differs from its recorded digest."""
+    """Raise an error if a file of the folder is missing or differs from its recorded digest."""
     for name, digest in digests.items():
         path = resolve_inside(folder, name, make_error)
         if not path.is_file():
@@ -61,21 +67,24 @@ def check_digests(folder: Path, digests: Mapping[str, str], make_error: ErrorFac
 
 
 def resolve_inside(folder: Path, name: str, make_error: ErrorFactory) -> Path:
-    """Return the path of a file in a folder. Names that lead out of the folder are rejected."""
+    """Return the path of a file in a folder; raise an error if the name would lead out of the folder."""
     parts = PurePosixPath(name).parts
     if not parts or name.startswith(("/", "~")) or ".." in parts or "\\" in name or "\0" in name or ":" in name:
-        raise make_error(f"'{name[:80]}' is not the name of a file inside it")
+        raise make_error(f"'{name[:80]}' is not the name of a file inside the folder")
     return folder.joinpath(*parts)
 
 
 def compute_digest(path: Path) -> str:
-    """Return the SHA-256 of a file; for a large file, of its length and of samples spread over it."""
+    """Return the SHA-256 of a file.
+
+    For files above LARGE_FILE_BYTES, only the length and evenly spaced blocks of the file are hashed.
+    """
     size = path.stat().st_size
     if size <= LARGE_FILE_BYTES:
         return sha256_file(path)
     digest = hashlib.sha256(size.to_bytes(8, "big"))
     with path.open("rb") as file:
-        for number in range(DIGEST_SAMPLES):
+        for number in range(DIGEST_SAMPLES):  # the first block is at the start of the file, the last at its end
             file.seek((size - DIGEST_SAMPLE_BYTES) * number // (DIGEST_SAMPLES - 1))
             digest.update(file.read(DIGEST_SAMPLE_BYTES))
     return digest.hexdigest()

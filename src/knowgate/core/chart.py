@@ -1,4 +1,4 @@
-"""Line charts of shares as SVG, without a plotting library."""
+"""Line charts of values from 0 to 1, drawn as SVG without a plotting library."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from knowgate.types.markup import escape_html
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 GRAY = "#8a949e"
 LEFT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN, LEGEND_LINE_HEIGHT = 52, 14, 40, 18  # pixels
-MAX_POINTS = 150  # of a curve; more cannot be distinguished
+MAX_POINTS = 150  # points drawn per curve; more could not be distinguished
 
 
 class ChartPoint(NamedTuple):
-    """Point whose coordinates are shares."""
+    """Point of a curve. Both coordinates are shares from 0 to 1, shown as percentages."""
 
     x: float
     y: float
@@ -25,7 +25,15 @@ class ChartPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Line through points. `mark` is a dot on it, such as the operating point of a gate."""
+    """Line through points.
+
+    Attributes:
+        name: Name in the legend; a curve without a name has no legend entry.
+        points: Points that the line connects.
+        color: SVG color of the line.
+        dashed: Whether the line is dashed.
+        mark: Point at which to draw a dot, such as the operating point of a gate; None for no dot.
+    """
 
     name: str
     points: Sequence[ChartPoint]
@@ -36,15 +44,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Axis:
-    """Axis with a title, from `low` to `high`."""
+    """Axis of a chart, with a title and the range of values from `low` to `high`."""
 
     title: str
     low: float = 0.0
     high: float = 1.0
 
     def scale(self, value: float) -> float:
-        """Return the position of a value on the axis, from 0 to 1."""
-        return (value - self.low) / ((self.high - self.low) or 1.0)
+        """Return where a value lies on the axis: 0 at `low`, 1 at `high`."""
+        return (value - self.low) / ((self.high - self.low) or 1.0)  # `or` avoids a division by 0
 
     @property
     def ticks(self) -> list[float]:
@@ -54,7 +62,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class ChartFrame:
-    """Plot area of a chart, with its size in pixels."""
+    """Plot area of a chart: its two axes, and its width and height in pixels."""
 
     x: Axis
     y: Axis
@@ -62,18 +70,21 @@ class ChartFrame:
     height: int = 240
 
     def locate(self, point: ChartPoint) -> str:
-        """Return the pixel coordinates of a point as 'x,y'."""
+        """Return the pixel coordinates of a point as 'x,y', as SVG writes them."""
         return f"{self.to_pixel_x(point.x):.1f},{self.to_pixel_y(point.y):.1f}"
 
     def to_pixel_x(self, value: float) -> float:
+        """Return the horizontal pixel position of a value of the x axis."""
         return LEFT_MARGIN + self.width * self.x.scale(value)
 
     def to_pixel_y(self, value: float) -> float:
+        """Return the vertical pixel position of a value of the y axis. SVG counts pixels from the top."""
         return TOP_MARGIN + self.height * (1 - self.y.scale(value))
 
 
 def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
     """Render curves as an SVG element with a legend at the right."""
+    # A legend entry takes 30 pixels for its line and about 7 pixels per character.
     legend_width = 30 + 7 * max((len(curve.name) for curve in curves), default=0)
     width = LEFT_MARGIN + frame.width + legend_width
     height = TOP_MARGIN + max(frame.height + BOTTOM_MARGIN, LEGEND_LINE_HEIGHT * (len(curves) + 1))
@@ -87,13 +98,14 @@ def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
 
 
 def fit_axis(title: str, values: Sequence[float]) -> Axis:
-    """Make an axis that contains the values and ends at multiples of 5 %."""
+    """Make an axis that contains all values, starts and ends at multiples of 5 %, and stays within 0 to 100 %."""
+    # There are 20 multiples of 5 %. The lower end is rounded down and the upper end is rounded up.
     low, high = int(min(values) * 20) / 20, -int(-max(values) * 20 // 1) / 20
     return Axis(title, max(0.0, low), min(1.0, max(high, low + 0.05)))
 
 
 def embed_svg(svg: str, description: str) -> str:
-    """Embed an SVG of unknown origin as an HTML image, in which no script can run."""
+    """Embed an SVG in an HTML `<img>` tag. Browsers run no scripts there, so the SVG may come from anywhere."""
     data = base64.b64encode(svg.encode("utf-8", "replace")).decode()
     return f'<img alt="{escape_html(description)}" src="data:image/svg+xml;base64,{data}">'
 

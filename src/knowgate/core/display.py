@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 NOT_DEFINED = "not defined"
 MISSING_VALUE = "–"
-# Unicode categories Cc, Cf, Zl, Zp and surrogates, except joiners (U+200C, U+200D) and the soft hyphen.
+# Control, format and line-separator characters (Unicode categories Cc, Cf, Zl, Zp) and surrogates. Joiners (U+200C,
+# U+200D) and the soft hyphen are allowed, because ordinary text contains them.
 CONTROL_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u180e\u200b\u200e\u200f\u2028-\u202e"
     "\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3"
@@ -27,12 +28,12 @@ def sanitize_text(text: str, keep: str = "\n\t") -> str:
 
 
 def sanitize_line(text: str) -> str:
-    """Escape control characters and collapse white space, for one line."""
+    """Put text on one line: collapse white space and escape control characters."""
     return sanitize_text(" ".join(text.split()), keep="")
 
 
 def sanitize_json(text: str) -> str:
-    """Escape control characters inside JSON, so that it still parses to the same value."""
+    """Escape control characters in JSON text. The result still parses to the same value."""
     return CONTROL_CHARACTERS.sub(lambda match: _escape_json(match[0]), text)
 
 
@@ -53,14 +54,17 @@ def _escape(char: str) -> str:
 
 
 def _escape_json(char: str) -> str:
-    """Escape a character as JSON does: beyond U+FFFF as two surrogates."""
+    """Return the JSON escape of a character, such as \\u202e; two surrogates for characters beyond U+FFFF."""
     data = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[index : index + 2].hex()}" for index in range(0, len(data), 2))
 
 
 @dataclass(frozen=True)
 class TextTable:
-    """Table of text cells. The last cell of a row with too few cells fills the rest of the line."""
+    """Table of text cells.
+
+    A row may have fewer cells than there are columns. Its last cell then spans the remaining columns.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -93,7 +97,7 @@ def render_markdown_tables(tables: Sequence[TextTable]) -> str:
 
 
 def format_percent(value: float | None) -> str:
-    """Format a share as '52.0 %'."""
+    """Format a share from 0 to 1 as '52.0 %', or as a dash if it is None."""
     return MISSING_VALUE if value is None else f"{100 * value:.1f} %"
 
 
@@ -104,5 +108,5 @@ def format_points(value: float) -> str:
 
 
 def format_number(value: float | None, missing: str = MISSING_VALUE) -> str:
-    """Format a number with two decimals."""
+    """Format a number with two decimals, or as `missing` if it is None."""
     return missing if value is None else f"{round(value, 2) or 0.0:.2f}"  # `or` avoids a negative zero

@@ -26,11 +26,15 @@ except ModuleNotFoundError:  # Windows
 
 MAX_LINE_CHARS = 64 << 20  # a compressed file can contain a line that does not fit into memory
 INVALID_UTF8 = re.compile("[\udc80-\udcff]")  # invalid bytes, as the error handler `surrogateescape` decodes them
-PARTIAL_SUFFIX = ".part"  # of files and folders that are being written
+PARTIAL_SUFFIX = ".part"  # ends the names of files and folders that are still being written
 
 
 def cache_dir() -> Path:
-    """Return the cache folder: KNOWGATE_CACHE, or `knowgate` in the user's cache folder."""
+    """Return the cache folder.
+
+    It is the folder named by the environment variable KNOWGATE_CACHE or, if that is not set, the subfolder `knowgate`
+    of the user's cache folder. The folder is not created.
+    """
     chosen = os.environ.get("KNOWGATE_CACHE")
     if chosen:
         return expand_path(chosen)
@@ -38,7 +42,7 @@ def cache_dir() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "knowgate"
     except RuntimeError:
-        raise BadSetting("there is no home folder for the cache. Set KNOWGATE_CACHE to a folder.") from None
+        raise BadSetting("no cache folder: this user has no home folder. Set KNOWGATE_CACHE to a folder.") from None
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -50,7 +54,11 @@ def sha256_file(path: Path) -> str:
 
 
 def cached_sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file, cached by path, size and modification time."""
+    """Return the SHA-256 of a file.
+
+    The result is stored in the cache folder, so a file is hashed again only after its path, size or modification time
+    changed.
+    """
     stat = path.stat()
     identity = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
     cached = cache_dir() / "digests" / hashlib.sha256(identity.encode()).hexdigest()
@@ -67,11 +75,11 @@ def sha256_text(*texts: str) -> str:
 
 
 def sha256_texts(texts: Iterable[str]) -> str:
-    """Return the same as `sha256_text` for an iterable that need not fit into memory."""
+    """Return the SHA-256 of several texts, like `sha256_text`, without holding all of them in memory."""
     digest = hashlib.sha256()
     for text in texts:
         data = text.encode(errors="surrogatepass")  # JSON can contain lone surrogates
-        digest.update(len(data).to_bytes(8, "big") + data)
+        digest.update(len(data).to_bytes(8, "big") + data)  # the length marks where each text ends
     return digest.hexdigest()
 
 
@@ -80,10 +88,13 @@ def sha256_texts(texts: Iterable[str]) -> str:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces `path` if the block succeeds. Otherwise `path` stays as it was."""
+    """Open a temporary file that replaces `path` when the `with` block ends without an error.
+
+    If the block raises, the temporary file is deleted and `path` stays unchanged.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
-        raise BadInput(f"cannot write the file '{path}': there is a folder of that name. Choose another name.")
+        raise BadInput(f"cannot write the file '{path}': a folder with this name exists. Choose another name.")
     with _name_target(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL_SUFFIX)
         temporary = Path(name)
@@ -101,7 +112,10 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _name_target(path: Path) -> Iterator[None]:
-    """Make OS errors name the target path instead of a temporary file, or of nothing on a full disk."""
+    """Make OS errors name the file that the user asked for.
+
+    Without this, an error names the temporary file, or no file at all if the disk is full.
+    """
     try:
         yield
     except shutil.Error as error:  # holds a list of (source, target, message)
@@ -110,8 +124,9 @@ def _name_target(path: Path) -> Iterator[None]:
         temporary = path.absolute().parent / f".{path.name}."
         if error.errno is None or not str(error.filename or temporary).startswith(str(temporary)):
             raise
-        inside = Path(error.filename or temporary).relative_to(temporary.parent).parts[1:]
-        raise OSError(error.errno, error.strerror, str(path.joinpath(*inside))) from error
+        # The first part is the name of the temporary file or folder; the rest is the path inside a temporary folder.
+        path_inside = Path(error.filename or temporary).relative_to(temporary.parent).parts[1:]
+        raise OSError(error.errno, error.strerror, str(path.joinpath(*path_inside))) from error
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -132,9 +147,10 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """Make a temporary folder that replaces `target` if the block succeeds.
+    """Make a temporary folder that replaces `target` when the `with` block ends without an error.
 
-    Only one process at a time may write to `target`. Leftovers of killed processes are removed.
+    If the block raises, `target` stays unchanged. If another process is writing to `target`, BadSetting is raised.
+    Partial folders that killed processes left behind are removed.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     with _name_target(target), exclusive_writer(target):
@@ -148,12 +164,15 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def _backup_path(target: Path) -> Path:
-    """Return where the previous folder is for the moment between two renames."""
+    """Return the path to which the previous folder is renamed while the new one takes its place."""
     return target.with_name(f".{target.name}.old{PARTIAL_SUFFIX}")
 
 
 def _recover(target: Path) -> None:
-    """Restore the previous folder and remove partial ones after a process was killed."""
+    """Clean up after a process that was killed while it wrote the folder.
+
+    If it was killed between the two renames of `_swap`, the previous folder is restored. Partial folders are removed.
+    """
     if _backup_path(target).exists() and not target.exists():
         _backup_path(target).replace(target)
     for path in target.parent.iterdir():
@@ -162,7 +181,10 @@ def _recover(target: Path) -> None:
 
 
 def _swap(new: Path, target: Path) -> None:
-    """Replace the target folder by the new one, with a backup between the two renames."""
+    """Replace the target folder by the new one.
+
+    The previous folder is renamed first and deleted last, so that `_recover` can restore it.
+    """
     new.chmod(0o755)  # mkdtemp makes private folders
     if target.exists():
         target.replace(_backup_path(target))
@@ -171,7 +193,9 @@ def _swap(new: Path, target: Path) -> None:
 
 
 def check_replaceable(path: Path, marker: str, kind: str) -> None:
-    """Raise ArtifactError if writing a folder would replace something else.
+    """Raise ArtifactError if writing a folder would overwrite content of another kind.
+
+    A missing or empty folder and a folder with the marker file may be replaced.
 
     Args:
         path: The folder to be written.
@@ -183,7 +207,14 @@ def check_replaceable(path: Path, marker: str, kind: str) -> None:
 
 
 def check_output_folder(path: Path, markers: Collection[str], kind: str, argument: str = "out") -> None:
-    """Raise ArtifactError if a folder to write into has other content: not empty, and none of `markers` in it."""
+    """Raise ArtifactError if a folder that is about to be written to holds unrelated content.
+
+    Args:
+        path: The folder to write to. It may be missing or empty.
+        markers: Names of files, one of which exists in every folder of the expected kind.
+        kind: The expected kind of folder, for the message ("a label run").
+        argument: Name of the argument that the message tells the user to change.
+    """
     if path.exists() and not path.is_dir():
         raise ArtifactError(f"'{path}' is a file, not a folder. Choose another `{argument}`.")
     if path.exists() and not any((path / name).exists() for name in markers) and any(_iter_content(path)):
@@ -191,7 +222,7 @@ def check_output_folder(path: Path, markers: Collection[str], kind: str, argumen
 
 
 def _iter_content(folder: Path) -> Iterator[Path]:
-    """Yield what a folder contains besides lock files and leftovers of killed processes."""
+    """Yield the content of a folder, except lock files and partial files that killed processes left behind."""
     return (path for path in folder.iterdir() if path.name != ".lock" and not path.name.endswith(PARTIAL_SUFFIX))
 
 
@@ -200,13 +231,17 @@ def _iter_content(folder: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def exclusive_writer(target: Path) -> Iterator[None]:
-    """Be the only process that writes `target`; raise BadSetting if another process does."""
+    """Make sure that only this process writes to `target` inside the `with` block.
+
+    Raises:
+        BadSetting: Another process is writing to `target`.
+    """
     lock = target.with_name(f".{target.name}.lock")
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(file_lock(lock, wait=False))
         except BlockingIOError:
-            raise BadSetting(f"another process is writing to '{target}'. Wait for it or stop it.") from None
+            raise BadSetting(f"another process is writing to '{target}'. Wait until it ends, or stop it.") from None
         try:
             yield
         finally:
@@ -216,7 +251,9 @@ def exclusive_writer(target: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock between processes. On systems without POSIX locks it does nothing.
+    """Hold an exclusive lock that other processes respect.
+
+    On systems without POSIX locks, such as Windows, nothing is locked.
 
     Args:
         path: The lock file.
@@ -227,14 +264,15 @@ def file_lock(path: Path, *, wait: bool = True) -> Iterator[None]:
         with path.open("ab") as file:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The previous holder may have removed the file: then the lock is on a file without a name.
+            # The previous holder may have deleted the lock file before we got the lock. Our lock is then on a deleted
+            # file, which other processes cannot see, so we try again with a new lock file.
             if fcntl is None or _is_file_at(path, file):
                 yield
                 return
 
 
 def _is_file_at(path: Path, file: BinaryIO) -> bool:
-    """Return whether an open file is still the one at a path."""
+    """Return whether the open file is still the file at the path, and was not deleted or replaced."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -245,7 +283,11 @@ def _is_file_at(path: Path, file: BinaryIO) -> bool:
 
 
 def find_last_line_end(path: Path) -> int:
-    """Return the offset after the last newline. What follows is a line that a killed process did not finish."""
+    """Return the byte offset after the last newline, or 0 if there is none.
+
+    Text after this offset is an incomplete line of a process that was killed while it wrote. The file is read backwards
+    in blocks, so large files are fast too.
+    """
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end:
@@ -259,21 +301,29 @@ def find_last_line_end(path: Path) -> int:
 
 
 def read_jsonl(path: Path, *, allow_surrogates: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line number, object) for each line that is not empty; see `parse_json` for `allow_surrogates`."""
+    """Yield (line number, object) for each line of a JSON Lines file; empty lines are skipped.
+
+    Args:
+        path: The file, which may be compressed with gzip (.gz).
+        allow_surrogates: Accept lone surrogates; see `parse_json`.
+
+    Raises:
+        BadInput: A line is not UTF-8 text or not a JSON object.
+    """
     for number, line in read_lines(path):
         where = f"{path} line {number}"
         if INVALID_UTF8.search(line):
-            raise BadInput(f"{where} is not UTF-8 text. Convert the file, for instance with iconv.")
+            raise BadInput(f"{where} is not UTF-8 text. Convert the file to UTF-8, for instance with iconv.")
         record = parse_json(line, where, allow_surrogates=allow_surrogates)
         if not isinstance(record, dict):
-            raise BadInput(f"{where} is not a JSON object.")
+            raise BadInput(f"{where} is not a JSON object. Write one JSON object per line.")
         yield number, record
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text) for each line that is not empty, decompressing gzip.
+    """Yield (line number, text) for each line; empty lines are skipped. Files named *.gz are decompressed.
 
-    Invalid UTF-8 does not raise; the text then matches `INVALID_UTF8`.
+    Invalid UTF-8 raises no error. The regular expression `INVALID_UTF8` then matches the text.
     """
     try:
         with open_text(path, errors="surrogateescape") as file:
@@ -288,7 +338,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def open_text(path: Path, errors: str = "strict") -> TextIO:
-    """Open a UTF-8 text file without its byte order mark, decompressing gzip."""
+    """Open a UTF-8 text file for reading. Files named *.gz are decompressed; a byte order mark is skipped."""
     check_regular_file(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors)

@@ -14,17 +14,17 @@ from typing import Any, TypeVar
 from knowgate.errors import AdapterError, BadSetting, KnowgateError, MissingExtra
 
 Result = TypeVar("Result")
-MAX_ERROR_CHARS = 200  # of a framework's error in a message
+MAX_ERROR_CHARS = 200  # a framework's error is cut to this length in a message
 NETWORK_WORDS = ("refused", "connect", "timed out", "unreachable", "resolution")
 
 
 def check_framework_version(package: str, extra: str, *, majors: tuple[str, ...]) -> None:
-    """Raise an error if a framework is not installed in a supported version.
+    """Raise MissingExtra if a framework is not installed, or BadSetting if its version is not supported.
 
     Args:
         package: Name of the distribution.
-        extra: Extra of knowgate that installs it.
-        majors: Supported versions, such as '1', or '0.14' for packages before version 1.
+        extra: The optional dependency group of knowgate that installs the framework: knowgate[EXTRA].
+        majors: Supported major versions, such as '1', or '0.14' for packages before version 1.
     """
     try:
         version = metadata.version(package)
@@ -32,20 +32,29 @@ def check_framework_version(package: str, extra: str, *, majors: tuple[str, ...]
         raise MissingExtra(f"the adapter for {package}", extra) from None
     if not any(version == major or version.startswith(f"{major}.") for major in majors):
         raise BadSetting(
-            f"{package} {version} is installed; knowgate's adapter supports {' or '.join(majors)}. "
-            f"Install that: pip install 'knowgate[{extra}]', or look for a newer knowgate."
+            f"{package} {version} is installed, but knowgate's adapter supports version {' or '.join(majors)}. "
+            f"Install a supported version: pip install 'knowgate[{extra}]', or update knowgate."
         )
 
 
 def require_for_script(module: str, *, extra: str) -> None:
-    """Exit a script with a message if a framework that it imports is not installed."""
+    """Exit with an error message if a framework that the running script needs is not installed.
+
+    Args:
+        module: Module that the script imports.
+        extra: The optional dependency group of knowgate that installs it.
+    """
     if find_spec(module) is None:
         sys.exit(str(MissingExtra(f"this script imports {module}, which", extra)))
 
 
 @contextlib.contextmanager
 def wrap_errors(name: str) -> Iterator[None]:
-    """Raise every exception of a wrapped object as AdapterError that names the object."""
+    """Convert exceptions of another framework's object to AdapterError. Errors of knowgate pass unchanged.
+
+    Args:
+        name: How the error message names the object.
+    """
     try:
         yield
     except KnowgateError:
@@ -53,19 +62,26 @@ def wrap_errors(name: str) -> Iterator[None]:
     except Exception as error:
         message = " ".join(str(error).split())[:MAX_ERROR_CHARS] or "no reason given"
         is_network = any(word in message.lower() for word in NETWORK_WORDS)
-        advice = "Check that it runs, its address and the network." if is_network else "Check it by itself first."
+        advice = "Check its server and address." if is_network else "Test it without knowgate first."
         raise AdapterError(f"{name} failed: {type(error).__name__}: {message}. {advice}") from error
 
 
 def check_result_list(results: Any, name: str, maximum: int | None = None) -> list[Any]:
-    """Return results as a list of at most `maximum` items; raise AdapterError if they are not a list."""
+    """Return what a wrapped object returned as a list, cut to `maximum` items.
+
+    Raises:
+        AdapterError: The result is None, a text, a dict or anything else that is not a list of results.
+    """
     if results is None or isinstance(results, str | bytes | dict) or not hasattr(results, "__iter__"):
-        raise AdapterError(f"{name} returned {type(results).__name__}, not a list. Check its return value.")
+        raise AdapterError(f"{name} returned {type(results).__name__} instead of a list. Check its return value.")
     return list(results)[:maximum]
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine from synchronous code, in another thread if an event loop is running in this one."""
+    """Run a coroutine from synchronous code and return its result.
+
+    If this thread already runs an event loop, as in a notebook, the coroutine runs in another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""HTTP clients: every request has a deadline, responses are bounded in size, secrets stay out of messages.
+"""HTTP clients with a deadline per request, a maximum response size, and error messages without secrets.
 
 httpx limits the time of each read but not of the whole request. Here every read and write of a connection also ends at
 the deadline of the request, so a server that sends one byte per second is cut off. Redirects are not followed.
@@ -33,8 +33,9 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
-MAX_RESPONSE_BYTES = 32 << 20  # 128 samples with log-probabilities stay far below
-ALLOWED_ENCODINGS = ("", "identity", "gzip")  # gzip expands a chunk at most a thousandfold; others have no limit
+MAX_RESPONSE_BYTES = 32 << 20  # 128 sampled answers with log-probabilities take far less
+# gzip expands data at most about 1,000 times; other encodings have no such limit.
+ALLOWED_ENCODINGS = ("", "identity", "gzip")
 REQUEST_DEADLINE: ContextVar[float] = ContextVar("deadline of this thread's request", default=math.inf)
 MAX_CONCURRENT_REQUESTS = 8
 MAX_RETRIES = 2
@@ -45,9 +46,9 @@ class JsonClient:
 
     Args:
         url: Base URL. It may contain secrets, which never appear in messages.
-        name: What the server is called in errors.
+        name: How errors name the server, such as "the search server".
         headers: Headers of every request. They may contain keys, which never appear in messages.
-        advice: What to do if the server rejects a request.
+        advice: Sentence that ends the error about a rejected request and says what to do.
         deadline: Seconds per request, including all retries.
         pause: Seconds before the first retry; doubles each time.
         transport: Replaces the network in tests.
@@ -70,14 +71,14 @@ class JsonClient:
             host = ""
         if not host:
             address = redact_message(redact_urls(url))
-            raise BadSetting(f"'{address}' is not an address of {name}. Write http(s)://HOST[:PORT]/...")
+            raise BadSetting(f"'{address}' is not a valid address for {name}. Write http(s)://HOST[:PORT]/...")
         self.url, self.name = url.rstrip("/"), name
         self._headers = {key: value for key, value in (headers or {}).items() if value}
         self._advice, self._deadline, self._pause = advice, deadline, pause
         self._transport = transport
 
     def request_json(self, method: str, path: str = "", **options: Any) -> Any:
-        """Send a request and return the parsed JSON of the response; see `request_bytes` for the options."""
+        """Send a request and return the parsed JSON body of the response. Takes the options of `request_bytes`."""
         return parse_json_response(self.request_bytes(method, path, **options), f"the response of {self.name}")
 
     def request_bytes(
@@ -96,7 +97,7 @@ class JsonClient:
             path: Path after the base URL, or a whole URL.
             body: JSON body.
             params: Query parameters.
-            accept: Status codes besides 2xx whose body is returned.
+            accept: Status codes besides 2xx that are not errors: their body is returned, too.
 
         Raises:
             ServerError: The server rejected the request, failed, or did not answer in time.
@@ -108,25 +109,29 @@ class JsonClient:
         return response.content
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Apply `work` to each item concurrently and return the results in order."""
-        _ = self._client  # made once, before threads need it
+        """Call `work` with each item in several threads and return the results in the order of the items."""
+        _ = self._client  # create the client now, so that the threads share it
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
             return list(pool.map(work, items))
 
     def redact(self, message: str) -> str:
-        """Remove this client's keys from a message of the server."""
+        """Remove this client's keys and URL secrets from a message, which a server may have repeated."""
         keys = [
             part
             for value in self._headers.values()
             for part in (value, value.rpartition(" ")[2])  # 'Bearer KEY', and KEY
-            if len(part) > 5
+            if len(part) > 5  # a shorter value is no key, and replacing it would garble the message
         ]
         return redact_message(message, [*find_url_secrets(self.url), *keys])
 
     def _send_with_retries(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> HttpResponse:
-        """Send a request until it succeeds, tries run out, or the deadline passes."""
+        """Send a request, and again after a lost connection, status 429 or 5xx.
+
+        Raises:
+            ServerError: The last attempt failed, or no time is left for another one before the deadline.
+        """
         end = time.monotonic() + self._deadline
         for attempt in range(MAX_RETRIES + 1):
             wait, response = self._pause * 2**attempt, None
@@ -143,14 +148,14 @@ class JsonClient:
             if attempt == MAX_RETRIES or time.monotonic() + wait >= end:
                 break
             time.sleep(wait)
-        quota = " The quota is used up or requests come too fast." if response and response.status == 429 else ""
+        quota = " The quota is used up, or requests are sent too fast." if response and response.status == 429 else ""
         raise ServerError(
             f"{self.name} failed: {problem}, after {attempt + 1} tries within {self._deadline:g} s.{quota} "
-            "Check that it runs, or try again later."
+            "Check that the server runs, or try again later."
         )
 
     def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> HttpResponse:
-        """Send a request once and read the response before `end`."""
+        """Send a request once and read its response before `end`, a time of `time.monotonic`."""
         url = path if path.startswith(("http://", "https://")) else self.url + path
         request = self._client.build_request(method, url, json=body, params=params)
         request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
@@ -158,7 +163,7 @@ class JsonClient:
             return read_response(response, self.name)
 
     def _get_message(self, response: HttpResponse) -> str:
-        """Return the beginning of an error response, without this client's keys."""
+        """Return the beginning of the body of an error response, without this client's keys."""
         return self.redact(response.content[:2000].decode(errors="replace"))
 
     @functools.cached_property
@@ -170,7 +175,13 @@ class JsonClient:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """Response that was read completely. `retry_after` is what the server asked for, in seconds."""
+    """Response that was read completely.
+
+    Attributes:
+        status: HTTP status code.
+        content: Decompressed body.
+        retry_after: Seconds to wait before a retry, from the Retry-After header; None if the server sent none.
+    """
 
     status: int
     content: bytes
@@ -184,7 +195,13 @@ class HttpResponse:
 def open_client(
     headers: Mapping[str, str], *, connections: int | None = None, transport: httpx.BaseTransport | None = None
 ) -> httpx.Client:
-    """Create an httpx client whose requests obey `request_deadline`."""
+    """Create an httpx client whose requests end at the deadline that `request_deadline` sets.
+
+    Args:
+        headers: Headers of every request.
+        connections: Maximum number of open connections; None for no limit.
+        transport: Replaces the network in tests.
+    """
     limits = httpx.Limits(max_connections=connections)
     client = create_client(
         headers={"Accept-Encoding": "gzip", **headers}, limits=limits, transport=transport, follow_redirects=False
@@ -196,16 +213,20 @@ def open_client(
 
 
 def create_client(**options: Any) -> httpx.Client:
-    """Create an httpx client; raise BadSetting if proxies or certificates of the environment cannot be used.
+    """Create an httpx client with the given options.
 
-    Messages name only the variables, because addresses of proxies may contain passwords.
+    httpx takes proxies and certificates from environment variables. Errors name only the variables and not their
+    values, because the address of a proxy may contain a password.
+
+    Raises:
+        BadSetting: The proxy or the certificates that an environment variable names cannot be used.
     """
     try:
         return httpx.Client(**options)
     except ImportError:
         variables = _list_variables(PROXY_VARIABLES)
         raise BadSetting(
-            f"{variables} names a SOCKS proxy. Install: pip install 'httpx[socks]', or unset it."
+            f"{variables} names a SOCKS proxy. Install support: pip install 'httpx[socks]', or unset {variables}."
         ) from None
     except (ValueError, httpx.InvalidURL):
         variables = _list_variables(PROXY_VARIABLES)
@@ -217,7 +238,11 @@ def create_client(**options: Any) -> httpx.Client:
 
 @contextlib.contextmanager
 def request_deadline(end: float) -> Iterator[None]:
-    """Make all reads and writes of this thread inside the block end at `end` (of `time.monotonic`)."""
+    """Set a deadline for all network reads and writes of this thread inside the `with` block.
+
+    Args:
+        end: The deadline as a time of `time.monotonic`. Later reads and writes raise a timeout error.
+    """
     token = REQUEST_DEADLINE.set(end)
     try:
         yield
@@ -226,7 +251,15 @@ def request_deadline(end: float) -> Iterator[None]:
 
 
 def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
-    """Yield the decompressed body in chunks; raise ServerError if it is too large or in an unexpected encoding."""
+    """Yield the decompressed body of a response in chunks.
+
+    Args:
+        response: The response, opened as a stream.
+        server: How an error names the server.
+
+    Raises:
+        ServerError: The body is larger than MAX_RESPONSE_BYTES, or compressed in a way that was not requested.
+    """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
         raise ServerError(f"{server} sent the encoding '{redact_message(encoding)}', which was not requested.")
@@ -239,17 +272,25 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
 
 
 def read_response(response: httpx.Response, server: str) -> HttpResponse:
-    """Read a response completely, before the deadline of the request."""
+    """Read a response completely; raise ReadTimeout if the deadline of the request passes meanwhile."""
     body = bytearray()
     for chunk in iter_body(response, server):
         body += chunk
-        if time.monotonic() > REQUEST_DEADLINE.get():  # chunks that are in memory already pass no socket
+        if time.monotonic() > REQUEST_DEADLINE.get():  # chunks already in memory need no read that could time out
             raise httpx.ReadTimeout("the response came too slowly")
     return HttpResponse(response.status_code, bytes(body), parse_retry_after(response.headers.get("Retry-After", "")))
 
 
 def parse_json_response(content: bytes, where: str) -> Any:
-    """Parse the JSON that a server sent; see `parse_json` for what is rejected."""
+    """Parse the JSON that a server sent, as strictly as `parse_json`.
+
+    Args:
+        content: The body of the response.
+        where: How an error names the response.
+
+    Raises:
+        ServerError: The body is not valid JSON.
+    """
     try:
         return parse_json(content.decode("utf-8-sig"), where)
     except UnicodeDecodeError as error:
@@ -270,12 +311,12 @@ def parse_retry_after(value: str) -> float | None:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which cannot be encoded, by question marks."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by question marks."""
     return text.encode("utf-8", "replace").decode()
 
 
 class DeadlineBackend(httpcore.NetworkBackend):
-    """Network backend whose connections obey `request_deadline`."""
+    """httpcore network backend whose connections end at the deadline that `request_deadline` sets."""
 
     def __init__(self, inner: httpcore.NetworkBackend):
         self._inner = inner
@@ -293,7 +334,7 @@ class DeadlineBackend(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """Connection whose reads and writes obey `request_deadline`."""
+    """Connection whose reads and writes end at the deadline that `request_deadline` sets."""
 
     def __init__(self, inner: httpcore.NetworkStream):
         self._inner = inner
@@ -318,7 +359,10 @@ class DeadlineStream(httpcore.NetworkStream):
 
 
 def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]) -> float | None:
-    """Shorten a timeout to what is left until the deadline; raise an error if nothing is left."""
+    """Return the timeout, or the time until the deadline if that is shorter.
+
+    If the deadline has passed, the error that `make_error` makes is raised.
+    """
     left = REQUEST_DEADLINE.get() - time.monotonic()
     if left <= 0:
         raise make_error("the deadline of the request has passed")
@@ -326,6 +370,6 @@ def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]
 
 
 def _list_variables(names: tuple[str, ...]) -> str:
-    """List those of these environment variables that are set, in upper or lower case."""
+    """Return which of these environment variables are set, in upper or lower case, joined by 'or'."""
     is_set = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
     return " or ".join(is_set) or "the environment"

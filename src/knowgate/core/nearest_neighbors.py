@@ -1,8 +1,9 @@
-"""Exact nearest neighbors by inner product: the same rows in the same order on every machine.
+"""Exact nearest neighbors by inner product, with the same rows in the same order on every machine.
 
-BLAS adds in an order that depends on the shape of a block, so equal vectors can get scores that differ in the last bit.
-Its products are therefore used only to select candidates: all rows within the rounding error of the best ones. Their
-scores are computed again in double precision, row by row, and rounded to single; ties are sorted by row.
+The matrix products of BLAS round differently on different machines and for different block sizes, so equal vectors can
+get scores that differ in the last bit. Matrix products are therefore used only to select candidates: all rows whose
+scores are within the rounding error of the best ones. The scores of the candidates are then computed again, row by row
+in double precision, and rounded to single precision. Rows with equal scores are sorted by row number.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from numpy.typing import NDArray
 
 from knowgate.types import Vector
 
-BLOCK_ROWS = 16_384
+BLOCK_ROWS = 16_384  # rows that are multiplied at once
 BLOCK_QUERIES = 256  # 256 x 16,384 float32 scores are 16 MiB
 _FLOAT32_ROUNDOFF = 2.0**-24
-_EXTRA_ROUNDINGS = 4  # besides those of the sum: of scores to single precision, and of limits
+_EXTRA_ROUNDINGS = 4  # roundings besides those of the sum: scores to single precision, and bounds
 
 RowIndices = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
 class NearestHits:
-    """Rows and their scores, best first."""
+    """Row numbers and their scores for one query, best first."""
 
     rows: RowIndices
     scores: Vector
@@ -41,7 +42,7 @@ class NearestHits:
 
 
 def select_top_rows(scores: NDArray[Any], k: int) -> RowIndices:
-    """Return the indices of the k highest scores, best first; ties are sorted by index."""
+    """Return the indices of the k highest scores, best first. Equal scores are sorted by index."""
     rows = _select_near_top(scores, k, 0.0)
     order = np.argsort(-scores[rows], kind="stable")
     top: RowIndices = rows[order[:k]]
@@ -57,7 +58,7 @@ def find_nearest_rows(
         vectors: Rows to search.
         queries: One query per row.
         k: Number of hits per query.
-        max_norm: Upper bound of the norms of all vectors.
+        max_norm: Upper bound of the norms of all vectors, for the bound of the rounding error.
         block_rows: Rows that are multiplied at once.
     """
     blocks = [queries[start : start + BLOCK_QUERIES] for start in range(0, len(queries), BLOCK_QUERIES)]
@@ -65,7 +66,10 @@ def find_nearest_rows(
 
 
 def score_rows(vectors: Vector, rows: RowIndices, query: Vector) -> NearestHits:
-    """Compute the inner products of some rows. The score of a row does not depend on the other rows."""
+    """Compute the inner products of the query with some rows.
+
+    The score of a row is always the same, whichever other rows are scored with it.
+    """
     products = vectors[rows].astype(np.float64) * query.astype(np.float64)
     return NearestHits(rows, products.sum(axis=1).astype(np.float32))
 
@@ -77,7 +81,7 @@ def max_row_norm(vectors: Vector, *, block_rows: int = BLOCK_ROWS) -> float:
 
 
 def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, block_rows: int) -> list[NearestHits]:
-    """Search one block of queries in all vectors, block by block."""
+    """Find the k best rows for each query of a block, going through the vectors block by block."""
     best = [NearestHits(np.empty(0, np.intp), np.empty(0, np.float32)) for _ in queries]
     errors = [_bound_rounding_error(query, max_norm) for query in queries]
     for start in range(0, len(vectors), block_rows):
@@ -89,15 +93,23 @@ def _search_block(vectors: Vector, queries: Vector, k: int, max_norm: float, blo
 
 
 def _select_candidates(products: Vector, best: list[NearestHits], errors: list[float], k: int) -> Iterator[RowIndices]:
-    """Yield for each query the rows of a block that may be among the k best, given the hits of earlier blocks."""
+    """Yield, for each query, the rows of this block that may be among its k best rows.
+
+    Args:
+        products: Inner products (queries x rows of the block), with rounding errors.
+        best: Best hits of each query in earlier blocks.
+        errors: Bound of the rounding error for each query.
+        k: Number of hits per query.
+    """
     for scores, hits, error in zip(products, best, errors, strict=True):
+        # A row below the k-th best score so far, minus the rounding error, cannot be among the k best.
         floor = float(hits.scores[-1]) - error if len(hits.scores) == k else -np.inf
         rows = np.flatnonzero(scores >= floor)
         yield rows[_select_near_top(scores[rows], k, error)]
 
 
 def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:
-    """Return in ascending order the indices of all scores at most `slack` below the k-th highest."""
+    """Return the indices of all scores that are at most `slack` below the k-th highest, in ascending order."""
     if k >= len(scores):
         return np.arange(len(scores))
     kth = np.partition(scores, len(scores) - k)[len(scores) - k]
@@ -105,6 +117,9 @@ def _select_near_top(scores: NDArray[Any], k: int, slack: float) -> RowIndices:
 
 
 def _bound_rounding_error(query: Vector, max_norm: float) -> float:
-    """Return twice the largest error of an inner product in single precision (Higham 2002, section 3.1)."""
+    """Bound how much rounding can change the difference of two inner products in single precision.
+
+    This is twice the error bound of one inner product (Higham 2002, section 3.1).
+    """
     norm = float(np.linalg.norm(query.astype(np.float64)))
     return 2 * (len(query) + _EXTRA_ROUNDINGS) * _FLOAT32_ROUNDOFF * norm * max_norm

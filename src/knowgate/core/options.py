@@ -1,4 +1,4 @@
-"""Option models: one pydantic model per capability, shared by the library, the command line and `knowgate.toml`.
+"""Base class of option models: pydantic models that the library, the command line and `knowgate.toml` share.
 
 A library function takes its options as one object or as keywords. `knowgate.cli.option_flags` derives the flags of a
 command from the same model, and `read_options` reads a table of `knowgate.toml` into it.
@@ -37,7 +37,7 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 
 def _to_python_number(value: Any) -> Any:
-    """Convert numpy's numbers to Python's, which strict fields accept."""
+    """Convert numbers of numpy to int or float, because strict fields of pydantic reject them."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):
         return int(value)
     return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
@@ -52,7 +52,10 @@ UserPath = Annotated[Path, AfterValidator(expand_path)]
 
 
 class Options(BaseModel):
-    """Base class of option models: immutable, unknown fields are rejected, problems raise BadSetting."""
+    """Base class of option models.
+
+    Options are immutable. Unknown fields and invalid values raise BadSetting.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, protected_namespaces=())
 
@@ -66,7 +69,7 @@ class Options(BaseModel):
             raise BadSetting(explain_option_error(error.errors()[0], cls.model_fields)) from None
 
     def replace(self, **changes: Any) -> Self:
-        """Return a validated copy with some fields changed."""
+        """Return a copy with some fields changed. The copy is validated; fields that were never set stay unset."""
         return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
 
 
@@ -127,17 +130,22 @@ def read_options(model: type[OptionsType], table: Mapping[str, Any], where: str)
 
 
 def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) -> str:
-    """Describe a validation error in one sentence that names the argument and its value."""
+    """Describe a validation error of pydantic in one sentence that names the option and its value.
+
+    Args:
+        detail: The error.
+        fields: Fields of the option model, to suggest the right name of a misspelled option.
+    """
     name = str(detail["loc"][0]) if detail["loc"] else "options"
     if detail["type"] == "extra_forbidden":
         return _describe_unknown(name, fields)
     if detail["type"] == "missing":
-        return f"`{name}` is missing: give it a value."
+        return f"the required option `{name}` is missing. Give it a value."
     return f"{name}={format_value(detail['input'])} is not allowed: {describe_requirement(detail)}."
 
 
 def describe_requirement(detail: ErrorDetails) -> str:
-    """Say what a value must be, from the error that pydantic raised for it."""
+    """Return what a rejected value must be, such as 'it must be at least 1', from the error of pydantic."""
     expected, context = describe_expected(detail), detail.get("ctx", {})
     if expected is not None:
         return f"it must be {expected}"
@@ -153,7 +161,7 @@ def describe_requirement(detail: ErrorDetails) -> str:
 
 
 def _describe_unknown(name: str, known: Iterable[str]) -> str:
-    """Describe an unknown option, with the closest known name."""
+    """Return the message for an unknown option, with the most similar known name if there is one."""
     names = sorted(known)
     matches = difflib.get_close_matches(name, names, n=1)
     hint = f" Did you mean '{matches[0]}'?" if matches else ""
@@ -161,7 +169,10 @@ def _describe_unknown(name: str, known: Iterable[str]) -> str:
 
 
 def _expand_signature(signature: inspect.Signature, model: type[Options], argument: str) -> inspect.Signature:
-    """Replace the options parameter by one keyword for each field, and an optional object."""
+    """Return the signature that callers of a decorated function see.
+
+    The options parameter becomes optional, and each field of the option model becomes a keyword of its own.
+    """
     keyword = inspect.Parameter.KEYWORD_ONLY
     others = [parameter for parameter in signature.parameters.values() if parameter.name != argument]
     before = [parameter for parameter in others if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
@@ -171,11 +182,12 @@ def _expand_signature(signature: inspect.Signature, model: type[Options], argume
         inspect.Parameter(name, keyword, annotation=hints[name], default=_get_default(field))
         for name, field in model.model_fields.items()
     ]
-    whole = inspect.Parameter(argument, keyword, annotation=model | None, default=None)
-    return signature.replace(parameters=[*before, *fields, whole, *after])
+    options_object = inspect.Parameter(argument, keyword, annotation=model | None, default=None)
+    return signature.replace(parameters=[*before, *fields, options_object, *after])
 
 
 def _get_default(field: FieldInfo) -> Any:
+    """Return the default of a field as `inspect` expects it; a required field has none."""
     return inspect.Parameter.empty if field.is_required() else field.get_default(call_default_factory=True)
 
 

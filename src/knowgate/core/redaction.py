@@ -7,11 +7,12 @@ from collections.abc import Iterable, Mapping
 from urllib.parse import unquote
 
 REDACTED = "***"
-MAX_MESSAGE_CHARS = 300  # of a server's message in an error
-MIN_SECRET_CHARS = 6  # shorter values of variables ("1", "true") would remove half of the text
+MAX_MESSAGE_CHARS = 300  # a server's message is cut to this length in an error
+MIN_SECRET_CHARS = 6  # replacing shorter values, such as "1" or "true", would garble a text
 SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 SECRET_PATTERNS = [
-    (re.compile(r"(postgres(?:ql)?://)[^\s?]*:[^\s?]*@"), rf"\1{REDACTED}@"),  # passwords may contain slashes
+    # A PostgreSQL password may contain slashes.
+    (re.compile(r"(postgres(?:ql)?://)[^\s?]*:[^\s?]*@"), rf"\1{REDACTED}@"),
     (re.compile(r"(?<!postgres:)(?<!postgresql:)//[^/\s'\"]*@"), f"//{REDACTED}@"),
     (
         re.compile(r"(?i)([?&;][\w-]*(?:key|token|secret|passw\w*|passfile|sig|auth\w*)=)[^&\s'\"]+"),
@@ -24,11 +25,11 @@ SECRET_PATTERNS = [
 
 
 def redact_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:
-    """Replace everything that looks like a secret: logins and keys in URLs, bearer tokens, API keys.
+    """Replace everything that looks like a secret by ***: logins and keys in URLs, bearer tokens, API keys.
 
     Args:
         text: Any text.
-        environment: Also replace the values of variables that are named like secrets, such as OPENAI_API_KEY.
+        environment: Environment variables. Values of those named like a secret (OPENAI_API_KEY) are replaced, too.
     """
     values = {value.strip() for name, value in (environment or {}).items() if SECRET_VARIABLE.search(name)}
     for value in sorted((value for value in values if len(value) >= MIN_SECRET_CHARS), key=len, reverse=True):
@@ -39,13 +40,16 @@ def redact_secrets(text: str, environment: Mapping[str, str] | None = None) -> s
 
 
 def redact_urls(text: str) -> str:
-    """Replace secrets and, in HTTP URLs, the whole query string: search services use any name for their keys."""
+    """Replace secrets and the whole query string of HTTP URLs.
+
+    Search services pass their keys under any parameter name, so no part of a query string is safe to show.
+    """
     return re.sub(r"(https?://[^\s?#]*)[?#]\S*", rf"\1?{REDACTED}", redact_secrets(text))
 
 
 def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
-    """Put a server's message on one line of bounded length, without the given secrets."""
-    text = text[: 20 * MAX_MESSAGE_CHARS]
+    """Put a server's message on one line, remove the given secrets, and cut it to MAX_MESSAGE_CHARS."""
+    text = text[: 20 * MAX_MESSAGE_CHARS]  # a huge message would be slow to search for secrets
     for secret in secrets:
         text = text.replace(secret, REDACTED)
     text = " ".join(text.split())
@@ -53,10 +57,14 @@ def redact_message(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def find_url_secrets(url: str) -> list[str]:
-    """Return the parts of a URL that may be secret (login and query values, quoted and unquoted), longest first."""
+    """Return the parts of a URL that may be secret: user, password and values of the query string.
+
+    Each part is returned percent-encoded and decoded. Longer parts come first, so that a part that contains another one
+    is replaced completely.
+    """
     address, _, query = url.partition("?")
     login = re.match(r"https?://([^/\s]*)@", address)
     parts = login.group(1).split(":", 1) if login else []
-    parts += [pair.partition("=")[2] for pair in query.split("&") if "{" not in pair]
+    parts += [pair.partition("=")[2] for pair in query.split("&") if "{" not in pair]  # {} is a placeholder
     forms = {form for part in parts for form in (part, unquote(part)) if len(form) > 2}
     return sorted(forms, key=len, reverse=True)

@@ -1,4 +1,7 @@
-"""Registries: names that resolve to lazily imported factories, with plug-ins of other packages."""
+"""Registries: tables that map names to classes and functions, which are imported on first use.
+
+Other packages can add names by entry points (plug-ins).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """One line of a registry.
+    """Entry of a registry: where an object is defined, and how lists and help pages describe it.
 
     Attributes:
-        target: Where the factory is, as "module:attribute".
+        target: Where the class or function is defined, as "module:attribute".
         summary: One line for lists and help.
-        needs: What it needs, in words.
+        needs: What it needs from the LLM or the data, in words.
         cost: What it costs per question, in words.
-        extra: Optional dependencies that must be installed; empty for none.
-        paper: Reference.
-        fit: For entries that must be fitted: "module:function" that fits one from label runs.
+        extra: The optional dependency group that it needs, as in knowgate[EXTRA]; empty for none.
+        paper: Paper that describes the method; may be empty.
+        fit: "module:function" that fits it from label runs; empty if it needs no fitting.
     """
 
     target: str
@@ -41,10 +44,13 @@ def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, grou
 
     Args:
         registry: The entries by name.
-        kind: What the entries are, for errors ("gate").
+        kind: What the entries are, for error messages ("gate").
         name: The name to load.
-        group: Entry point group of plug-ins; empty if there are none.
-        also: What else a name may be, in words, for the error about an unknown name.
+        group: Entry point group in which other packages register plug-ins; empty if plug-ins are not allowed.
+        also: What else is allowed instead of a name, in words, for the error about an unknown name.
+
+    Raises:
+        UnknownName: Neither the registry nor a plug-in has the name.
     """
     if name in registry:
         return load_target(registry[name].target, f"{kind} '{name}'", registry[name].extra)
@@ -55,22 +61,36 @@ def load_entry(registry: Mapping[str, RegistryEntry], kind: str, name: str, grou
 
 
 def find_plugins(group: str) -> dict[str, Any]:
-    """Return the entry points of other packages in a group, by name."""
+    """Return the plug-ins of installed packages: the entry points of a group, keyed by name."""
     from importlib import metadata  # slow to import (40 ms), and most names are in the registry
 
     return {point.name: point for point in metadata.entry_points(group=group)}
 
 
 def load_plugin(point: Any, feature: str) -> Any:
-    """Load an entry point of another package."""
+    """Import the object of a plug-in.
+
+    Args:
+        point: Entry point of the package.
+        feature: How an error names the plug-in, such as "gate 'mine'".
+    """
     try:
         return point.load()
     except (ImportError, AttributeError) as error:
-        raise BadSetting(f"{feature}, {point.value}, cannot be loaded: {error}. Check its package.") from error
+        raise BadSetting(f"{feature} ({point.value}) cannot be loaded: {error}. Check its package.") from error
 
 
 def load_target(target: str, feature: str, extra: str) -> Any:
-    """Import "module:attribute". If a third-party package is missing, the error names the extra to install."""
+    """Import an object that is given as "module:attribute".
+
+    Args:
+        target: Module and attribute.
+        feature: How an error names the object, such as "gate 'ik'".
+        extra: The optional dependency group that the object needs; empty for none.
+
+    Raises:
+        MissingExtra: A package of the optional dependency group is not installed.
+    """
     module, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
@@ -87,7 +107,9 @@ def split_spec(spec: str) -> tuple[str, str]:
 
 
 def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
-    """Parse 'value' (for the first field) or 'key=value,key=value' into keywords for a dataclass.
+    """Parse the options of a spec into keyword arguments for a dataclass.
+
+    Options are written as 'key=value,key=value'. A first value without a key is the value of the first field.
 
     Args:
         cls: The dataclass whose fields are the options.
@@ -112,8 +134,8 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
 
 
 def _convert(value: str, annotation: Any, where: str) -> Any:
-    """Convert an option's text to the type of its annotation."""
-    if isinstance(annotation, types.UnionType):
+    """Convert the text of an option to the type of its field; raise BadSetting if that is impossible."""
+    if isinstance(annotation, types.UnionType):  # such as `int | None`, where text can only mean the int
         annotation = next(kind for kind in typing.get_args(annotation) if kind is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
         return _check_choice(value, typing.get_args(annotation), where)

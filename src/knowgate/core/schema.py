@@ -1,7 +1,7 @@
-"""Dataclasses from JSON: every field is checked against its annotation, without type coercion.
+"""Conversion of parsed JSON to dataclasses. Every field is checked against its annotation, without type coercion.
 
-pydantic-core validates; the schemas are built here because records are plain dataclasses, may be stored as lists of
-their fields, and must not accept "3" or true for a number.
+The validation is done by pydantic-core. The schemas are built here because the records are plain dataclasses, may be
+stored as lists of their values, and must not accept "3" or true for a number.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pydantic_core import CoreSchema, ErrorDetails, SchemaValidator, ValidationE
 from knowgate.errors import BadInput
 
 Record = TypeVar("Record")
-MAX_INTEGER = 2**63  # larger ones do not fit into arrays and databases
-MAX_VALUE_CHARS = 40  # of a wrong value in a message
-# What a value should have been, by the beginning of the type of pydantic's error.
+MAX_INTEGER = 2**63  # larger integers do not fit into arrays and databases
+MAX_VALUE_CHARS = 40  # a wrong value is cut to this length in a message
+# What a value should have been, keyed by the beginning of the name of pydantic's error type.
 EXPECTED = {
     "bool_": "true or false",
     "int_": "a whole number",
@@ -43,7 +43,7 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class NumberRange:
-    """Range of a number, given in its annotation: `Annotated[float, NumberRange(0, 1)]`."""
+    """Allowed range of a number field, both ends included. Used as `Annotated[float, NumberRange(0, 1)]`."""
 
     low: float
     high: float = math.inf
@@ -62,14 +62,14 @@ def read_record(kind: type[Record], value: Any, where: str, *, ignore_unknown: b
     """Convert a parsed JSON value into a dataclass.
 
     Args:
-        kind: The dataclass. It is an object of its fields in JSON, or a list of their values in order.
+        kind: The dataclass. In JSON it is an object with its fields, or a list of the values in order of the fields.
         value: The parsed value.
         where: How an error names the source, such as "gate.json" or "rows.jsonl line 7".
         ignore_unknown: Ignore fields that the dataclass does not have. In nested dataclasses they are ignored if the
             class has a class variable `ignore_unknown = True`.
 
     Raises:
-        BadInput: A field is missing, unknown or has a wrong type; the message names the path to it.
+        BadInput: A field is missing, unknown or has a wrong type. The message names the field, as in `gate.layers.0`.
     """
     if ignore_unknown and isinstance(value, Mapping):
         value = _drop_unknown(cast(Any, kind), value)
@@ -80,21 +80,21 @@ def read_record(kind: type[Record], value: Any, where: str, *, ignore_unknown: b
 
 
 def describe_expected(detail: ErrorDetails) -> str | None:
-    """Name the type that a value should have had, from pydantic's error; None if the error is not about its type."""
+    """Return the type that a value should have had, in words; None if pydantic's error is not about a type."""
     matches = (text for prefix, text in EXPECTED.items() if detail["type"].startswith(prefix))
     return next(matches, None)
 
 
 def _explain(detail: ErrorDetails) -> str:
-    """Describe an error as 'PATH is VALUE, not EXPECTED'."""
+    """Describe an error of pydantic as 'PATH is VALUE, not EXPECTED', where PATH leads to the wrong field."""
     path = [str(part)[:MAX_VALUE_CHARS] for part in detail["loc"]]
     if detail["type"] == "missing_argument":
-        return f"{'.'.join(path[:-1]) or 'it'} has no field '{path[-1]}'"
+        return f"{'.'.join(path[:-1]) or 'the object'} has no field '{path[-1]}'"
     if detail["type"] == "unexpected_keyword_argument":
-        return f"{'.'.join(path[:-1]) or 'it'} has an unknown field '{path[-1]}'"
+        return f"{'.'.join(path[:-1]) or 'the object'} has an unknown field '{path[-1]}'"
     value = repr(detail["input"])
     value = value if len(value) <= MAX_VALUE_CHARS else f"{value[:MAX_VALUE_CHARS]}…"
-    return f"{'.'.join(path) or 'it'} is {value}, not {describe_expected(detail) or detail['msg']}"
+    return f"{'.'.join(path) or 'the value'} is {value}, not {describe_expected(detail) or detail['msg']}"
 
 
 def _drop_unknown(kind: type, value: Any) -> Any:
@@ -117,7 +117,7 @@ def _make_validator(kind: Any) -> SchemaValidator:
 
 
 def _make_schema(annotation: Any) -> CoreSchema:
-    """Build the schema of an annotation."""
+    """Build the pydantic-core schema that validates values of a type annotation."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _PLAIN_SCHEMAS:
         return _PLAIN_SCHEMAS[annotation]
@@ -156,7 +156,8 @@ _PLAIN_SCHEMAS[int] = core_schema.chain_schema(
 
 
 def _expect(schema: CoreSchema, description: str) -> CoreSchema:
-    """Make every error of a schema say what was expected."""
+    """Make every error of a schema say what was expected, such as 'a list of 3'."""
+    # pydantic-core formats the message, so braces must be doubled.
     message = description.replace("{", "{{").replace("}", "}}")
     return core_schema.custom_error_schema(schema, custom_error_type="expected", custom_error_message=message)
 
@@ -172,7 +173,7 @@ def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
 
 
 def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
-    """Build the schema of a union; its error names all allowed types."""
+    """Build the schema of a union such as `int | str | None`. Its error names all allowed types."""
     choices: list[Any] = [_make_schema(kind) for kind in kinds if kind is not type(None)]
     schema: CoreSchema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices, mode="left_to_right")
     if len(choices) > 1:
@@ -201,8 +202,9 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 
 
 def _make_record_schema(kind: type) -> CoreSchema:
-    """Build the schema of a dataclass: an object of its fields, or a list of their values."""
+    """Build the schema of a dataclass, which accepts an object with its fields or a list of their values."""
     hints = typing.get_type_hints(kind, include_extras=True)
+    # Keyword-only fields come last, as in a function signature.
     fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: bool(field.kw_only))
     parameters = [
         core_schema.arguments_parameter(

@@ -1,6 +1,6 @@
-"""Normalization and grading of answers: the rules behind every accuracy that knowgate reports.
+"""Normalization and grading of answers. These rules decide which answers count as correct in all reports.
 
-Chinese has no word boundaries, so it is compared by characters.
+Chinese has no spaces between words, so Chinese text is compared character by character.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ ARTICLES = frozenset({"a", "an", "the"})
 CJK = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 SPACE_AT_CJK = re.compile(rf"(?<={CJK.pattern})\s+|\s+(?={CJK.pattern})")
 CHOICE_LETTERS = "ABCDEFGHIJ"
-CHARS_PER_TOKEN = 4  # of Latin text, roughly; a Chinese character is about one token
-CACHE_SIZE = 100_000  # normalized answers: a gold answer is compared with every sampled answer
+CHARS_PER_TOKEN = 4  # rough average for Latin text; a Chinese character is about one token
+CACHE_SIZE = 100_000  # normalized answers to cache, because a gold answer is compared with every sampled answer
 MAX_CACHED_CHARS = 200  # longer texts are passages, which callers cache themselves
-# A letter on its own. Before a lowercase letter, "A" is the article ("A person ...") and "I" the pronoun.
+# A single letter that is not part of a word. Before a lowercase word, "A" is the article ("A person ...") and "I" the
+# pronoun, so these do not count.
 CHOICE_PATTERN = re.compile(r"(?<![A-Za-z])([AI](?!\s+[a-z])|[B-HJ])(?![A-Za-z'])")
 LOWERCASE_CHOICE = re.compile(r"\s*\(?([a-j])\)?[.:,]?\s*")
 # These patterns start with the character they look for and then look back, which is fast on long texts.
 THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
-DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate, if digits surround it
+DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate; callers check that digits surround it
 COMBINING_MARK = "\0"  # placeholder for combining marks; no text contains it, because it is a control character
 ASCII_WORD = re.compile(r"[0-9a-z.]+")
 
@@ -34,27 +35,31 @@ ASCII_WORD = re.compile(r"[0-9a-z.]+")
 def normalize(text: str) -> str:
     """Normalize an answer for comparison.
 
-    NFKC, lower case, punctuation to spaces, articles removed, spaces collapsed, no spaces between Chinese characters.
+    Applies Unicode NFKC and lower case, replaces punctuation by spaces, removes articles (a, an, the), collapses
+    spaces, and removes spaces next to Chinese characters.
     """
     return _normalize_cached(text) if len(text) <= MAX_CACHED_CHARS else _normalize(text)
 
 
 def _normalize(text: str) -> str:
-    """Normalize a text without the cache."""
+    """Normalize a text as `normalize` does, without its cache."""
     words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", unicodedata.normalize("NFKC", text).lower())).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
     if joined.isascii():
         return joined
-    closed = SPACE_AT_CJK.sub("", joined) if CJK.search(joined) else joined
-    return unicodedata.normalize("NFKC", closed)  # lower() can decompose a composed letter
+    without_cjk_spaces = SPACE_AT_CJK.sub("", joined) if CJK.search(joined) else joined
+    return unicodedata.normalize("NFKC", without_cjk_spaces)  # lower() can split a composed letter into two
 
 
 _normalize_cached = functools.lru_cache(maxsize=CACHE_SIZE)(_normalize)
 
 
 def _replace_punctuation(text: str) -> str:
-    """Replace punctuation, symbols and isolated combining marks by spaces, one for one; keep decimal points."""
+    """Replace punctuation, symbols and isolated combining marks by spaces; decimal points stay.
+
+    Each character is replaced by one space, so the positions of the other characters do not change.
+    """
     if text.isascii():
         replaced = text.encode().translate(ASCII_REPLACEMENTS).decode()
     else:  # replacing the few distinct characters of a text is several times faster than `str.translate`
@@ -75,19 +80,23 @@ def _replace_punctuation(text: str) -> str:
 
 
 def _replace_punctuation_slowly(text: str) -> str:
-    """Do the same character by character, for texts with combining marks, where neighbors matter."""
+    """Do the same as `_replace_punctuation`, character by character.
+
+    Texts with combining marks need this, because a mark stays only if it follows a letter.
+    """
     chars: list[str] = []
     for index, char in enumerate(text):
         category = unicodedata.category(char)[0]
         if char == "." and text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit():
-            category = "N"  # a decimal point: 5 is not contained in 3.5
+            category = "N"  # treat a decimal point as a digit, so that 3.5 does not contain 5
         is_isolated_mark = category == "M" and chars[-1:] in ([], [" "])
+        # Unicode categories: P punctuation, S symbol, Z separator, C control.
         chars.append(" " if category in "PSZC" or is_isolated_mark else char)
     return "".join(chars)
 
 
 class _Replacements(dict[str, str]):
-    """Cache of the replacement of each character."""
+    """Replacement of each character, computed on first access: a space, a placeholder, or the character itself."""
 
     def __missing__(self, char: str) -> str:
         category = unicodedata.category(char)[0]
@@ -100,13 +109,16 @@ ASCII_REPLACEMENTS = bytes(code if chr(code).isalnum() else ord(" ") for code in
 
 
 def tokenize(text: str) -> list[str]:
-    """Split normalized text into words; each Chinese character is a token."""
+    """Normalize a text and split it into tokens: words, and single Chinese characters."""
     normalized = normalize(text)
     return normalized.split() if normalized.isascii() else CJK.sub(r" \g<0> ", normalized).split()
 
 
 def join_tokens(text: str) -> str:
-    """Return the tokens of a text, each surrounded by spaces, so that `in` finds runs of whole tokens."""
+    """Return the tokens of a text joined by spaces, with a space at both ends.
+
+    One such text contains another (`in`) only if the tokens of the other occur in it next to each other.
+    """
     normalized = normalize(text)
     if normalized.isascii():
         return f" {normalized} "
@@ -114,46 +126,57 @@ def join_tokens(text: str) -> str:
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Return the ASCII words of a phrase, longest first. `fold_text` of every text with the phrase contains them."""
+    """Return the ASCII words of a phrase, longest first, for a quick search.
+
+    Every text that contains the phrase also contains these words after `fold_text`.
+    """
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Fold a text for a quick search with `find_anchor_words`, several times faster than tokenizing it."""
+    """Convert a text to lower case without commas, for a quick search for words of `find_anchor_words`.
+
+    This is several times faster than tokenizing the text.
+    """
     return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
-    """Return whether the normalized answer equals a normalized gold answer (EM)."""
+    """Return whether an answer equals one of the gold answers after normalization (exact match, EM)."""
     normalized = normalize(answer)
     return any(normalized == normalize(gold) for gold in golds if normalize(gold))
 
 
 def contains_tokens(haystack: Sequence[str], needle: Sequence[str]) -> bool:
-    """Return whether the tokens of `needle` occur in `haystack` as one run, in linear time."""
+    """Return whether the tokens of `needle` occur in `haystack` next to each other; False if `needle` is empty."""
     return bool(needle) and f" {' '.join(needle)} " in f" {' '.join(haystack)} "
 
 
 @dataclass(frozen=True)
 class ContainmentGrade:
-    """Grade of an answer. `guarded` tells that the answer was rejected because it only repeats the question."""
+    """Grade of an answer.
+
+    Attributes:
+        correct: Whether the answer is correct.
+        guarded: Whether the answer contains a gold answer but was rejected, because it only repeats the question.
+    """
 
     correct: bool
     guarded: bool = False
 
 
 def grade_contains(answer: str, question: Question) -> ContainmentGrade:
-    """Grade an answer as correct if it contains a gold answer as a run of tokens.
+    """Grade an answer as correct if it contains the tokens of a gold answer next to each other.
 
-    If all words of a gold answer occur in the question, the answer must not merely repeat the question.
+    If all words of the gold answer already occur in the question, an answer that only repeats the question is rejected.
     """
     return _grade_contains(answer, question.text, tuple(question.answers))
 
 
 @functools.lru_cache(maxsize=20_000)  # sampled answers to one question are often the same
 def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> ContainmentGrade:
-    """Grade an answer by containment; see `grade_contains`."""
+    """Grade an answer as `grade_contains` does. Its arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
     matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
     accepted = [
@@ -164,7 +187,7 @@ def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> Conta
 
 @dataclass(frozen=True)
 class _GoldAnswer:
-    """Tokens of a gold answer, and whether all of them occur in the question."""
+    """Gold answer as `join_tokens` writes it, and whether all of its words occur in the question."""
 
     tokens: str
     is_in_question: bool
@@ -179,7 +202,11 @@ def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, 
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
-    """Return whether an answer repeats five tokens in a row of the question, or half of a short question."""
+    """Return whether an answer repeats a part of the question.
+
+    A part is five tokens in a row, or half of the tokens of a shorter question. An answer to a question of one or two
+    tokens must equal the question.
+    """
     width = max(1, min(5, (len(question) + 1) // 2))
     runs = {tuple(question[start : start + width]) for start in range(len(question) - width + 1)}
     if width == 1:
@@ -194,7 +221,10 @@ def render_choices(question: Question) -> str:
 
 
 def get_gold_letter(question: Question) -> str | None:
-    """Return the letter of the right choice, from the data set or by matching the gold answers."""
+    """Return the letter of the correct choice; None if it is unknown or ambiguous.
+
+    It comes from the data set (`gold_letter`) or else from the only choice that matches a gold answer.
+    """
     letter = question.meta.get("gold_letter")
     if letter:
         return str(letter).strip().upper()
@@ -208,7 +238,11 @@ def get_gold_letter(question: Question) -> str | None:
 
 
 def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
-    """Return the first letter on its own in an answer, or the letter of the only choice that it contains."""
+    """Return the choice that an answer names, as a letter; None if it names none or several.
+
+    The first single letter of the answer counts, as in "B. Paris". If there is none, the answer must contain the text
+    of exactly one choice.
+    """
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
     letters = [letter for letter in CHOICE_PATTERN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
     if letters:
@@ -226,12 +260,12 @@ def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
 
 
 def grade_choice(answer: str, question: Question) -> bool:
-    """Return whether the answer picks the right choice."""
+    """Return whether an answer names the correct choice; False if the correct choice is unknown."""
     letter = get_gold_letter(question)
     return letter is not None and parse_choice_letter(answer, question.choices) == letter
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many tokens an LLM needs for a text."""
+    """Estimate how many tokens of an LLM a text has, from its number of characters."""
     wide = 0 if text.isascii() else len(CJK.findall(text))
     return float(wide + math.ceil((len(text) - wide) / CHARS_PER_TOKEN))

@@ -1,6 +1,6 @@
 """Validation of external input: files, JSON, TOML and numbers.
 
-Errors name the source of a value (`where`: a file, a line of it, a server's response).
+In all functions, `where` is how an error names the source of a value, such as a file, a line or a server's response.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ from typing import Any, NoReturn
 
 from knowgate.errors import BadInput, BadSetting
 
-MAX_TEXT_BYTES = 256 << 20  # of a file that is read into memory at once
-MAX_COUNT = 1_000_000_000
-MAX_DEPTH = 64  # of nested lists and objects
-MAX_DIGITS = 300  # of an integer; a float holds up to 309
+MAX_TEXT_BYTES = 256 << 20  # maximum size of a file that is read into memory at once
+MAX_COUNT = 1_000_000_000  # maximum of options that count something
+MAX_DEPTH = 64  # maximum nesting of lists and objects
+MAX_DIGITS = 300  # maximum length of an integer; a float holds up to 309 digits
 SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON, or as characters
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise BadInput if a path is not a regular file. Pipes could block forever, and devices never end."""
+    """Raise BadInput if a path is not a regular file.
+
+    Reading a pipe could block forever, and reading a device may never end.
+    """
     try:
         mode = path.stat().st_mode
     except ValueError:  # the name contains NUL
-        raise BadInput(f"{str(path)!r} is not a file name.") from None
+        raise BadInput(f"{str(path)!r} is not a file name: it contains a NUL character. Remove it.") from None
     if stat.S_ISDIR(mode):
-        raise BadInput(f"'{path}' is a folder, not a file. Name a file in it.")
+        raise BadInput(f"'{path}' is a folder, not a file. Name a file in the folder.")
     if not stat.S_ISREG(mode):
         raise BadInput(f"'{path}' is not a regular file (a pipe or a device). Save its content to a file first.")
 
@@ -43,25 +46,28 @@ def read_text(path: Path, *, maximum: int = MAX_TEXT_BYTES) -> str:
     with path.open("rb") as file:
         data = file.read(maximum + 1)
     if len(data) > maximum:
-        raise BadInput(f"{path} is larger than {maximum:,} bytes, the largest file that is read. Split it.")
+        raise BadInput(f"{path} is larger than the maximum of {maximum:,} bytes. Split the file.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} is invalid. Save it as UTF-8.") from None
+        raise BadInput(f"{path} is not UTF-8 text: byte {error.start} is invalid. Save the file as UTF-8.") from None
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; see `parse_json`."""
+    """Read a JSON file as strictly as `parse_json` parses a text."""
     return parse_json(read_text(path), str(path))
 
 
 def parse_json(text: str, where: str, *, allow_surrogates: bool = False) -> Any:
-    """Parse JSON strictly: no NaN, no numbers beyond a float, no lone surrogates, limited nesting.
+    """Parse JSON strictly.
+
+    NaN, infinity, numbers that do not fit into a float, lone surrogates (halves of a character) and nesting of more
+    than MAX_DEPTH levels raise BadInput.
 
     Args:
         text: The JSON text.
         where: How an error names the source.
-        allow_surrogates: Accept lone surrogates, for callers that replace them.
+        allow_surrogates: Accept lone surrogates. The caller must replace them, because UTF-8 cannot encode them.
     """
     try:
         value = _make_decoder().decode(text)
@@ -72,14 +78,14 @@ def parse_json(text: str, where: str, *, allow_surrogates: bool = False) -> Any:
         raise _make_depth_error(where) from None
     except ValueError as error:
         raise BadInput(f"{where} is not valid JSON: {error}.") from None
-    # Most texts are short and plain: they need no walk through the value.
+    # Most texts have no surrogates and too few brackets for deep nesting. Their values need no further check.
     if _may_have_surrogates(text) or text.count("[") + text.count("{") > MAX_DEPTH:
         check_parsed_value(value, where, allow_surrogates=allow_surrogates)
     return value
 
 
 def parse_toml(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML, with limited nesting."""
+    """Parse TOML; raise BadInput if it is invalid or nested more than MAX_DEPTH levels deep."""
     try:
         value = tomllib.loads(text)
     except RecursionError:
@@ -91,7 +97,10 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
 
 
 def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False) -> None:
-    """Raise BadInput for lone surrogates and for nesting that would break recursive code."""
+    """Raise BadInput if a parsed value contains lone surrogates or is nested more than MAX_DEPTH levels deep.
+
+    The value is checked level by level, so that deep nesting cannot exceed the recursion limit.
+    """
     level = [value]
     for _ in range(MAX_DEPTH):
         if not allow_surrogates:
@@ -104,7 +113,7 @@ def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False
 
 
 def format_value(value: object, maximum: int = 80) -> str:
-    """Format a value for a message, cut to `maximum` characters."""
+    """Return the repr of a value for an error message, cut to `maximum` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
@@ -122,7 +131,11 @@ def check_encodable(text: str, where: str) -> None:
 
 
 def check_integer(value: Any, name: str, *, minimum: int = 1, maximum: int = MAX_COUNT) -> int:
-    """Return an integer within bounds; raise BadSetting for anything else, also for 2.5, NaN and True."""
+    """Return the value as an int if it is an integer within bounds.
+
+    Raises:
+        BadSetting: The value is out of bounds or not an integer; floats and booleans are rejected, too.
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise BadSetting(f"{_format_setting(name, value)}: it must be a whole number.")
     if not minimum <= int(value) <= maximum:
@@ -131,12 +144,16 @@ def check_integer(value: Any, name: str, *, minimum: int = 1, maximum: int = MAX
 
 
 def check_seed(value: Any) -> int:
-    """Return a seed that every random generator accepts."""
+    """Return the value if it is a seed that all random generators accept: an integer from 0 to 2^32 - 1."""
     return check_integer(value, "the seed", minimum=0, maximum=2**32 - 1)
 
 
 def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 1) -> float:
-    """Return a number within bounds, by default from 0 to 1; raise BadSetting for anything else."""
+    """Return the value as a float if it is a number within bounds, by default from 0 to 1.
+
+    Raises:
+        BadSetting: The value is out of bounds, NaN, or not a number; booleans are rejected, too.
+    """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not minimum <= value <= maximum:  # not as a float, which a huge integer would overflow
         raise BadSetting(f"{_format_setting(name, value)}: it must be between {minimum:g} and {maximum:g}.")
@@ -144,23 +161,26 @@ def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 
 
 
 def _format_setting(name: str, value: Any) -> str:
-    """Name a wrong setting: as 'samples=0' if it is an argument, so that the command line can show its flag."""
+    """Return the beginning of the error about a setting with a wrong value.
+
+    A Python argument is written as 'samples=0', which the command line translates to '--samples 0'.
+    """
     return f"{name}={format_value(value)} is not allowed" if name.isidentifier() else f"{name} is {format_value(value)}"
 
 
 def expand_path(text: str | Path) -> Path:
-    """Convert what a user wrote to a path, with '~' for the home folder."""
+    """Convert the text of a user to a path. A leading '~' is replaced by the home folder."""
     try:
         path = Path(text).expanduser()
     except RuntimeError:
-        raise BadSetting(f"{format_value(str(text))}: there is no such home folder. Write the full path.") from None
+        raise BadSetting(f"{format_value(str(text))}: the home folder does not exist. Write the full path.") from None
     if "\0" in str(path):
-        raise BadSetting(f"{format_value(str(path))} is not a path: it contains NUL. Remove the character.")
+        raise BadSetting(f"{format_value(str(path))} is not a path: it contains a NUL character. Remove it.")
     return path
 
 
 def _iter_children(values: list[Any]) -> Iterator[Any]:
-    """Yield keys, values and items of all dicts and lists."""
+    """Yield the keys and values of all dicts and the items of all lists among the values."""
     for value in values:
         if isinstance(value, dict):
             yield from value
@@ -170,17 +190,17 @@ def _iter_children(values: list[Any]) -> Iterator[Any]:
 
 
 def _make_depth_error(where: str) -> BadInput:
-    return BadInput(f"{where} is nested more than {MAX_DEPTH} levels deep, the deepest that is read.")
+    return BadInput(f"{where} is nested more than {MAX_DEPTH} levels deep, which is the maximum.")
 
 
 @functools.cache
 def _make_decoder() -> json.JSONDecoder:
-    """Return the shared decoder: `json.loads` would make one per call."""
+    """Return the strict JSON decoder. It is shared, because `json.loads` would create one per call."""
     return json.JSONDecoder(parse_constant=_reject_constant, parse_int=_parse_int, parse_float=_parse_float)
 
 
 def _may_have_surrogates(text: str) -> bool:
-    """Return whether JSON text may contain lone surrogates; a quick check."""
+    """Return whether JSON text may contain lone surrogates. This check is fast but may return True for none."""
     return not (text.isascii() and "\\u" not in text) and SURROGATES.search(text) is not None
 
 
@@ -190,14 +210,14 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _parse_int(digits: str) -> int:
-    """Parse an integer of bounded length."""
+    """Parse an integer; raise ValueError if it has more than MAX_DIGITS digits."""
     if len(digits) > MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits is too long")
     return int(digits)
 
 
 def _parse_float(digits: str) -> float:
-    """Parse a float and reject infinities."""
+    """Parse a float; raise ValueError if it is too large and would become infinite."""
     value = float(digits)
     if not math.isfinite(value):
         raise ValueError(f"the number {digits[:40]} is too large for a float")

@@ -1,4 +1,6 @@
-"""LLM backends, chosen by a spec such as 'smollm' or 'openai:MODEL@URL'. Importing this loads none of them.
+"""LLM backends, chosen by a spec such as 'smollm' or 'openai:MODEL@URL'.
+
+Importing this package does not import any backend. A backend is imported when its spec is loaded.
 
 To add a backend, write a file here with a subclass of `Backend` and add a line to `MODELS`, or register an entry point
 in the group 'knowgate.models'.
@@ -16,20 +18,26 @@ __all__ = ["MODELS", "load_model", "resolve_model"]
 
 MODELS = {
     "smollm": RegistryEntry(
-        "knowgate.models.gguf:open_smollm", "SmolLM2-135M-Instruct, embedded: no key, no hub", extra="local"
+        "knowgate.models.gguf:open_smollm",
+        "SmolLM2-135M-Instruct, the embedded LLM; needs no API key and no model hub",
+        extra="local",
     ),
     "hf": RegistryEntry(
         "knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"
     ),
-    "gguf": RegistryEntry("knowgate.models.gguf:open_gguf", "gguf:FILE, converted once to safetensors", extra="local"),
+    "gguf": RegistryEntry(
+        "knowgate.models.gguf:open_gguf",
+        "gguf:FILE, a GGUF file run by transformers; converted to safetensors on first use",
+        extra="local",
+    ),
     "llamacpp": RegistryEntry(
         "knowgate.models.llamacpp.model:open_llamacpp",
-        "llamacpp:FILE.gguf (or smollm), run by llama.cpp in-process",
+        "llamacpp:FILE.gguf or llamacpp:smollm, a GGUF file run by llama.cpp inside this process",
         extra="llamacpp",
     ),
     "openai": RegistryEntry(
         "knowgate.models.openai.model:open_openai",
-        "openai:MODEL@URL, any OpenAI-compatible server; options after #, as in #concurrency=32&layers=15,23",
+        "openai:MODEL@URL, any OpenAI-compatible server; options follow a #, as in #concurrency=32&layers=15,23",
     ),
     "langchain": RegistryEntry(
         "knowgate.integrations.langchain:open_langchain",
@@ -39,7 +47,7 @@ MODELS = {
     "litellm": RegistryEntry(
         "knowgate.integrations.litellm:open_litellm", "litellm:MODEL, any model that LiteLLM supports", extra="litellm"
     ),
-    "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, recorded outputs of an earlier run"),
+    "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, the recorded outputs of an earlier run"),
     "fake": RegistryEntry(
         "knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"
     ),
@@ -51,7 +59,7 @@ HUB_NAME_PATTERN = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def resolve_model(model: str | Model) -> Model:
-    """Return a model, loading it if a spec is given."""
+    """Return a model unchanged, or load the model that a spec names."""
     return load_model(model) if isinstance(model, str) else model
 
 
@@ -74,16 +82,16 @@ def load_model(spec: str) -> Model:
         raise BadSetting(f"unknown model '{spec}'. Did you mean {suggestion}? To list model specs: knowgate models")
     factory = load_entry(MODELS, "model", name, "knowgate.models")
     if name in SPECS_WITHOUT_VALUE and value:
-        raise BadSetting(f"model '{name}' takes no value, but '{spec}' has one.")
+        raise BadSetting(f"model '{name}' takes no value after the colon, but '{spec}' has one. Use '{name}' alone.")
     needs_value = name in MODELS and name not in SPECS_WITHOUT_VALUE | SPECS_WITH_OPTIONAL_VALUE
     if needs_value and not value:
-        raise BadSetting(f"model '{name}' needs a value: {MODELS[name].summary}.")
+        raise BadSetting(f"model '{name}' needs a value after the colon: {MODELS[name].summary}.")
     model: Model = factory(value) if value else factory()
     return model
 
 
 def _suggest_spec(spec: str) -> str:
-    """Return the spec that was probably meant by a bare model name, or ''."""
+    """Return the spec that the user probably meant by a model name without a prefix, or ''."""
     name, _ = split_spec(spec)
     if name in MODELS or name in find_plugins("knowgate.models"):
         return ""

@@ -24,8 +24,9 @@ WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-
 class Backend(ABC):
     """Base class for LLM backends.
 
-    Provides streaming in one piece and a thread pool of one worker. Subclasses implement the rest of
-    `knowgate.types.Model` and override what they can do better.
+    Provides a `stream` that yields the whole answer as one piece, and a thread pool with one worker. Subclasses
+    implement the rest of `knowgate.types.Model`, and override these defaults if they can really stream or run requests
+    in parallel.
     """
 
     @abstractmethod
@@ -42,7 +43,7 @@ class Backend(ABC):
         """Return `n` completions per prompt; see `knowgate.types.Model.generate`."""
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the whole answer as one piece."""
+        """Yield the whole greedy answer as one piece, then return it as a `Completion`."""
         completion = self._complete_one(prompt, max_tokens, resume)
         if completion.text:
             yield completion.text
@@ -68,25 +69,31 @@ class Backend(ABC):
 
 
 class WordStreamBackend(Backend):
-    """Base class for backends that know the whole answer at once and stream it word by word."""
+    """Base class for backends that have the whole answer at once and imitate a stream word by word."""
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the answer word by word."""
+        """Yield the greedy answer word by word, then return it as a `Completion`."""
         completion = self._complete_one(prompt, max_tokens, resume)
         yield from WORD_PATTERN.findall(completion.text)
         return completion
 
 
 def check_resume_options(temperature: float, n: int) -> None:
-    """Refuse sampling options together with `resume`, which always continues greedily."""
+    """Raise BadSetting if sampling options are combined with `resume`, which always decodes greedily."""
     if temperature > 0 or n != 1:
-        raise BadSetting("resume continues a greedy draft: use temperature=0 and n=1 with it.")
+        raise BadSetting(
+            f"resume cannot be combined with temperature={temperature} and n={n}: resume continues one greedy draft. "
+            "Use temperature=0 and n=1."
+        )
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
-    """Return a resume handle, or raise if another backend made it."""
+    """Return a resume handle (`Reading.resume`), or raise BadSetting if another backend made it."""
     if not isinstance(handle, kind):
-        raise BadSetting("resume takes the handles from this model's own readings.")
+        raise BadSetting(
+            f"resume got a handle of type {type(handle).__name__}, which this model cannot continue. "
+            "Pass `Reading.resume` from a reading of the same model."
+        )
     return handle
 
 
@@ -102,10 +109,16 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:
-    """Apply temperature, top_k and top_p to one distribution; the order of its entries stays."""
+    """Apply temperature, top_k and top_p to the token probabilities of one position.
+
+    Returns:
+        The new probabilities, in the order of the input. Excluded tokens have probability 0.
+    """
     scaled = probabilities ** (1 / sampling.temperature)
+    # top_k=0 means no limit, and a slice up to None keeps all entries.
     order = np.argsort(-scaled, kind="stable")[: sampling.top_k or None]
     top = scaled[order] / scaled[order].sum()
+    # A token is excluded if the tokens before it already reach top_p.
     top[np.cumsum(top) - top >= sampling.top_p] = 0
     result = np.zeros_like(scaled)
     result[order] = top / top.sum()
@@ -113,9 +126,10 @@ def apply_sampling(probabilities: NDArray[np.float64], sampling: Sampling) -> ND
 
 
 def draw_uniforms(prompt: Prompt, request: SignalRequest) -> NDArray[np.float64]:
-    """Draw one uniform number per token of each sample (samples x tokens).
+    """Draw one uniform random number in [0, 1) per token of each sample (samples x tokens).
 
-    With a seed they depend only on the seed and the prompt, so a sample is the same in every batch and on every device.
+    Samples are drawn by comparing these numbers with cumulative token probabilities. With a seed, the numbers depend
+    only on the seed and the prompt's text, so a prompt gets the same samples in every batch and on every device.
     """
     shape = (request.samples, request.sample_tokens)
     if request.seed is None:

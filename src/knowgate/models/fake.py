@@ -1,18 +1,19 @@
 """The `fake` backend: a model that answers from a table, for tests and examples.
 
-A table entry applies to a prompt if its key equals the prompt or occurs in it; the longest key wins.
+The table maps keys (questions, or parts of prompts) to entries. An entry applies to a prompt if its key equals the
+prompt or occurs in it. If several keys occur in a prompt, the longest one is used.
 
 | field   | meaning | default |
 |---|---|---|
-| closed  | the answer without passages | a made-up word |
-| open    | the answer with passages | `closed` |
+| closed  | the closed-book answer (without passages) | a made-up word |
+| open    | the open-book answer (with passages) | `closed` |
 | when    | text whose presence in the prompt selects the `open` answer | the `open` answer |
-| known   | whether the model knows the answer: shifts hidden states, favors the first label | from a hash |
+| known   | whether the model knows the answer; changes hidden states and label logits | true or false by a hash |
 | logprob | log-probability of every answer token | near 0 if known, well below if not |
 | samples | the sampled closed-book answers, repeated in order, starting at `seed` | closed answer and guesses |
 
-An entry that is a string is its closed answer. Everything else follows from a hash of the prompt, so it is the same in
-every run and differs between questions.
+A string in place of an entry is short for {"closed": string}. All values that the table does not set are computed from
+a hash of the prompt. They are the same in every run and differ between questions.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ from knowgate.models.backend import (
 )
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, Token, Vector
 
-WRONG_ANSWER_COUNT = 100  # distinct wrong answers of an uncertain model
-VOCABULARY_SIZE = 10  # of the distribution that entropy and margin are computed from
-LOGPROB_LIMIT = 1e30
+WRONG_ANSWER_COUNT = 100  # number of distinct wrong answers that an uncertain model may sample
+VOCABULARY_SIZE = 10  # tokens in the made-up distribution that entropy and margin are computed from
+LOGPROB_LIMIT = 1e30  # largest absolute log-probability that a table may contain
 
 
 # --- the table ------------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ LOGPROB_LIMIT = 1e30
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """One entry of the table; the module's docstring describes the fields."""
+    """What the fake model answers to one question; the module's docstring describes the fields."""
 
     closed: str | None = None
     open: str | None = None
@@ -68,30 +69,34 @@ class FakeEntry:
 
 
 def read_fake_table(path: Path) -> dict[str, Any]:
-    """Read a table from a .json object or from .jsonl lines with a `question` each."""
+    """Read the fake model's table from a file.
+
+    A .jsonl file has one entry per line, with its key in the field `question`. Any other file is one JSON object of
+    question -> entry.
+    """
     if not path.is_file():
-        raise BadInput(f"the table of the fake model, {path}, is not a file.")
+        raise BadInput(f"the table file of the fake model does not exist: {path}. Check the path after 'fake:'.")
     if path.suffix != ".jsonl":
         table = read_json(path)
         if not isinstance(table, dict):
-            raise BadInput(f"{path} is not a JSON object of question -> entry.")
+            raise BadInput(f'{path} is not a JSON object. Write it as {{"question": "answer", ...}}.')
         return table
     entries: dict[str, Any] = {}
     for number, row in read_jsonl(path):
         question = row.pop("question", None)
         if not isinstance(question, str):
-            raise BadInput(f"{path} line {number} has no text 'question'.")
+            raise BadInput(f"{path} line {number} has no field 'question' with a text. Add it.")
         entries[question] = row
     return entries
 
 
 def parse_fake_entry(key: str, value: object) -> FakeEntry:
-    """Return the checked table entry for a string or an object."""
+    """Check one value of the table, a string (the closed-book answer) or an object, and return it as an entry."""
     where = f"table entry {format_value(key)}"
     if isinstance(value, str):
         return FakeEntry(closed=value)
     if not isinstance(value, Mapping):
-        raise BadInput(f"{where} must be a text or an object.")
+        raise BadInput(f"{where} must be a string (the answer) or an object, got {format_value(value)}.")
     return read_record(FakeEntry, dict(value), where)
 
 
@@ -100,7 +105,7 @@ def parse_fake_entry(key: str, value: object) -> FakeEntry:
 
 @dataclass(frozen=True)
 class FakeResumeHandle:
-    """The prompt of a draft and its number of tokens."""
+    """A resume handle: the prompt of a draft, and how many tokens the draft was allowed."""
 
     prompt: Prompt
     draft_tokens: int
@@ -115,11 +120,11 @@ class FakeModel(WordStreamBackend):
     """A model that answers from a table.
 
     Args:
-        table: Question, or part of a prompt -> entry.
+        table: Maps a question, or any part of a prompt, to its entry or closed-book answer.
         name: Name of the model.
-        width: Size of a hidden state.
-        layers: Number of layers, without the embeddings.
-        offers: The signals that the model gives.
+        width: Number of values in a hidden state.
+        layers: Number of layers, not counting the embeddings.
+        offers: The signals that the model supports. Requests for other signals raise UnsupportedSignal.
 
     Example:
         >>> model = FakeModel({"capital of France": "Paris"})
@@ -144,7 +149,7 @@ class FakeModel(WordStreamBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Identity of the table and the other settings."""
+        """Hash of the table and the other settings."""
         table = {key: asdict(entry) for key, entry in self._table.items()}
         return "fake-" + _digest(self.name, table, self._width, self._layers, sorted(self.offers)).hex()[:16]
 
@@ -154,11 +159,11 @@ class FakeModel(WordStreamBackend):
         return self._layers + 1
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt."""
+        """Return True for every prompt, because the fake model has no context window."""
         return [True for _ in prompts]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; see `knowgate.types.Model.read`."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]
@@ -173,7 +178,10 @@ class FakeModel(WordStreamBackend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt. `max_tokens` includes a resumed draft, which is never cut."""
+        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings.
+
+        `max_tokens` counts the tokens of a resumed draft too, but a draft is never shortened.
+        """
         if resume is None:
             return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
         check_resume_options(temperature, n)
@@ -185,7 +193,11 @@ class FakeModel(WordStreamBackend):
         return completions
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return logits that favor the first label after parts whose entry is known, and the others elsewhere."""
+        """Return made-up logits of the labels after each part of a prompt.
+
+        The first label is the most probable one if the entry that applies to the part is known. Otherwise all other
+        labels are more probable than the first.
+        """
         self._check_offered(Signal.LABELS, True)
         return [
             np.array([self._label_row(part, len(labels)) for part in prompt.parts], dtype=np.float32)
@@ -194,10 +206,12 @@ class FakeModel(WordStreamBackend):
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
         if is_requested and signal not in self.offers:
-            raise UnsupportedSignal(f"the model '{self.name}' does not offer {signal}.")
+            raise UnsupportedSignal(
+                f"the model '{self.name}' does not support the signal '{signal}'. Use another model."
+            )
 
     def _read(self, prompt: Prompt, request: SignalRequest) -> Reading:
-        """Return the reading of one prompt."""
+        """Return the requested signals of one prompt."""
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
@@ -213,7 +227,10 @@ class FakeModel(WordStreamBackend):
         )
 
     def _sample_states(self, prompt: Prompt, samples: list[Completion], request: SignalRequest) -> Vector | None:
-        """Return the states at the ends of samples; equal samples have equal states."""
+        """Return a hidden state at the end of each sample, or None if none are requested.
+
+        Equal samples of a prompt have equal states.
+        """
         layer = request.sample_layer
         if layer is None or not samples:
             return None
@@ -223,7 +240,7 @@ class FakeModel(WordStreamBackend):
     def _generate(
         self, prompt: Prompt, max_tokens: int, temperature: float, n: int, seed: int | None
     ) -> list[Completion]:
-        """Return samples, or `n` copies of the greedy answer at temperature 0."""
+        """Return `n` sampled answers, or at temperature 0 the greedy answer `n` times."""
         if temperature > 0:
             return self._sample(prompt, max_tokens, n, seed, Sampling(temperature))
         return [self._complete(prompt, self._answer(prompt), max_tokens) for _ in range(n)]
@@ -236,7 +253,7 @@ class FakeModel(WordStreamBackend):
         return [self._complete(prompt, text, max_tokens) for text in self._draw_answers(prompt, n, seed, sampling)]
 
     def _find_entry(self, text: str) -> FakeEntry:
-        """Return the entry whose key equals the text, or the longest key that occurs in it."""
+        """Return the entry whose key equals the text, else that of the longest key in it, else an empty entry."""
         if text in self._table:
             return self._table[text]
         keys = [key for key in self._table if key in text]
@@ -262,7 +279,11 @@ class FakeModel(WordStreamBackend):
         return -0.01 - 0.3 * unit if self._is_known(text) or entry.is_open(text) else -1.0 - 2.0 * unit
 
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
-        """Return the samples of the table, or the answer and wrong guesses according to the answer's probability."""
+        """Return `n` sampled answers.
+
+        An open-book answer is always the same. A closed-book answer is sampled from the entry's `samples`, or else is
+        the model's answer with the probability that its logprob gives, and a wrong guess otherwise.
+        """
         entry, answer = self._find_entry(prompt.text), self._answer(prompt)
         if entry.is_open(prompt.text):
             return [answer] * n
@@ -276,34 +297,47 @@ class FakeModel(WordStreamBackend):
         return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
     def _complete(self, prompt: Prompt, answer: str, max_tokens: int) -> Completion:
-        """Return an answer cut to `max_tokens` words, each of which is a token."""
+        """Return the first `max_tokens` words of an answer. Every word counts as one token."""
         words = WORD_PATTERN.findall(answer)
-        cut = words[:max_tokens]
+        kept = words[:max_tokens]
         tokens = None
         if Signal.LOGPROBS in self.offers:
-            tokens = tuple(_make_token(word, self._logprob(prompt.text)) for word in cut)
-        return Completion("".join(cut), tokens, finished=len(cut) == len(words), n_tokens=len(cut))
+            tokens = tuple(_make_token(word, self._logprob(prompt.text)) for word in kept)
+        return Completion("".join(kept), tokens, finished=len(kept) == len(words), n_tokens=len(kept))
 
     def _state(self, prompt: Prompt, layer: int, position: str) -> Vector:
-        """Return noise that depends on the prompt, shifted along one direction according to known or unknown."""
+        """Return a made-up hidden state: noise that depends on the prompt, plus or minus a fixed direction.
+
+        The direction is added if the prompt's answer is known and subtracted if not, so a classifier can learn it.
+        `position` names the token that the state belongs to, such as 'before' (the draft).
+        """
         if not -self._layers - 1 <= layer <= self._layers:
-            raise BadSetting(f"the model '{self.name}' has no layer {layer}: its layers are 0 to {self._layers}.")
+            raise BadSetting(
+                f"the model '{self.name}' has no layer {layer}. Its layers are 0 to {self._layers}; negative numbers "
+                "count from the end."
+            )
         index = layer % (self._layers + 1)
         side = 1.0 if self._is_known(prompt.text) else -1.0
         noise = self._noise("state", prompt.text, index, position)
         return (noise + side * self._noise("direction", index)).astype(np.float32)
 
     def _noise(self, *key: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Return a normally distributed vector that depends only on the key."""
         return np.random.default_rng(list(_digest(*key))).standard_normal(self._width)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
+        """Return the logits of the labels after one part of a prompt; see `label_logits`."""
         logit = (1.0 + _hash_to_unit("label", part)) * (1.0 if self._is_known(part) else -1.0)
         return [logit] + [-logit] * (n_labels - 1)
 
 
 def _make_token(text: str, logprob: float) -> Token:
-    """Return a token; the rest of the probability is spread evenly over a small vocabulary."""
+    """Return a token with entropy and margin.
+
+    They are those of a distribution in which the other tokens of a small vocabulary share the remaining probability.
+    """
     p = math.exp(logprob)
+    # Probability of each other token.
     q = (1 - p) / (VOCABULARY_SIZE - 1)
     entropy = -p * logprob - ((1 - p) * math.log(q) if q > 0 else 0.0)
     return Token(text, logprob, entropy=entropy, margin=max(0.0, p - q))

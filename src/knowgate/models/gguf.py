@@ -1,7 +1,7 @@
-"""GGUF files: run through transformers (`gguf:FILE`, `smollm`), and written from a transformers model.
+"""Read and write GGUF files: load them with transformers (`gguf:FILE`, `smollm`), and export transformers models.
 
-A GGUF file is converted to safetensors once and cached. Dequantizing 135M parameters takes some twenty seconds; loading
-the converted folder takes three.
+A GGUF file is converted to safetensors on first use, and the result is cached. Dequantizing 135M parameters takes about
+twenty seconds, and loading the converted folder takes three.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from knowgate.models.hf.loader import SOURCE_FILE, silence_transformers, transla
 from knowgate.models.hf.model import HFModel
 
 LOGGER = logging.getLogger("knowgate")
-CONVERSION_VERSION = 1  # raise it when the layout of converted folders changes
+CONVERSION_VERSION = 1  # increase it when the layout of converted folders changes
 EXPORTABLE_ARCHITECTURES = ("llama", "qwen2")
 GgufFormat = Literal["q8_0", "f16"]
 Q8_BLOCK_SIZE = 32  # values that share a scale in q8_0
@@ -43,17 +43,25 @@ PRE_TOKENIZERS = {WORD_SPLIT_PATTERN % "": "qwen2", WORD_SPLIT_PATTERN % "{1,3}"
 
 
 def open_gguf(file: str, label: str = "") -> HFModel:
-    """Return the model for the spec `gguf:FILE`; `label` replaces its name."""
+    """Return the model for the spec `gguf:FILE`, converting the file on first use.
+
+    Args:
+        file: Path of the GGUF file.
+        label: Name of the model; `gguf:FILE` by default.
+    """
     return HFModel(str(convert_gguf(expand_path(file))), label or f"gguf:{file}")
 
 
 def open_smollm() -> HFModel:
-    """Return the embedded SmolLM2-135M-Instruct, which is downloaded and converted on first use."""
+    """Return the embedded LLM, SmolLM2-135M-Instruct; it is downloaded and converted on first use."""
     return open_gguf(str(fetch_verified_file("smollm")), label="smollm")
 
 
 def find_gguf_file(spec: str) -> Path | None:
-    """Return the GGUF file behind a model spec, or None if the weights come from elsewhere."""
+    """Return the GGUF file that a model spec names, or None for specs other than `smollm` and `gguf:FILE`.
+
+    Downloads the embedded model on first use.
+    """
     name, value = split_spec(spec)
     if name == "smollm":
         return fetch_verified_file("smollm")
@@ -61,9 +69,14 @@ def find_gguf_file(spec: str) -> Path | None:
 
 
 def convert_gguf(file: Path) -> Path:
-    """Return a cached folder with the weights of a GGUF file as safetensors, converting them on first use."""
+    """Convert a GGUF file to a safetensors folder that transformers can load, and return the folder.
+
+    The folder is cached, so only the first call for a file converts it.
+    """
     if not file.is_file():
-        raise WeightsError(f"there is no GGUF file '{file}'. Check the path; to list model specs: knowgate models")
+        raise WeightsError(
+            f"the GGUF file '{file}' does not exist. Check the path. To list model specs: knowgate models"
+        )
     sha256 = cached_sha256_file(file)
     target = cache_dir() / "converted" / f"{file.stem}-{sha256[:12]}-v{CONVERSION_VERSION}"
     if not (target / SOURCE_FILE).is_file():
@@ -87,7 +100,8 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
         del model.config.quantization_config
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
-        is_tied = bool(getattr(model.config, "tie_word_embeddings", False))  # loading ties the output weights again
+        # Tied output weights are a copy of the input embeddings. They are not saved, because loading ties them again.
+        is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
         tensors = {
             name: tensor.contiguous()
             for name, tensor in model.state_dict().items()
@@ -98,7 +112,7 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
 
 
 def _load_dequantized(file: Path) -> tuple[Any, Any]:
-    """Load a GGUF file with transformers; returns the model and its tokenizer."""
+    """Load a GGUF file with transformers and dequantize it; returns the model and its tokenizer."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -115,16 +129,21 @@ def _load_dequantized(file: Path) -> tuple[Any, Any]:
 
 
 def check_exportable(config: Any) -> None:
-    """Raise BadSetting for a model that cannot be written as GGUF correctly."""
+    """Raise BadSetting for a model that cannot be exported to GGUF correctly.
+
+    Args:
+        config: The transformers configuration of the model.
+    """
     if config.model_type not in EXPORTABLE_ARCHITECTURES:
         raise BadSetting(
-            f"a base of the architecture '{config.model_type}' cannot be written as GGUF. Supported: "
-            f"{', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate as it is, or fit one on such a base."
+            f"a base model of the architecture '{config.model_type}' cannot be exported to GGUF. Supported "
+            f"architectures: {', '.join(EXPORTABLE_ARCHITECTURES)}. Use the gate without exporting it, or fit a gate on a "
+            "base model of a supported architecture."
         )
     if (rope_type := config.rope_parameters.get("rope_type", "default")) != "default":
         raise BadSetting(
-            f"the base uses scaled position embeddings ('{rope_type}'), which cannot be written as GGUF. Use the gate "
-            "as it is, or fit one on another base."
+            f"the base model uses scaled position embeddings ('{rope_type}'), which cannot be exported to GGUF. Use the "
+            "gate without exporting it, or fit a gate on another base model."
         )
 
 
@@ -142,10 +161,10 @@ def write_gguf(
     Args:
         file: The file to write.
         model: A Llama or Qwen2 model.
-        tokenizer: Its fast tokenizer.
-        number_format: Number format of the matrices.
-        tokenizer_source: A GGUF file whose tokenizer is copied; None to write `tokenizer`.
-        on_progress: Called with the number of tensors done, and of all tensors.
+        tokenizer: The fast tokenizer of the model.
+        number_format: Number format of the weight matrices: q8_0 (8 bits) or f16.
+        tokenizer_source: A GGUF file to copy the tokenizer from; None to write `tokenizer`.
+        on_progress: Called after each tensor with the number of finished tensors and the number of all tensors.
 
     Raises:
         BadSetting: The model or its tokenizer cannot be written.
@@ -177,7 +196,7 @@ def write_gguf(
 
 
 def _write_sizes(writer: Any, config: Any) -> None:
-    """Write the dimensions of the model."""
+    """Write the dimensions of the model, such as its context length, to the header of the GGUF file."""
     heads, width = config.num_attention_heads, config.hidden_size
     head_width = getattr(config, "head_dim", None) or width // heads
     writer.add_context_length(config.max_position_embeddings)
@@ -190,7 +209,7 @@ def _write_sizes(writer: Any, config: Any) -> None:
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(head_width)
     writer.add_vocab_size(config.vocab_size)
-    if head_width * heads != width:
+    if head_width * heads != width:  # otherwise llama.cpp computes the head width itself
         writer.add_key_length(head_width)
         writer.add_value_length(head_width)
 
@@ -203,13 +222,17 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config.model_type)
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     for key, tensor in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
+        if key == "lm_head.weight" and config.tie_word_embeddings:  # llama.cpp uses the input embeddings instead
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if name is None:
-            raise BadSetting(f"the base has a tensor that GGUF has no name for: {key}. Use the gate as it is.")
+            raise BadSetting(
+                f"the base model cannot be exported to GGUF: the format has no name for its tensor '{key}'. "
+                "Use the gate without exporting it."
+            )
         values = _permute_heads(key, tensor.detach().float().cpu().numpy(), config)
-        # Norms and biases keep full precision. Q8_0 needs rows of whole blocks.
+        # Norms and biases (one dimension) keep full precision. Q8_0 stores rows in blocks of 32 values, so matrices
+        # whose rows cannot be split into whole blocks are stored as F16.
         kind = gguf.GGMLQuantizationType.F16
         if values.ndim == 1:
             kind = gguf.GGMLQuantizationType.F32
@@ -219,9 +242,10 @@ def _quantize_tensors(model: Any, number_format: GgufFormat) -> Iterator[tuple[s
 
 
 def _permute_heads(key: str, values: Any, config: Any) -> Any:
-    """Reorder the rows of Llama's query and key weights.
+    """Reorder the rows of Llama's query and key weights from the layout of transformers to that of llama.cpp.
 
-    Rotary embeddings rotate the first half of a head against the second in transformers, and neighbors in llama.cpp.
+    Rotary position embeddings rotate pairs of values. In transformers, a pair has one value from each half of a head.
+    In llama.cpp, its values are neighbors. Weights other than Llama's query and key weights are returned unchanged.
     """
     part = key.split(".")[-2]
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -233,7 +257,7 @@ def _permute_heads(key: str, values: Any, config: Any) -> Any:
 
 
 def copy_tokenizer(writer: Any, file: Path) -> None:
-    """Copy all tokenizer fields of a GGUF file."""
+    """Copy all tokenizer fields of an existing GGUF file to the writer's file."""
     import gguf
 
     for key, field in gguf.GGUFReader(file).fields.items():
@@ -243,15 +267,15 @@ def copy_tokenizer(writer: Any, file: Path) -> None:
 
 
 def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
-    """Write a fast byte-level BPE tokenizer of transformers.
+    """Write a byte-level BPE tokenizer of transformers to a GGUF file.
 
     Args:
         writer: The GGUF writer.
-        tokenizer: The tokenizer.
-        vocab_size: Rows of the model's embedding, which may be more than the tokenizer has tokens.
+        tokenizer: A fast tokenizer of transformers.
+        vocab_size: Number of rows of the model's embedding matrix. Rows without a token get padding tokens.
 
     Raises:
-        BadSetting: llama.cpp does not know how this tokenizer splits text, and would tokenize it wrongly.
+        BadSetting: llama.cpp cannot split text as this tokenizer does, so it would produce wrong tokens.
     """
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     pre_tokenizer = _find_pre_tokenizer(description)
@@ -282,7 +306,14 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
 
 
 def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name for how a tokenizer splits text into words."""
+    """Return llama.cpp's name for the rules by which a tokenizer splits text into words.
+
+    Args:
+        description: The content of tokenizer.json.
+
+    Raises:
+        BadSetting: llama.cpp does not know these rules.
+    """
     outer = description.get("pre_tokenizer") or {}
     steps = outer.get("pretokenizers", [outer])
     kinds = [step.get("type") for step in steps]
@@ -294,6 +325,7 @@ def _find_pre_tokenizer(description: Mapping[str, Any]) -> str:
         if kinds == ["Split", "ByteLevel"] and (name := PRE_TOKENIZERS.get(steps[0]["pattern"].get("Regex", ""))):
             return name
     raise BadSetting(
-        f"the tokenizer of this base ({description['model']['type']}, {' then '.join(map(str, kinds)) or 'no split'}) "
-        "cannot be written as GGUF. Fit the judge on the same base as a GGUF file: base='gguf:FILE'."
+        "the tokenizer of this base model cannot be exported to GGUF: llama.cpp does not support "
+        f"{description['model']['type']} with {' and '.join(map(str, kinds)) or 'no word splitting'}. Fit the judge on a "
+        "GGUF file of the same base model instead: base='gguf:FILE'."
     )

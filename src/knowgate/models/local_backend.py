@@ -1,4 +1,7 @@
-"""What the backends that run weights in this process share: generation, streaming, lengths and layer numbers."""
+"""Base class for backends that run a model in this process (transformers and llama.cpp).
+
+It implements generation, streaming, and the checks of prompt lengths and layer numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from knowgate.types import Completion, Prompt, Reading, Sampling, Signal, Signal
 
 @dataclass(frozen=True)
 class TokenStep:
-    """A greedily chosen token with statistics of its distribution.
+    """A greedily chosen token, with statistics of the distribution over all tokens at its position.
 
     Args:
         token: The token id.
-        logprob: Log-probability of the token.
+        logprob: Log-probability of the chosen token.
         entropy: Entropy of the distribution in nats.
         margin: Probability of the most probable token minus that of the second.
     """
@@ -32,7 +35,11 @@ class TokenStep:
 
 
 class GeneratedTokens(Protocol):
-    """An answer that is being generated. `steps` is empty for sampled answers."""
+    """An answer that is being generated.
+
+    `tokens` are the token ids so far, `steps` their statistics (empty for sampled answers), and `finished` tells whether
+    the model has ended the answer.
+    """
 
     @property
     def tokens(self) -> list[int]: ...
@@ -43,7 +50,7 @@ class GeneratedTokens(Protocol):
 
 
 class LocalBackend(Backend):
-    """Base class for backends with a tokenizer, logits and hidden states at hand."""
+    """Base class for backends with direct access to the tokenizer, the logits and the hidden states."""
 
     @property
     @abstractmethod
@@ -67,25 +74,25 @@ class LocalBackend(Backend):
 
     @abstractmethod
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, in the chat template where there is one."""
+        """Return the token ids of each prompt, inside the model's chat template if it has one."""
 
     @abstractmethod
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
+        """Return the token ids of a text; `special` adds the special tokens that begin a text, such as BOS."""
 
     @abstractmethod
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return a reading per prompt; see `knowgate.types.Model.read`."""
+        """Return a reading (the requested signals) of each prompt; see `knowgate.types.Model.read`."""
 
     @abstractmethod
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
-        """Continue drafts greedily up to `max_tokens` tokens in all."""
+        """Continue drafts greedily until they end or have `max_tokens` tokens, including those of the draft."""
 
     @abstractmethod
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None
     ) -> tuple[GeneratedTokens, Iterator[None]]:
-        """Return an answer and an iterator that adds one token to it per step."""
+        """Return an answer, and an iterator that adds one token to that answer at each step."""
 
     @abstractmethod
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
@@ -93,7 +100,7 @@ class LocalBackend(Backend):
 
     @property
     def offers(self) -> frozenset[Signal]:
-        """All signals."""
+        """The signals that the model supports: all of them."""
         return frozenset(Signal)
 
     def generate(
@@ -106,7 +113,7 @@ class LocalBackend(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; with `resume`, the drafts are continued."""
+        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings instead."""
         if resume is not None:
             check_resume_options(temperature, n)
             return [[completion] for completion in self._continue_drafts(resume, max_tokens)]
@@ -119,7 +126,10 @@ class LocalBackend(Backend):
         return [list(reading.samples) for reading in self.read(prompts, request)]
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield text as soon as its characters are complete; a resumed draft comes first."""
+        """Yield the greedy answer piece by piece, then return it as a `Completion`.
+
+        A piece is yielded as soon as its characters are complete. The text of a resumed draft comes first.
+        """
         answer, steps = self._start_stream(prompt, max_tokens, resume)
         decoder = IncrementalDecoder(self.tokenizer)
         if piece := decoder.take(answer.tokens):
@@ -133,27 +143,31 @@ class LocalBackend(Backend):
         return completion
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
-        """Return the mean log-probability per token of each answer after its prompt."""
+        """Return the mean log-probability of each answer's tokens, given its prompt.
+
+        Raises:
+            BadInput: An answer is empty, or a prompt with its answer exceeds the context window.
+        """
         answer_ids = [self.tokenize(answer.strip()) for answer in answers]
         if not all(answer_ids):
-            raise BadInput("an answer to be scored is empty.")
+            raise BadInput("cannot compute the log-probability of an empty answer. Leave out empty answers.")
         prompt_ids = self._encode(prompts, max(map(len, answer_ids), default=0))
         return self._score_answers(prompt_ids, answer_ids)
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return whether each prompt and an answer of `max_tokens` fit the context window."""
+        """Return for each prompt whether it fits the context window together with an answer of `max_tokens`."""
         return [len(ids) + max_tokens <= self.context_window for ids in self.encode_all(prompts)]
 
     def check_length(self, n_tokens: int, max_tokens: int) -> None:
-        """Raise BadInput if a prompt and its answer exceed the context window."""
+        """Raise BadInput if a prompt of `n_tokens` and an answer of `max_tokens` exceed the context window."""
         if n_tokens + max_tokens > self.context_window:
             raise BadInput(
-                f"the prompt has {n_tokens} tokens and the answer may have {max_tokens}, but {self.name} reads only "
-                f"{self.context_window}. Shorten the question, or use fewer or shorter passages."
+                f"the prompt has {n_tokens} tokens and the answer may have {max_tokens}, but the context window of "
+                f"{self.name} has only {self.context_window}. Shorten the question, or use fewer or shorter passages."
             )
 
     def _encode(self, prompts: Sequence[Prompt], max_tokens: int) -> list[list[int]]:
-        """Tokenize prompts and check that each has text and leaves room for `max_tokens`."""
+        """Tokenize prompts; raises BadInput if one is empty or leaves no room for `max_tokens` in the context window."""
         ids = self.encode_all(prompts)
         for row in ids:
             if not row:
@@ -162,7 +176,7 @@ class LocalBackend(Backend):
         return ids
 
     def _make_completion(self, answer: GeneratedTokens, *, with_tokens: bool) -> Completion:
-        """Decode an answer; `with_tokens` adds the statistics of its tokens."""
+        """Decode an answer to text; with `with_tokens`, add the statistics of its tokens."""
         text = str(self.tokenizer.decode(answer.tokens, skip_special_tokens=True)).strip()
         if not answer.finished:
             text = text.rstrip(REPLACEMENT_CHARACTER)  # the limit may cut a character in two
@@ -178,8 +192,11 @@ class LocalBackend(Backend):
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
-        """Check layer numbers and convert negative ones, which count from the end."""
+        """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist."""
         for layer in layers:
             if not -self.depth <= layer < self.depth:
-                raise BadSetting(f"{self.name} has no layer {layer}: its layers are 0 to {self.depth - 1}.")
+                raise BadSetting(
+                    f"{self.name} has no layer {layer}. Its layers are 0 to {self.depth - 1}; negative numbers count "
+                    "from the end."
+                )
         return [layer % self.depth for layer in layers]

@@ -1,10 +1,11 @@
-"""The files of a recording: a manifest, and one JSON line per recorded call.
+"""File format of a recording, a folder with the outputs of a model.
 
-- DIR/recording.json: {"version", "name", "fingerprint", "offers", "depth"}
-- DIR/calls.jsonl: {"key", "method", "result", "digest"} per prompt. Arrays are base64 of little-endian float32. The digest
-  is that of the result; rows of earlier versions have none.
+- DIR/recording.json is the manifest: {"version", "name", "fingerprint", "offers", "depth"} of the recorded model.
+- DIR/calls.jsonl has one line per prompt: {"key", "method", "result", "digest"}. The key is a hash of the call, and the
+  digest is a hash of the result. Lines from earlier versions have no digest. Arrays are stored as base64 of
+  little-endian float32.
 
-The prompts themselves are not stored, only the hashes that they go into.
+The text of the prompts is not stored, only the keys.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ CALLS_FILE = "calls.jsonl"
 
 @dataclass(frozen=True)
 class RecordingManifest:
-    """The model whose outputs were recorded."""
+    """Description of the model whose outputs were recorded.
+
+    Args:
+        name: Name of the model.
+        fingerprint: Identity of its weights and settings.
+        offers: Signals that it supports.
+        depth: Number of hidden states, including the embeddings; 0 if it has none.
+    """
 
     name: str
     fingerprint: str
@@ -42,7 +50,7 @@ class RecordingManifest:
 
 @dataclass(frozen=True)
 class RecordedCall:
-    """One line of the calls file."""
+    """One line of calls.jsonl: the key of a call, its result in JSON, and a hash of the result."""
 
     key: str
     result: Any
@@ -51,7 +59,7 @@ class RecordedCall:
 
 @dataclass(frozen=True)
 class EncodedArray:
-    """An array in JSON: its shape, and its values as base64."""
+    """A float32 array in JSON: its shape, and its values as base64."""
 
     shape: tuple[NonNegativeInt, ...]
     data: str
@@ -64,7 +72,11 @@ def compute_call_key(fingerprint: str, method: str, prompt: object, options: Map
 
 
 def read_manifest(folder: Path) -> RecordingManifest:
-    """Read the manifest of a recording."""
+    """Read the manifest of a recording.
+
+    Raises:
+        ArtifactError: The folder has no manifest, or one that is broken or of another version.
+    """
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise make_missing_error(folder)
@@ -72,8 +84,8 @@ def read_manifest(folder: Path) -> RecordingManifest:
         value = read_json(path)
         if value["version"] != RECORDING_VERSION:
             raise ArtifactError(
-                f"the recording {folder} has version {str(value['version'])[:40]}; this knowgate reads version "
-                f"{RECORDING_VERSION}. Record it again."
+                f"the recording {folder} has the format version {str(value['version'])[:40]}, but this release of "
+                f"knowgate reads only version {RECORDING_VERSION}. Record it again."
             )
         return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
@@ -83,7 +95,8 @@ def read_manifest(folder: Path) -> RecordingManifest:
 def make_missing_error(folder: str | Path) -> ArtifactError:
     """Return the error for a folder without a manifest."""
     return ArtifactError(
-        f"{folder} is not a recording: it has no {MANIFEST_FILE}. Make one by asking questions with record={folder}"
+        f"{folder} is not a recording: it has no {MANIFEST_FILE}. To make a recording, ask questions with "
+        f"record={folder}"
     )
 
 
@@ -94,7 +107,10 @@ def write_manifest(folder: Path, manifest: RecordingManifest) -> None:
 
 
 def append_calls(folder: Path, calls: Sequence[Mapping[str, Any]]) -> None:
-    """Append calls, after removing an incomplete last line that a killed run may have left."""
+    """Append calls to the recording, each with a hash of its result.
+
+    First removes an incomplete last line, which a run leaves if it is killed while it writes.
+    """
     rows = [{**call, "digest": compute_result_digest(call["result"])} for call in calls]
     text = "".join(json.dumps(row, ensure_ascii=True) + "\n" for row in rows)
     with file_lock(folder / ".lock"), (folder / CALLS_FILE).open("a+b") as file:
@@ -103,46 +119,55 @@ def append_calls(folder: Path, calls: Sequence[Mapping[str, Any]]) -> None:
 
 
 def compute_result_digest(result: Any) -> str:
-    """Return the digest of a result in JSON."""
+    """Return a hash of a result in JSON, which shows later whether the stored result was changed."""
     return sha256_text(json.dumps(result, sort_keys=True))[:16]
 
 
 def parse_result(line: bytes, key: str) -> Any:
-    """Return the result in a line; raises BadInput if its key or digest is wrong."""
-    call = read_record(RecordedCall, parse_json(line.decode(), "it"), "it", ignore_unknown=True)
+    """Return the result in a line of calls.jsonl.
+
+    Raises:
+        BadInput: The line belongs to another key, or its result does not match its digest.
+    """
+    call = read_record(RecordedCall, parse_json(line.decode(), "the line"), "the line", ignore_unknown=True)
     if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
-        raise BadInput("it was changed or damaged.")
+        raise BadInput("the line was changed or damaged after it was recorded.")
     return call.result
 
 
 def index_calls(folder: Path) -> dict[str, int]:
-    """Return the byte offset of each key's last line. An incomplete last line is ignored."""
-    path, offsets, start = folder / CALLS_FILE, {}, 0
+    """Return, for each key, the byte offset of its line in calls.jsonl.
+
+    If a key was recorded several times, its last line counts. An incomplete line at the end of the file is ignored.
+    """
+    path, offsets, line_offset = folder / CALLS_FILE, {}, 0
     if not path.is_file():
         raise ArtifactError(f"the recording {folder} has no {CALLS_FILE}. Record it again.")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.endswith(b"\n"):
                 try:
-                    offsets[str(parse_json(line.decode(), "it")["key"])] = start
+                    offsets[str(parse_json(line.decode(), "the line")["key"])] = line_offset
                 except (BadInput, UnicodeDecodeError, KeyError, TypeError):
-                    raise ArtifactError(f"{path} line {number} is broken. Record it again.") from None
-            start += len(line)
+                    raise ArtifactError(
+                        f"{path} line {number} is not a valid recorded call. Record the questions again."
+                    ) from None
+            line_offset += len(line)
     return offsets
 
 
 def encode_array(array: Vector) -> dict[str, Any]:
-    """Convert an array to JSON."""
+    """Convert an array to a JSON object with its shape and its values as base64."""
     data = np.ascontiguousarray(array, dtype="<f4")
     return {"shape": list(data.shape), "data": base64.b64encode(data.tobytes()).decode()}
 
 
 def decode_array(value: Mapping[str, Any]) -> Vector:
-    """Convert JSON to an array."""
+    """Convert a JSON object from `encode_array` back to an array; raises BadInput if a value is not finite."""
     record = read_record(EncodedArray, value, "an array")
     data = np.frombuffer(base64.b64decode(record.data, validate=True), dtype="<f4")
     if not np.isfinite(data).all():
-        raise BadInput("an array holds values that are not numbers.")
+        raise BadInput("an array contains NaN or infinite values.")
     return data.astype(np.float32).reshape(record.shape)
 
 

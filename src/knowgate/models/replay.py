@@ -1,8 +1,8 @@
 """Record the outputs of a model, and replay them without it (`replay:DIR`).
 
-A replay needs no weights, no server and no key, and is the same on every machine. It answers only what was recorded: the
-same prompts with the same options. If a call was recorded twice, the last result is returned, so unseeded samples of one
-prompt come out equal.
+A replay needs no weights, no server and no API key, and gives the same results on every machine. It can only answer
+calls that were recorded, which means the same prompts with the same options. If a call was recorded several times, the
+last result is returned. So unseeded samples, which differ while recording, are all equal in a replay.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 @dataclass(frozen=True)
 class RecordedHandle:
-    """A resume handle: the key of the draft's reading and, while recording, the handle of the recorded model."""
+    """A resume handle for a draft that was recorded or replayed.
+
+    Args:
+        key: Key of the recorded call that produced the draft.
+        inner: While recording, the recorded model's own resume handle; None in a replay.
+    """
 
     key: str
     inner: object = field(default=None, repr=False, compare=False)
 
 
 class _RecordedIdentity(Backend):
-    """A backend with the identity of the recorded model."""
+    """Base class for backends that report the name, fingerprint, signals and depth of the recorded model."""
 
     @property
     @abstractmethod
@@ -63,9 +68,9 @@ class _RecordedIdentity(Backend):
 
 
 class RecordingModel(_RecordedIdentity):
-    """Passes all calls to `model` and appends every result to a folder, batch by batch.
+    """Forwards all calls to `model` and appends every result to a folder.
 
-    A run that was killed keeps all finished batches.
+    Results are written after each call, so a run that is killed keeps the results of all finished calls.
 
     Args:
         model: The model to record.
@@ -91,7 +96,7 @@ class RecordingModel(_RecordedIdentity):
         return self._model.workers
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts and record the readings."""
+        """Read prompts with the recorded model and record the readings."""
         self._prepare_folder()
         readings = self._model.read(prompts, request)
         keys = _compute_keys(self.fingerprint, "read", prompts, [_reading_options(request)] * len(prompts))
@@ -111,7 +116,7 @@ class RecordingModel(_RecordedIdentity):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions and record them."""
+        """Generate completions with the recorded model and record them."""
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         inner = None if resume is None else [check_resume_handle(item, RecordedHandle).inner for item in resume]
         self._prepare_folder()
@@ -123,7 +128,10 @@ class RecordingModel(_RecordedIdentity):
         return completions
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Stream an answer and record it as `generate` does. A stream that is closed early is not recorded."""
+        """Stream an answer of the recorded model, and record it like an answer of `generate`.
+
+        The answer is recorded when the stream ends. A stream that is closed early is not recorded.
+        """
         options = _generate_options(1, max_tokens, 0.0, 1, None, None if resume is None else [resume])
         inner = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
         self._prepare_folder()
@@ -133,7 +141,7 @@ class RecordingModel(_RecordedIdentity):
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Compute label logits and record them."""
+        """Compute label logits with the recorded model and record them."""
         self._prepare_folder()
         logits = self._model.label_logits(prompts, labels)
         keys = _compute_keys(self.fingerprint, "label_logits", prompts, [{"labels": list(labels)}] * len(prompts))
@@ -141,7 +149,7 @@ class RecordingModel(_RecordedIdentity):
         return logits
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Check prompts against the context window and record the results."""
+        """Record and return whether prompts fit the recorded model's context window."""
         self._prepare_folder()
         results = self._model.fits(prompts, max_tokens)
         keys = _compute_keys(self.fingerprint, "fits", prompts, [{"max_tokens": max_tokens}] * len(prompts))
@@ -149,7 +157,7 @@ class RecordingModel(_RecordedIdentity):
         return results
 
     def _prepare_folder(self) -> None:
-        """Create the folder, or check that it holds a recording of this model."""
+        """Create the folder and its manifest, or check that an existing recording is of the same model."""
         manifest = recording.RecordingManifest(self.name, self.fingerprint, self.offers, self.depth)
         if not (self._folder / recording.MANIFEST_FILE).exists():
             check_output_folder(self._folder, [recording.MANIFEST_FILE], "a recording", "record")
@@ -158,8 +166,9 @@ class RecordingModel(_RecordedIdentity):
         recorded = recording.read_manifest(self._folder)
         if recorded.fingerprint != manifest.fingerprint:
             raise ArtifactError(
-                f"{self._folder} holds outputs of {recorded.name} ({recorded.fingerprint}), not of {manifest.name} "
-                f"({manifest.fingerprint}). Record into another folder."
+                f"{self._folder} already contains a recording of another model, {recorded.name} with fingerprint "
+                f"{recorded.fingerprint}; this model is {manifest.name} with fingerprint {manifest.fingerprint}. "
+                "Record into another folder."
             )
 
     def _append(self, method: str, keys: Sequence[str], results: Iterable[Any]) -> None:
@@ -171,7 +180,14 @@ class RecordingModel(_RecordedIdentity):
 
 
 class ReplayModel(_RecordedIdentity, WordStreamBackend):
-    """Returns the outputs that were recorded in a folder, which is read on first use."""
+    """A model that returns the outputs recorded in a folder (`replay:DIR`). The folder is read on first use.
+
+    Args:
+        folder: Folder of the recording.
+
+    Raises:
+        ArtifactError: The folder is not a recording.
+    """
 
     def __init__(self, folder: str | Path):
         self._folder = Path(folder)
@@ -187,7 +203,7 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
         return recording.index_calls(self._folder)
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return recorded readings."""
+        """Return the recorded readings of the prompts; raises ModelError if one was not recorded."""
         options = [_reading_options(request)] * len(prompts)
         return self._replay(
             "read", prompts, options, lambda key, value: recording.decode_reading(value, RecordedHandle(key))
@@ -203,19 +219,19 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return recorded completions."""
+        """Return the recorded completions of the prompts; raises ModelError if one was not recorded."""
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         return self._replay(
             "generate", prompts, options, lambda _, value: list(map(recording.decode_completion, value))
         )
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return recorded label logits."""
+        """Return the recorded label logits of the prompts; raises ModelError if one was not recorded."""
         options = [{"labels": list(labels)}] * len(prompts)
         return self._replay("label_logits", prompts, options, lambda _, value: recording.decode_array(value))
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return the recorded checks against the context window."""
+        """Return whether the prompts fit the recorded model's context window, as recorded."""
         options = [{"max_tokens": max_tokens}] * len(prompts)
         return self._replay("fits", prompts, options, lambda _, value: _check_bool(value))
 
@@ -226,13 +242,23 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
         options: Sequence[CallOptions],
         decode: Callable[[str, Any], Result],
     ) -> list[Result]:
-        """Look up the recorded results of a method and decode them."""
+        """Return the recorded results of one method for the prompts.
+
+        Args:
+            method: Name of the recorded method, such as 'read'.
+            prompts: The prompts.
+            options: Options of the call for each prompt.
+            decode: Converts a key and its recorded JSON to a result.
+
+        Raises:
+            ModelError: The recording has no result for a prompt with these options.
+        """
         keys = _compute_keys(self.fingerprint, method, prompts, options)
         for key, prompt in zip(keys, prompts, strict=True):
             if key not in self._offsets:
                 raise ModelError(
-                    f"no recorded {method} for the prompt {_shorten_prompt(prompt)} with these settings in "
-                    f"{self._folder}. Record again with this prompt and these settings."
+                    f"the recording {self._folder} has no '{method}' result for the prompt {_shorten_prompt(prompt)} "
+                    "with these settings. Record again with this prompt and these settings."
                 )
         return [self._decode(key, decode) for key in keys]
 
@@ -250,22 +276,23 @@ class ReplayModel(_RecordedIdentity, WordStreamBackend):
 
 def _check_bool(value: object) -> bool:
     if not isinstance(value, bool):
-        raise BadInput("it is neither true nor false.")
+        raise BadInput(f"expected true or false, got {str(value)[:40]}.")
     return value
 
 
 def _compute_keys(
     fingerprint: str, method: str, prompts: Sequence[Prompt | LabelPrompt], options: Sequence[CallOptions]
 ) -> list[str]:
-    """Return the key of the call for each prompt."""
+    """Return the key under which the call is recorded, for each prompt."""
     pairs = zip(prompts, options, strict=True)
     return [recording.compute_call_key(fingerprint, method, asdict(prompt), each) for prompt, each in pairs]
 
 
 def _reading_options(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that go into the key.
+    """Return the fields of a reading's request that are part of its key.
 
-    Fields that were added later are left out at their defaults, so that old recordings keep their keys.
+    Fields that later releases added are left out while they have their default values, so that the keys of older
+    recordings stay valid.
     """
     options = asdict(request)
     sampling = options.pop("sampling")
@@ -283,7 +310,10 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
 def _generate_options(
     n_prompts: int, max_tokens: int, temperature: float, n: int, seed: int | None, resume: Sequence[object] | None
 ) -> list[dict[str, Any]]:
-    """Return the options of each prompt that go into its key, with the key of a resumed draft."""
+    """Return, for each prompt, the options of `generate` that are part of its key.
+
+    They include the key of the draft that is continued, if there is one.
+    """
     common = {"max_tokens": max_tokens, "temperature": float(temperature), "n": n, "seed": seed}
     drafts: list[str | None] = [None] * n_prompts
     if resume is not None:

@@ -1,6 +1,7 @@
-"""Text to tokens and back, for models on this machine: label positions, chat turns and streamed text.
+"""Convert text to tokens and back, for models that run in this process.
 
-Plain Python, no torch. The tokenizer itself belongs to the backend.
+Covers label prompts, prefixes that prompts share, chat templates and streamed text. The backend provides the tokenizer
+itself. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from knowgate.types import LabelPrompt
 
 REPLACEMENT_CHARACTER = "\ufffd"  # what decoders write for an incomplete character
 BYTE_TOKEN_PATTERN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # tokenizers without a token for a character spell its bytes
-TEXT_PLACEHOLDER = "KNOWGATE-TEXT"
-# Contains line breaks and outer spaces, which some templates strip.
+TEXT_PLACEHOLDER = "KNOWGATE-TEXT"  # stands for the message when a chat template is examined
+# Message to test a chat template with. It contains line breaks and outer spaces, which some templates strip.
 SPECIMEN_TEXT = f'\n {TEXT_PLACEHOLDER}: one, two?\n\n  three (3.5) - "four"\nfive\'s \n'
 CLOCK_FUNCTION = "strftime_now"  # called by templates that print the date
 
@@ -26,12 +27,12 @@ CLOCK_FUNCTION = "strftime_now"  # called by templates that print the date
 
 @dataclass(frozen=True)
 class LabelPromptTokens:
-    """Token ids of a `LabelPrompt`.
+    """Token ids of a `LabelPrompt`, a prompt in which the LLM predicts labels such as 'true' or 'false'.
 
     Args:
         ids: The tokens of the whole prompt.
-        positions: Indices of the tokens after which a label is predicted.
-        prefix: Number of leading tokens that many prompts share.
+        positions: Indices of the tokens after which the LLM predicts a label.
+        prefix: Number of tokens at the start of the prompt that many prompts share.
     """
 
     ids: list[int]
@@ -40,7 +41,7 @@ class LabelPromptTokens:
 
 
 class LocalTokenizer(Protocol):
-    """The tokenizer and chat template of a model on this machine."""
+    """The methods for tokenizing and chat templates that a model in this process must have."""
 
     @property
     def has_template(self) -> bool: ...
@@ -55,36 +56,42 @@ class LocalTokenizer(Protocol):
 
 
 def encode_labels(tokenizer: LocalTokenizer, labels: Sequence[str]) -> list[int]:
-    """Return the first token of each label.
+    """Return the first token of each label. A label is a word that answers a prompt, such as 'true' or 'false'.
 
     Raises:
-        BadSetting: Two labels start with the same token, or a label is empty.
+        BadSetting: Two labels begin with the same token, or a label is empty.
     """
     ids = [tokenizer.tokenize(label)[0] for label in labels if label]
     if len(ids) < len(labels) or len(set(ids)) < len(ids):
-        raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
+        raise BadSetting(
+            f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its own. "
+            "Choose other labels."
+        )
     return ids
 
 
 def encode_label_prompts(
     tokenizer: LocalTokenizer, prompts: Sequence[LabelPrompt], label_ids: Sequence[int]
 ) -> list[LabelPromptTokens]:
-    """Tokenize label prompts so that every label stays a token of its own.
+    """Tokenize label prompts so that every label in them is a separate token.
 
-    The prefix and the parts of a prompt are tokenized separately, because some tokenizers merge 'Answer:' and 'true'
-    into other tokens. All texts go to the tokenizer in one call, which uses all cores.
+    The prefix and the parts of a prompt are tokenized separately, because some tokenizers would otherwise merge the end
+    of one part with the label that begins the next. All parts go to the tokenizer in one call, which uses all cores.
 
     Args:
         tokenizer: The model's tokenizer.
         prompts: The prompts.
-        label_ids: The tokens that may begin the second and later parts.
+        label_ids: First tokens of the labels. The second and all later parts must begin with one of them.
 
     Raises:
         BadSetting: A chat prompt has several parts, or a part does not begin with a label token.
     """
     is_chat = [not prompt.raw and tokenizer.has_template for prompt in prompts]
     if any(chat and (len(prompt.parts) > 1 or prompt.prefix) for chat, prompt in zip(is_chat, prompts, strict=True)):
-        raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
+        raise BadSetting(
+            "a label prompt in a chat template can have only one part and no prefix, because the label is read at the end "
+            "of the chat message. Use raw=True for several parts."
+        )
     prefixes = list({prompt.prefix for chat, prompt in zip(is_chat, prompts, strict=True) if not chat})
     prefix_ids = dict(zip(prefixes, tokenizer.tokenize_all(prefixes, special=True), strict=True))
     parts = [
@@ -107,7 +114,10 @@ def _join_parts(
     ids, positions = list(prefix), list[int]()
     for number, (text, tokens) in enumerate(parts):
         if number and tokens[0] not in label_ids:
-            raise BadSetting(f"the label at the start of '{text[:20]}' is not a single token; choose other labels.")
+            raise BadSetting(
+                f"part {number + 1} of a label prompt must begin with the first token of a label, but it begins with "
+                f"'{text[:20]}'. Choose other labels."
+            )
         ids += tokens
         positions.append(len(ids) - 1)
     return LabelPromptTokens(ids, positions, len(prefix))
@@ -117,9 +127,9 @@ def _join_parts(
 
 
 def find_common_prefix(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Return the tokens that all rows begin with, excluding every row's last token.
+    """Return the tokens that all rows begin with. The last token of a row never counts.
 
-    The last token is excluded because its logits still have to be computed.
+    The model must still compute the last token itself, because the logits after it are needed.
     """
     prefix = list(min(rows, key=len)[:-1])
     for row in rows:
@@ -140,14 +150,14 @@ def count_common_tokens(first: Sequence[int], second: Sequence[int]) -> int:
 
 @dataclass(frozen=True)
 class TurnTemplate:
-    """The text that a chat template puts around a user message.
+    """The text that a model's chat template puts before and after a user message.
 
     Args:
         before: Text before the message.
         after: Text after the message, up to where the answer begins.
-        special: Special tokens, which are escaped inside the message.
-        chat: False for models without a chat template: the message stands alone, and the tokenizer adds its own
-            beginning.
+        special: Special tokens such as '<|im_end|>'. They are escaped if they occur in the message.
+        chat: False for models without a chat template. Their messages are not escaped, and the tokenizer adds the tokens
+            that begin a text.
     """
 
     before: str
@@ -156,26 +166,43 @@ class TurnTemplate:
     chat: bool
 
     def render(self, text: str) -> str:
-        """Return the whole turn for a message."""
+        """Return the message inside the chat template."""
         return f"{self.before}{escape_special_tokens(text, self.special) if self.chat else text}{self.after}"
 
 
 def extract_turn_template(render: Callable[[str], str], special: Sequence[str], *, chat: bool) -> TurnTemplate:
-    """Find out what a model's `render` puts around a message.
+    """Find out what text a chat template puts before and after a message.
+
+    Args:
+        render: Applies the model's chat template to a message.
+        special: The model's special tokens.
+        chat: Whether the model has a chat template.
 
     Raises:
-        BadSetting: The chat template does not contain the message exactly once.
+        BadSetting: The rendered template does not contain the message exactly once.
     """
     before, placeholder, after = render(TEXT_PLACEHOLDER).partition(TEXT_PLACEHOLDER)
     if not placeholder or TEXT_PLACEHOLDER in after:
-        raise BadSetting("the chat template does not contain the user message exactly once.")
+        raise BadSetting(
+            "the model's chat template is not supported: it does not contain the user message exactly once. "
+            "Use another model."
+        )
     return TurnTemplate(before, after, tuple(special), chat)
 
 
 def extract_plain_turn_template(
     render: Callable[[str], str], special: Sequence[str], template: str
 ) -> TurnTemplate | None:
-    """Return a template that can replace `render` for plain text, or None if `render` depends on the text."""
+    """Return a fast replacement for a chat template, valid for plain text (see `is_plain_text`).
+
+    Args:
+        render: Applies the model's chat template to a message.
+        special: The model's special tokens.
+        template: Source of the chat template.
+
+    Returns:
+        The replacement, or None if the template changes the message or prints the current date.
+    """
     try:
         turn = extract_turn_template(render, special, chat=True)
     except BadSetting:
@@ -184,12 +211,12 @@ def extract_plain_turn_template(
 
 
 def is_plain_text(text: str) -> bool:
-    """Return whether the text has no brackets or bars, so no template can find markup in it."""
+    """Return whether the text has no brackets, braces or bars, so that a chat template cannot find markup in it."""
     return not any(character in text for character in "<>{}[]|")
 
 
 def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
-    """Insert a space into every special token, so that user text cannot end its turn."""
+    """Insert a space into every special token in a text, so that user text cannot end its own chat message."""
     for token in special_tokens:
         text = text.replace(token, f"{token[:1]} {token[1:]}") if len(token) > 1 else text
     return text
@@ -200,20 +227,20 @@ def escape_special_tokens(text: str, special_tokens: Sequence[str]) -> str:
 
 @dataclass
 class IncrementalDecoder:
-    """Decodes the tokens of one answer while they are generated.
+    """Decodes the tokens of one answer to text while they are generated.
 
-    A token need not hold whole characters, and spaces at both ends of an answer are stripped. So text that a later
-    token may still change is held back, and the emitted pieces join to the decoded answer.
+    A token may end inside a character, and spaces at both ends of an answer are stripped. So the decoder holds back
+    text that a later token may still change. The pieces that it returns join to exactly the decoded answer.
 
-    Only a few tokens are decoded at a time: those after `settled`, preceded by those after `context`, because a
-    token's leading space may depend on its neighbor.
+    To save time, each call decodes only the new tokens and a few tokens before them. The tokens before are needed as
+    context, because the space at the start of a token may depend on its neighbor.
 
     Args:
         tokenizer: A transformers tokenizer, or an object with the same decoding methods.
         emitted: Number of characters returned so far.
-        context: Index of the first token decoded as context.
+        context: Index of the first token that is decoded again as context.
         settled: Number of tokens whose text is final.
-        trailing_space: Final whitespace that is emitted only if more text follows.
+        trailing_space: Whitespace at the end of the final text, held back until more text follows.
     """
 
     tokenizer: Any
@@ -223,7 +250,11 @@ class IncrementalDecoder:
     trailing_space: str = field(default="", repr=False)
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Return the text that became final, given all tokens so far; it may be empty."""
+        """Return the text that became final since the last call; it may be empty.
+
+        Args:
+            tokens: All tokens of the answer so far.
+        """
         if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens[self.settled :]):
             return ""
         text = self._decode(tokens[self.context :])
@@ -234,11 +265,14 @@ class IncrementalDecoder:
         return self._emit(text[len(settled_text) :])
 
     def finish(self, text: str) -> str:
-        """Return what has not been emitted of the complete answer `text`."""
+        """Return the part of the complete answer `text` that `take` has not returned yet."""
         return text[self.emitted :]
 
     def _emit(self, text: str) -> str:
-        """Return the text without trailing spaces; leading spaces of the answer are dropped."""
+        """Record text as returned, and return it without spaces at its end or at the start of the answer.
+
+        Spaces at the end are kept for the next call.
+        """
         pending = self.trailing_space + text
         if not self.emitted:
             pending = pending.lstrip()
@@ -251,7 +285,10 @@ class IncrementalDecoder:
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def _ends_in_byte(self, tokens: Sequence[int]) -> bool:
-        """Return whether the last visible token is a byte, whose text later bytes may change."""
+        """Return whether the last token that is not special stands for a single byte.
+
+        Its text is not final, because later bytes may complete the character.
+        """
         names = self.tokenizer.convert_ids_to_tokens(list(tokens))
         if not any(map(BYTE_TOKEN_PATTERN.fullmatch, names)):
             return False
@@ -263,9 +300,10 @@ class IncrementalDecoder:
 
 
 def _rewrites_spaces(tokenizer: Any) -> bool:
-    """Return whether decoding moves spaces afterwards ("do n't" -> "don't"), so no text is final before the end.
+    """Return whether the tokenizer removes spaces from decoded text, as in "do n't" -> "don't".
 
-    transformers does not do this for BPE, whatever the tokenizer's settings say.
+    With such a tokenizer, no text is final before the answer is complete. transformers never does this for BPE
+    tokenizers, whatever their settings say.
     """
     if not tokenizer.clean_up_tokenization_spaces:
         return False

@@ -1,7 +1,7 @@
 """Bootstrap confidence intervals.
 
-Everything measured on the same number of questions with the same seed uses the same resamples, so differences between
-two systems are paired.
+Resamples depend only on the number of questions and the seed. Two systems that are measured on the same questions
+therefore use the same resamples, and the interval of their difference is a paired interval.
 """
 
 from __future__ import annotations
@@ -27,24 +27,30 @@ from knowgate.stats.metrics import (
 )
 
 DEFAULT_RESAMPLES = 2_000
-PORTION_SIZE = 250  # resamples that share a random generator; 10,000 questions take 10 MB
-LARGE_SAMPLE = 20_000  # questions above which fewer resamples are in memory at once
-MAX_DISTINCT_VALUES = 64  # of a large sample, to draw the counts of values instead of questions
-MAX_COUNTS_IN_MEMORY = 2_000_000  # 56 MB while they are drawn
-INTERVAL_QUANTILES = (0.025, 0.975)
+PORTION_SIZE = 250  # resamples that share a random generator; for 10,000 questions they take 10 MB
+LARGE_SAMPLE = 20_000  # above this number of questions, fewer resamples are in memory at once
+MAX_DISTINCT_VALUES = 64  # a large sample with at most this many values is resampled by the counts of its values
+MAX_COUNTS_IN_MEMORY = 2_000_000  # resamples x questions; 56 MB while they are drawn
+INTERVAL_QUANTILES = (0.025, 0.975)  # ends of a 95 % interval
 QUALITY_METRICS = ("auroc", "auprc", "accuracy", "ece", "brier")
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value with its 95 % interval. The value is None if the metric is not defined."""
+    """Estimated metric with its 95 % confidence interval.
+
+    Attributes:
+        value: Value on the original sample; None if the metric is not defined there.
+        low: Lower end of the interval; None if there is no interval.
+        high: Upper end of the interval; None if there is no interval.
+    """
 
     value: float | None
     low: float | None = None
     high: float | None = None
 
     def format(self, digits: int = 3) -> str:
-        """Format as '0.812 [0.790, 0.833]'."""
+        """Format as '0.812 [0.790, 0.833]'; without the brackets if there is no interval."""
         if self.value is None:
             return "not defined"
         if self.low is None or self.high is None:
@@ -52,14 +58,21 @@ class Estimate:
         return f"{self.value:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
 
+# Function from weights (resamples x questions) to named metrics, each with one value per resample.
 WeightedMetric = Callable[[WeightMatrix], Mapping[str, FloatArray]]
 
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Resamples of `n` questions, drawn in portions that can be computed in parallel.
+    """Bootstrap resamples of `n` questions.
 
-    Portion 0 is the original sample, so the first value of every result belongs to it.
+    The resamples are drawn in portions, which are computed in parallel. Portion 0 is the original sample, so the first
+    value of every result is the value on the original sample.
+
+    Attributes:
+        n: Number of questions.
+        resamples: Number of resamples.
+        seed: Seed of the random generator.
     """
 
     n: int
@@ -72,11 +85,11 @@ class Bootstrap:
         return 1 + -(-self.resamples // PORTION_SIZE)
 
     def draw_portion(self, number: int) -> WeightMatrix:
-        """Return how often each question is drawn: one row of counts per resample."""
+        """Return how often each question is drawn in each resample of a portion (resamples x questions)."""
         return np.concatenate(list(self.iter_blocks(number)))
 
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Yield the rows of a portion in blocks that fit into memory for any number of questions."""
+        """Yield the resamples of a portion in blocks that fit into memory for any number of questions."""
         if number == 0:
             yield unit_weights(self.n)
             return
@@ -84,9 +97,10 @@ class Bootstrap:
         rng = np.random.default_rng([self.seed, number])
         while left:
             size = min(left, PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n))
+            # Shifting each row by a multiple of n lets a single bincount count the questions of all rows.
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
             counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
-            yield counts.astype(np.float32, order="F")  # metrics of rank read it question by question
+            yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
             left -= size
 
     def apply(self, metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
@@ -98,7 +112,7 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on some portions in parallel and join the results."""
+        """Compute metrics on some portions in parallel; return the values of each metric over all of them."""
 
         def compute(number: int) -> list[list[Mapping[str, FloatArray]]]:
             return [[metric(weights) for metric in metrics] for weights in self.iter_blocks(number)]
@@ -112,7 +126,12 @@ class Bootstrap:
 
 
 def summarize_resamples(values: FloatArray) -> Estimate:
-    """Make an estimate from the value of the original sample (first) and those of the resamples."""
+    """Make an estimate with a 95 % interval.
+
+    Args:
+        values: Value on the original sample, followed by the values on the resamples. Values of resamples that are not
+            finite are ignored.
+    """
     original, resampled = values[0], values[1:][np.isfinite(values[1:])]
     if not np.isfinite(original):
         return Estimate(None)
@@ -122,9 +141,15 @@ def summarize_resamples(values: FloatArray) -> Estimate:
 
 
 def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate the mean of one value per question. For differences of two systems the interval is paired."""
+    """Estimate the mean of a value that was measured on each question.
+
+    If the values are differences of two systems, the interval is paired.
+
+    Raises:
+        BadInput: There are no values.
+    """
     if not len(values):
-        raise BadInput("there is no question to measure on. Label some: knowgate label")
+        raise BadInput("there are no questions to measure on. Label some first: knowgate label")
     if len(values) > LARGE_SAMPLE and len(distinct := np.unique(values)) <= MAX_DISTINCT_VALUES:
         return _estimate_mean_of_counts(values, distinct, resamples)
     return _estimate(lambda weights: {"mean": weighted_mean(weights, values)}, Bootstrap(len(values), resamples))[
@@ -133,7 +158,11 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
 
 
 def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int, seed: int = 0) -> Estimate:
-    """Estimate the mean of many values of few kinds: the counts of the kinds in a resample are multinomial."""
+    """Estimate the mean of many values that take only a few distinct values.
+
+    The counts of the distinct values in a resample follow a multinomial distribution, from which they are drawn
+    directly. That is much faster than drawing questions.
+    """
     shares = np.bincount(np.searchsorted(distinct, values)) / len(values)
     sums = np.random.default_rng([seed, len(values)]).multinomial(len(values), shares, resamples) @ distinct
     original = weighted_mean(unit_weights(len(values)), values)
@@ -141,9 +170,10 @@ def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples
 
 
 def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAMPLES) -> list[Estimate]:
-    """Estimate the mean of each column on shared resamples, which costs little more than a single column.
+    """Estimate the mean of each column.
 
-    NaN is a missing value: such questions are left out of their column only.
+    Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
+    value, which is left out. The estimate of a column without values is not defined.
     """
     complete = [number for number, column in enumerate(columns) if len(column) and not np.isnan(column).any()]
     estimates = {
@@ -175,7 +205,17 @@ def _estimate_mean_of_known(column: FloatArray, resamples: int) -> Estimate:
 
 
 def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> dict[str, Estimate]:
-    """Estimate AUROC, AUPRC, accuracy at 0.5, ECE and Brier score of needs; none is defined without questions."""
+    """Estimate how well a gate's scores predict which questions need retrieval.
+
+    Args:
+        needed: Whether each question really needed retrieval.
+        needs: The gate's need for retrieval of each question, from 0 (the LLM knows) to 1 (retrieve).
+        resamples: Number of bootstrap resamples.
+
+    Returns:
+        AUROC, AUPRC, accuracy at the threshold 0.5, expected calibration error and Brier score, keyed by name. Without
+        questions, no metric is defined.
+    """
     ranking = NeedRanking(needs)
 
     def quality(weights: WeightMatrix) -> dict[str, FloatArray]:
@@ -194,7 +234,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
 
 
 def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate only the AUROC, in half the time of `estimate_quality`."""
+    """Estimate only the AUROC of `estimate_quality`, in half of its time."""
     if not len(needs):
         return Estimate(None)
     ranking = NeedRanking(needs)
@@ -209,9 +249,12 @@ def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimat
 
 
 def bootstrap_p_value(differences: FloatArray) -> float:
-    """Return the two-sided p-value of a difference being 0, from the original value (first) and the resamples.
+    """Return the two-sided p-value of the hypothesis that a difference is 0.
 
-    It is never below what this number of resamples can show.
+    The p-value is never 0, because a limited number of resamples cannot show that.
+
+    Args:
+        differences: Difference on the original sample, followed by the differences on the resamples.
     """
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):

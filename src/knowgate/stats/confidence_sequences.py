@@ -1,6 +1,6 @@
-"""Confidence sequences and sequential tests: valid after every observation, so that one may look and stop at any time.
+"""Confidence sequences and sequential tests, which stay valid if you look at them after every observation.
 
-Both are for numbers between 0 and 1 that arrive one by one, without further assumptions.
+Observations are numbers between 0 and 1 that arrive one by one. No further assumptions are made.
 
 `MeanConfidenceSequence` bounds the running mean. For each lambda in [0, 1) the process
 exp(lambda * sum(x - mean) - psi(lambda) * sum((x - guess)^2)) with psi(lambda) = -log(1 - lambda) - lambda, where each
@@ -29,7 +29,8 @@ import numpy as np
 from knowgate.errors import BadInput, BadSetting
 from knowgate.stats.metrics import FloatArray
 
-# Large values suit means near 0 and 1, small values suit many numbers; each doubling of their count costs log 2.
+# Large lambdas suit means near 0 and 1, small lambdas suit many observations. Each doubling of the number of lambdas
+# raises the evidence that a bound needs by log 2.
 LAMBDAS: FloatArray = np.array([0.9, 0.6, 0.35, 0.2, 0.1, 0.05, 0.02])
 PSI: FloatArray = -np.log1p(-LAMBDAS) - LAMBDAS
 BISECTION_STEPS = 40  # to find a bound in an interval of length 1
@@ -38,12 +39,21 @@ N_ALTERNATIVES = 6  # means above the limit that are bet on, evenly spaced on a 
 
 @dataclass
 class MeanConfidenceSequence:
-    """Running mean with bounds that hold at all times together with probability 1 - delta."""
+    """Running mean with a lower and an upper bound.
+
+    With probability 1 - delta, the bounds are correct at all times, not only at one chosen time.
+
+    Attributes:
+        delta: Probability that a bound is ever wrong.
+        n: Number of observations.
+        total: Sum of the observations.
+        variation: Sum of squared differences between each observation and the mean of the observations before it.
+    """
 
     delta: float = 0.05
     n: int = 0
     total: float = 0.0
-    variation: float = 0.0  # sum of squared errors of the guesses
+    variation: float = 0.0
 
     def __post_init__(self) -> None:
         _check_delta(self.delta)
@@ -51,27 +61,28 @@ class MeanConfidenceSequence:
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1."""
         _check_value(value)
-        guess = (0.5 + self.total) / (1 + self.n)
+        guess = (0.5 + self.total) / (1 + self.n)  # the mean so far, as if 0.5 had been observed first
         self.variation += (value - guess) ** 2
         self.total += value
         self.n += 1
 
     @property
     def mean(self) -> float | None:
+        """Mean of the observations; None if there are none."""
         return self.total / self.n if self.n else None
 
     @property
     def low(self) -> float:
-        """Lower bound of the mean."""
+        """Lower bound of the mean; 0 without observations."""
         return self._find_lower_bound(self.total)
 
     @property
     def high(self) -> float:
-        """Upper bound of the mean."""
+        """Upper bound of the mean; 1 without observations."""
         return 1.0 - self._find_lower_bound(self.n - self.total)  # the mirror image of the lower bound
 
     def _find_lower_bound(self, total: float) -> float:
-        """Find the largest mean that is too small to be compatible with the observations."""
+        """Find the lower bound by bisection: the largest mean that the observations exclude as too small."""
         low, high = 0.0, total / self.n if self.n else 0.0
         for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
@@ -79,7 +90,7 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether a mean is too small to be compatible with the observations."""
+        """Return whether the observations, whose sum is `total`, exclude this mean as too small."""
         logs = LAMBDAS * (total - self.n * mean) - PSI * self.variation
         return _log_mean_exp(logs) >= math.log(2 / self.delta)
 
@@ -88,7 +99,16 @@ class MeanConfidenceSequence:
 class GuaranteeTest:
     """Sequential test whether a mean exceeds a guaranteed limit.
 
-    `is_violated` is ever wrong with probability at most delta. Once set it stays; start a new test after a change.
+    While the guarantee holds, `is_violated` ever becomes True with probability at most delta. Once True, it stays True.
+    Start a new test after you changed the system.
+
+    Attributes:
+        limit: The guarantee is that the mean is at most this limit.
+        delta: Maximum probability of a false alarm.
+        n: Number of observations.
+        is_violated: Whether the guarantee was found to be violated.
+        capital: Current capital of each bet. Large capital is evidence against the guarantee.
+        bets: Size of each bet, one for each alternative mean above the limit.
     """
 
     limit: float
@@ -102,9 +122,10 @@ class GuaranteeTest:
         _check_delta(self.delta)
         if not 0 < self.limit < 1:
             raise BadSetting(f"limit={self.limit} is not allowed: it must be above 0 and below 1.")
+        # Alternative means above the limit, evenly spaced on a log scale between the limit and 1.
         means = [self.limit ** (1 - number / (N_ALTERNATIVES + 1)) for number in range(1, N_ALTERNATIVES + 1)]
         scale = self.limit * (1 - self.limit)
-        self.bets = [(mean - self.limit) / scale for mean in means]  # Kelly's bet, if that were the mean
+        self.bets = [(mean - self.limit) / scale for mean in means]  # Kelly's bet for each mean
         self.capital = [0.0] * N_ALTERNATIVES
 
     def add(self, value: float) -> None:
@@ -118,7 +139,10 @@ class GuaranteeTest:
 
     @property
     def evidence(self) -> float:
-        """Capital including what is not yet bet; 1 at the start, 1 / delta proves a violation."""
+        """Evidence against the guarantee: 1 at the start; at 1 / delta, the guarantee counts as violated.
+
+        This is the mean capital of the bets plus the capital that is not yet bet.
+        """
         return sum(self.capital) / N_ALTERNATIVES + _unspent_capital(self.n)
 
     @property
@@ -142,7 +166,7 @@ def _log_mean_exp(logs: FloatArray) -> float:
 
 def _check_value(value: float) -> None:
     if not 0 <= value <= 1:
-        raise BadInput(f"the observation {value} is not between 0 and 1.")
+        raise BadInput(f"the observation {value} is not between 0 and 1. Scale observations to this range.")
 
 
 def _check_delta(delta: float) -> None:

@@ -8,7 +8,7 @@ from knowgate.stats.proportions import Proportion
 
 
 def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> str:
-    """Format a proportion as '52.0 % [48.1, 55.9], n = 600'; `missing` if it is not defined."""
+    """Format a proportion with its interval as '52.0 % [48.1, 55.9], n = 600', or `missing` if n is 0."""
     value, low, high = proportion.value, proportion.low, proportion.high
     if value is None or low is None or high is None:
         return missing
@@ -16,7 +16,7 @@ def format_proportion(proportion: Proportion, missing: str = MISSING_VALUE) -> s
 
 
 def format_percent_estimate(estimate: Estimate) -> str:
-    """Format a share as '52.0 % [48.1, 55.9]'."""
+    """Format a share with its interval as '52.0 % [48.1, 55.9]', or a dash if it is not defined."""
     if estimate.value is None:
         return MISSING_VALUE
     if estimate.low is None or estimate.high is None:
@@ -25,7 +25,7 @@ def format_percent_estimate(estimate: Estimate) -> str:
 
 
 def format_points_estimate(estimate: Estimate) -> str:
-    """Format a difference of two shares in percentage points, as '+1.2 [-0.3, +2.7]'."""
+    """Format a difference of two shares with its interval, in percentage points, as '+1.2 [-0.3, +2.7]'."""
     if estimate.value is None:
         return MISSING_VALUE
     if estimate.low is None or estimate.high is None:
@@ -34,5 +34,5 @@ def format_points_estimate(estimate: Estimate) -> str:
 
 
 def format_p_value(p_value: float) -> str:
-    """Format a p-value with three digits, or as '< 0.001'."""
+    """Format a p-value with three decimals, or as '< 0.001' if it is smaller."""
     return "< 0.001" if p_value < 0.001 else f"{p_value:.3f}"

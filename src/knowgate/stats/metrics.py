@@ -1,8 +1,11 @@
-"""Quality metrics of scores, computed for many weightings of the same questions at once.
+"""Quality metrics of a gate's scores, computed for many bootstrap resamples at once.
 
-A bootstrap resample is a row of counts, so the weighted metrics take weights (resamples x questions) and return one
-value per resample, NaN if undefined. Sorting is done once for all resamples. The unweighted metrics at the end are the
-same functions with all weights 1.
+In all functions, `needs` are the scores of the gate: the need for retrieval of each question, from 0 (the LLM knows) to
+1 (retrieve). `needed` says which questions really needed retrieval.
+
+A bootstrap resample is given by weights: how often each question was drawn. The weighted metrics take weights for many
+resamples (resamples x questions) and return one value per resample, NaN if undefined. The unweighted metrics at the end
+are the same functions with all weights 1.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ ECE_BLOCK_SIZE = 100_000  # questions whose bins are in memory at once
 
 
 def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
-    """Return the weighted mean of one value per question, or of each column of a table (questions x columns)."""
+    """Return the weighted mean over the questions for each row of weights.
+
+    Args:
+        weights: Weights (resamples x questions).
+        values: One value per question, or a table (questions x columns) to average each column.
+    """
+    # The sums of weights get one extra axis per column axis, so that they divide every column.
     total = weights.sum(axis=1, dtype=np.float64).reshape(-1, *[1] * (values.ndim - 1))
     return safe_divide((weights @ values.astype(weights.dtype)).astype(np.float64), total)
 
@@ -32,17 +41,17 @@ def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
 def weighted_accuracy(
     weights: WeightMatrix, needed: BoolArray, needs: FloatArray, threshold: float = 0.5
 ) -> FloatArray:
-    """Return the accuracy of predicting 'needed' for needs above the threshold."""
+    """Return how often 'the need is above the threshold' correctly predicts that retrieval was needed."""
     return weighted_mean(weights, (needs > threshold) == needed)
 
 
 def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the Brier score: the mean squared error of the needs."""
+    """Return the Brier score: the mean squared difference between need (0 to 1) and truth (0 or 1)."""
     return weighted_mean(weights, (needs - needed) ** 2)
 
 
 def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the expected calibration error over bins of equal width."""
+    """Return the expected calibration error (ECE) over N_ECE_BINS bins of equal width."""
     gaps: NDArray[Any] = np.zeros((len(weights), N_ECE_BINS), dtype=weights.dtype)
     for start in range(0, len(needs), ECE_BLOCK_SIZE):
         block = slice(start, start + ECE_BLOCK_SIZE)
@@ -53,71 +62,86 @@ def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) ->
 
 
 def assign_ece_bins(needs: FloatArray) -> NDArray[np.int64]:
-    """Return the index of the equal-width bin of each need."""
-    bins: NDArray[np.int64] = np.minimum((needs * N_ECE_BINS).astype(int), N_ECE_BINS - 1)
+    """Return for each need the index of its bin; the bins divide 0 to 1 into N_ECE_BINS equal parts."""
+    bins: NDArray[np.int64] = np.minimum((needs * N_ECE_BINS).astype(int), N_ECE_BINS - 1)  # 1.0 is in the last bin
     return bins
 
 
 @dataclass(frozen=True)
 class NeedRanking:
-    """Questions sorted by need, for metrics that depend only on the order. Equal needs form one group."""
+    """Questions sorted by need for retrieval, for metrics that depend only on the order, such as AUROC.
+
+    Questions with equal needs form one group, within which there is no order.
+    """
 
     needs: FloatArray
 
     @cached_property
     def order(self) -> NDArray[np.int64]:
-        """Indices that sort the questions by need."""
+        """Indices that sort the questions by need, lowest first."""
         return np.argsort(self.needs, kind="stable")
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Start of each group of equal needs, in sorted order."""
+        """Index of the first question of each group of equal needs, in sorted order."""
         return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
-        """Return the weights as the methods below take them: questions in the order of need x resamples.
+        """Return the weights in the form that the methods below take: (questions sorted by need x resamples).
 
-        Cumulative sums then run over whole rows of resamples, which is several times faster than along a row.
+        Cumulative sums then add whole rows, which is several times faster than summing along each row.
         """
         return weights.T[self.order]
 
     def auroc(self, sorted_weights: WeightMatrix, needed: BoolArray) -> FloatArray:
-        """Return the probability that a needed question has a higher need than another; ties count half."""
+        """Return the area under the ROC curve of each resample.
+
+        This is the probability that a question that needed retrieval has a higher need than one that did not. Equal
+        needs count half.
+        """
         positive, negative = self._group(sorted_weights, needed)
         below = _cumulate(negative)
         below -= negative / 2
         return safe_divide(_column_dot(positive, below), _column_sum(positive) * _column_sum(negative))
 
     def precision_and_risk(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
-        """Return 'auprc' (average precision, as in scikit-learn) and 'aurc' (area under the risk-coverage curve)."""
+        """Return the areas under two curves, one value per resample.
+
+        'auprc' is the average precision as in scikit-learn, 'aurc' the area under the risk-coverage curve.
+        """
         positive, negative = self._group(sorted_weights, needed)
-        every = positive + negative
-        hits, seen = _cumulate(positive), _cumulate(every)
-        n_positive, total = _column_sum(positive), _column_sum(every)
+        both = positive + negative
+        hits, seen = _cumulate(positive), _cumulate(both)
+        n_positive, total = _column_sum(positive), _column_sum(both)
         risk = hits / np.maximum(seen, 1)
-        # Precision is cumulated from the highest need down, so subtract the groups below.
+        # Risk counts from the lowest need up, but precision counts from the highest need down. The number of questions
+        # from the top down to a group is the total minus the groups below it.
         hits = n_positive.astype(sorted_weights.dtype) - hits + positive
-        seen = total.astype(sorted_weights.dtype) - seen + every
+        seen = total.astype(sorted_weights.dtype) - seen + both
         precision = hits / np.maximum(seen, 1)
         return {
             "auprc": safe_divide(_column_dot(positive, precision), n_positive),
-            "aurc": safe_divide(_column_dot(every, risk), total),
+            "aurc": safe_divide(_column_dot(both, risk), total),
         }
 
     def _group(self, sorted_weights: WeightMatrix, needed: BoolArray) -> tuple[WeightMatrix, WeightMatrix]:
-        """Sum the weights of needed and of other questions within each group of equal needs."""
+        """Sum the weights within each group of equal needs.
+
+        Returns:
+            The sums of the questions that needed retrieval, and the sums of those that did not.
+        """
         labels = needed[self.order][:, None]
         positive, negative = sorted_weights * labels, sorted_weights * ~labels
-        if len(self.starts) == len(self.needs):
+        if len(self.starts) == len(self.needs):  # all needs differ, so every group is one question
             return positive, negative
         return np.add.reduceat(positive, self.starts, axis=0), np.add.reduceat(negative, self.starts, axis=0)
 
 
 def _cumulate(rows: WeightMatrix) -> WeightMatrix:
-    """Return cumulative sums over the rows.
+    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), in a quarter of its time.
 
-    Within blocks, then over blocks, always adding whole rows: a quarter of the time of np.cumsum, with equal results
-    because weights are counts.
+    The rows are summed within blocks of about sqrt(n) rows, and then the totals of earlier blocks are added. The
+    results are exactly those of np.cumsum, because the weights are counts.
     """
     sums = rows.copy()
     block = max(1, math.isqrt(len(rows)))
@@ -126,13 +150,13 @@ def _cumulate(rows: WeightMatrix) -> WeightMatrix:
     for row in range(1, block):
         blocks[:, row] += blocks[:, row - 1]
     blocks[1:] += np.cumsum(blocks[:, -1], axis=0)[:-1, None]
-    for row in range(n_whole, len(rows)):
+    for row in range(n_whole, len(rows)):  # the rows after the last whole block
         sums[row] += sums[row - 1]
     return sums
 
 
 def safe_divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
-    """Divide elementwise; NaN where the denominator is not positive."""
+    """Divide elementwise; the result is NaN where the denominator is not positive."""
     quotient: FloatArray = np.divide(
         numerator, denominator, out=np.full(np.shape(numerator), np.nan), where=denominator > 0
     )
@@ -153,20 +177,20 @@ def _column_sum(weights: WeightMatrix) -> FloatArray:
 
 
 def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the area under the ROC curve; None if all questions are of one kind."""
+    """Return the area under the ROC curve; None if all or none of the questions needed retrieval."""
     ranking = NeedRanking(needs)
     return _first(ranking.auroc(ranking.sort(unit_weights(len(needs))), needed)) if len(needs) else None
 
 
 def auprc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the average precision; None if no question is needed."""
+    """Return the average precision; None if no question needed retrieval."""
     ranking = NeedRanking(needs)
     weights = ranking.sort(unit_weights(len(needs)))
     return _first(ranking.precision_and_risk(weights, needed)["auprc"]) if len(needs) else None
 
 
 def accuracy(needed: BoolArray, needs: FloatArray, threshold: float = 0.5) -> float | None:
-    """Return the accuracy of predicting 'needed' for needs above the threshold; None without questions."""
+    """Return how often 'the need is above the threshold' is a correct prediction; None without questions."""
     return _first(weighted_accuracy(unit_weights(len(needs)), needed, needs, threshold))
 
 
@@ -192,13 +216,15 @@ def _first(values: FloatArray) -> float | None:
 
 @dataclass(frozen=True)
 class Frontier:
-    """Accuracy at every retrieval rate when the questions of highest need are retrieved for first.
+    """Accuracy of the answers at every retrieval rate, if passages are retrieved for the highest needs first.
+
+    The retrieval rate is the share of questions for which passages are retrieved.
 
     Attributes:
         rates: Retrieval rates k / n, for k = 0 to n.
         accuracies: Accuracy at each rate. Questions with equal needs share their mean gain.
-        area: Area under the curve, which is the mean accuracy over all rates.
-        random_area: Area under the straight line that random retrieval gives.
+        area: Area under the curve, which is the mean accuracy over all retrieval rates.
+        random_area: The same area if the questions to retrieve for are chosen at random.
     """
 
     rates: FloatArray
@@ -212,12 +238,12 @@ class Frontier:
 
 
 def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: FloatArray) -> Frontier:
-    """Compute the frontier of a gate.
+    """Compute the frontier of a gate: the accuracy of the answers at every retrieval rate.
 
     Args:
         closed_right: Whether each closed-book answer is correct.
         open_right: Whether each answer with passages is correct.
-        needs: The gate's need score of each question.
+        needs: The gate's need for retrieval of each question. There must be at least one question.
     """
     n = len(needs)
     gains = open_right.astype(float) - closed_right.astype(float)
@@ -234,11 +260,17 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
 
 @functools.lru_cache(maxsize=1)
 def _list_retrieval_rates(n: int) -> FloatArray:
-    """Return 0/n, 1/n, ..., n/n. Cached so that all gates share one array (8 MB for a million questions)."""
+    """Return the retrieval rates 0/n, 1/n, ..., n/n.
+
+    The result is cached, so that all gates share one array (8 MB for a million questions).
+    """
     return np.arange(n + 1) / n
 
 
 def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> Frontier:
-    """Compute the best possible frontier: questions that retrieval helps first, those it harms last."""
+    """Compute the best possible frontier, of a gate that knows which questions retrieval helps.
+
+    Retrieval starts with the questions that it helps and ends with those that it harms.
+    """
     needs = (open_right.astype(float) - closed_right.astype(float) + 1) / 2
     return compute_frontier(closed_right, open_right, needs)

@@ -17,7 +17,15 @@ Z_95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
 
 @dataclass(frozen=True)
 class Proportion:
-    """`hits` of `n` with its 95 % Wilson interval; the value is None if n is 0."""
+    """Proportion with its 95 % Wilson confidence interval.
+
+    Attributes:
+        hits: Number of cases that count.
+        n: Number of all cases.
+        value: hits / n; None if n is 0, as are the ends of the interval.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+    """
 
     hits: int
     n: int
@@ -27,7 +35,7 @@ class Proportion:
 
 
 def estimate_proportion(outcomes: Iterable[bool | None]) -> Proportion:
-    """Estimate the share of True among the outcomes that are not None."""
+    """Estimate the share of True among the outcomes. Outcomes that are None are ignored."""
     known = [outcome for outcome in outcomes if outcome is not None]
     hits, n = sum(known), len(known)
     if not n:
@@ -36,7 +44,10 @@ def estimate_proportion(outcomes: Iterable[bool | None]) -> Proportion:
 
 
 def wilson_interval(hits: int, n: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a proportion (Wilson 1927), which is valid for small n too."""
+    """Return the lower and upper end of the 95 % score interval of a proportion (Wilson 1927).
+
+    Unlike the normal approximation, it is valid for small n. n must not be 0.
+    """
     p, z2 = hits / n, Z_95 * Z_95
     center = (p + z2 / (2 * n)) / (1 + z2 / n)
     half_width = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
@@ -44,14 +55,17 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are not None; None if all are."""
+    """Return the mean of the values that are not None; None if there are no such values."""
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known else None
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Pearson's correlation of n pairs; `r` is None if one side is constant or there are fewer than two pairs."""
+    """Pearson's correlation coefficient `r` of `n` pairs of values.
+
+    `r` is None if it is not defined: all first or all second values are equal, or there are fewer than two pairs.
+    """
 
     n: int
     r: float | None
@@ -67,17 +81,17 @@ def pearson_correlation(first: Sequence[float], second: Sequence[float]) -> Corr
 
 @dataclass(frozen=True)
 class GraderAgreement:
-    """How often two graders agree.
+    """How often two graders agree on whether answers are correct.
 
     Attributes:
-        side: Which answers were graded: 'closed', 'open' or 'both'.
+        side: Which answers were graded: 'closed' (without passages), 'open' (with passages) or 'both'.
         first: Name of the first grader.
         second: Name of the second grader.
         n: Number of answers.
-        agree: Share of answers on which they agree.
-        kappa: Cohen's kappa.
-        only_first: Answers that only the first grader accepts.
-        only_second: Answers that only the second grader accepts.
+        agree: Share of answers on which the graders agree.
+        kappa: Cohen's kappa, the agreement beyond chance; None if it is not defined.
+        only_first: Number of answers that only the first grader accepts.
+        only_second: Number of answers that only the second grader accepts.
     """
 
     side: str
@@ -91,7 +105,13 @@ class GraderAgreement:
 
 
 def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[bool, bool]]) -> GraderAgreement:
-    """Measure the agreement of two graders from pairs of their verdicts."""
+    """Measure how often two graders agree.
+
+    Args:
+        side: Which answers were graded; see `GraderAgreement`.
+        names: Names of the two graders.
+        pairs: For each answer, whether the first and the second grader accept it.
+    """
     n = len(pairs)
     if not n:
         return GraderAgreement(side, *names, 0, 0.0, None, 0, 0)
@@ -101,7 +121,10 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
 
 
 def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
-    """Return the agreement beyond chance (Cohen 1960); None without pairs, or if chance alone gives full agreement."""
+    """Return Cohen's kappa, the agreement of two graders beyond chance (Cohen 1960).
+
+    None without pairs, or if both graders always give the same verdict, so that chance explains all agreement.
+    """
     n = len(pairs)
     if not n:
         return None
@@ -113,19 +136,19 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Comparison of a gate with another one on the same questions.
+    """Comparison of the answers of two gates on the same questions.
 
     Attributes:
-        gate: Name of the gate.
-        against: Name of the other one.
-        difference: Difference of their accuracies, with the interval [low, high].
-        low: Lower end of the interval.
-        high: Upper end of the interval.
-        p_bootstrap: Bootstrap p-value.
+        gate: Name of the first gate.
+        against: Name of the second gate.
+        difference: Accuracy of the first gate minus that of the second.
+        low: Lower end of the 95 % interval of the difference.
+        high: Upper end of the 95 % interval of the difference.
+        p_bootstrap: Bootstrap p-value of the hypothesis that the difference is 0.
         p_mcnemar: p-value of McNemar's test.
-        only_gate: Questions that only the gate has right.
-        only_against: Questions that only the other one has right.
-        p_holm: McNemar's p-value after Holm's correction over all comparisons of the table.
+        only_gate: Number of questions that only the first gate answers correctly.
+        only_against: Number of questions that only the second gate answers correctly.
+        p_holm: `p_mcnemar` after Holm's correction for all comparisons of the same table.
     """
 
     gate: str
@@ -141,10 +164,15 @@ class PairedComparison:
 
 
 def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
-    """Run the exact two-sided McNemar test.
+    """Test whether two systems answer equally many questions correctly (exact two-sided McNemar test).
+
+    Args:
+        first: Whether the first system answers each question correctly.
+        second: Whether the second system answers each question correctly.
 
     Returns:
-        The p-value, the number of questions that only the first has right, and that only the second has right.
+        The p-value, the number of questions that only the first system answers correctly, and the number that only the
+        second system answers correctly.
     """
     try:
         from scipy.stats import binomtest
@@ -156,10 +184,10 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
 
 
 def holm_correction(p_values: Sequence[float]) -> list[float]:
-    """Correct p-values for multiple tests (Holm 1979)."""
+    """Return the p-values corrected for multiple tests (Holm 1979), in the same order."""
     order = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, number in enumerate(order):
+    for rank, number in enumerate(order):  # from the smallest p-value; corrected ones must not decrease
         highest = max(highest, min(1.0, p_values[number] * (len(p_values) - rank)))
         corrected[number] = highest
     return corrected

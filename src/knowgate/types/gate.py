@@ -1,4 +1,7 @@
-"""The base class of gates. A subclass must implement `score`; everything else has a default."""
+"""The base class of gates, which decide whether a question needs retrieval.
+
+A subclass must implement `score`. Everything else has a default.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from knowgate.types.protocols import ModelIdentity, PassageFilter
 from knowgate.types.records import LabelPrompt, Neighbor, Question, Reading, Signal, SignalRequest
 
-DEFAULT_DRAFT_TOKENS = 32  # the default length of answers, so that a gate reads whole drafts
+DEFAULT_DRAFT_TOKENS = 32  # as long as answers by default, so that a gate reads complete drafts
 DEFAULT_SAMPLES = 10
 
 if TYPE_CHECKING:
@@ -18,14 +21,14 @@ if TYPE_CHECKING:
 else:
 
     class default_property:  # noqa: N801 - used like `property`
-        """A property that a subclass may override with a plain attribute or a dataclass field."""
+        """Property of a gate that a subclass may override with a class attribute or a dataclass field."""
 
         def __init__(self, getter: Callable[[Gate], Any]):
             self.getter, self.__doc__ = getter, getter.__doc__
 
         def __get__(self, gate: Gate | None, owner: type[Gate]) -> Any:
-            if gate is None:  # otherwise dataclasses would take the property for the default of a field
-                raise AttributeError("only gates have this property, not their classes")
+            if gate is None:  # accessed on the class: dataclasses would use the result as the default of a field
+                raise AttributeError("only instances of gates have this property, not their classes")
             return self.getter(gate)
 
 
@@ -34,14 +37,15 @@ class GateScores:
     """Scores of a gate for a batch of questions.
 
     Attributes:
-        needs: Need for retrieval of each question, in [0, 1].
-        raw: Scores before calibration; None for gates without calibration.
+        needs: Need for retrieval of each question, from 0 (the LLM knows the answer) to 1 (retrieve).
+        raw: The gate's scores before they were calibrated to needs; None for gates without calibration.
     """
 
     needs: list[float]
     raw: list[float] | None = None
 
 
+# New names of members of `Gate`, by their names in version 0.1.
 RENAMED_MEMBERS = {
     "want": "request",
     "recall": "find_neighbors",
@@ -57,9 +61,10 @@ RENAMED_MEMBERS = {
 
 @dataclass(frozen=True)
 class Gate(ABC):
-    """Scores how much each question needs retrieval, from what was read of the LLM.
+    """Scores how much each question needs retrieval, from signals of the LLM.
 
-    Options of a gate are fields of a frozen dataclass that derives from this class.
+    Signals are what the LLM reveals about a question without passages: a draft answer, sampled answers,
+    log-probabilities or hidden states. A gate with options is a frozen dataclass that derives from this class.
 
     Example:
         >>> class ShortGate(Gate):
@@ -72,7 +77,10 @@ class Gate(ABC):
     """
 
     def __init_subclass__(cls) -> None:
-        """Reject members of version 0.1 that were renamed, which would silently have no effect."""
+        """Raise TypeError if a subclass defines a member under its name of version 0.1.
+
+        Without the error, the member would silently have no effect.
+        """
         super().__init_subclass__()
         for name in RENAMED_MEMBERS.keys() & vars(cls).keys():
             raise TypeError(
@@ -85,33 +93,34 @@ class Gate(ABC):
 
         Args:
             questions: The questions.
-            readings: What was read of the LLM for each of them.
+            readings: Signals that were read from the LLM for each question.
 
         Returns:
-            Needs in [0, 1]: 0 means that the LLM knows the answer, 1 that it must retrieve.
+            Need for retrieval of each question, from 0 (the LLM knows the answer) to 1 (retrieve).
         """
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Score the questions, and also return the scores before calibration if the gate is calibrated."""
+        """Score the questions like `score`, and also return the scores before calibration if there are any."""
         return GateScores(self.score(questions, readings))
 
     # --- properties -------------------------------------------------------------------------------
 
     @default_property
     def name(self) -> str:
-        """Name in decisions and tables. Default: the name of the class without 'Gate'."""
+        """Name of the gate in decisions and tables. Default: the class name in lower case without 'Gate'."""
         return type(self).__name__.removesuffix("Gate").lower()
 
     @default_property
     def needs(self) -> frozenset[Signal]:
-        """Signals that the model must offer. Default: none, the question alone decides."""
+        """Signals that the gate needs from the LLM. Default: none, so it scores the question text alone."""
         return frozenset()
 
     @default_property
     def request(self) -> SignalRequest:
-        """How much of each signal to read. Default: a whole draft and ten samples, if the gate needs those.
+        """How much of each signal to read, such as the number of samples.
 
-        A gate that needs hidden states must say which layers.
+        Default: a draft of 32 tokens if the gate needs drafts, and 10 samples if it needs samples. A gate that needs
+        hidden states must override this and name the layers.
         """
         needs_draft, needs_samples = self.needs & {Signal.DRAFT, Signal.LOGPROBS}, Signal.SAMPLES in self.needs
         return SignalRequest(
@@ -120,73 +129,88 @@ class Gate(ABC):
 
     @default_property
     def threshold(self) -> float:
-        """Retrieve if the need is above this, unless the user chooses another threshold."""
+        """Default threshold: passages are retrieved if the need is above it. Users may choose another one."""
         return 0.5
 
     @default_property
     def obeys_rules(self) -> bool:
-        """Whether rules may decide before this gate. False for the gates `always` and `never`."""
+        """Whether rules, such as the one for small talk, may decide instead of this gate. Default: True."""
         return True
 
     @default_property
     def is_pure(self) -> bool:
-        """Whether scoring is a short computation that is safe on an event loop and in several threads at once.
+        """Whether `score` is a short computation without side effects. Default: False.
 
-        Such a gate uses no model, file or network of its own and has no mutable state.
+        It may then be called on an event loop and from several threads at once. Such a gate uses no model, file or
+        network of its own and has no mutable state.
         """
         return False
 
     @default_property
     def note(self) -> str:
-        """Remark shown with every decision, for instance that the gate was fitted on another LLM."""
+        """Remark that is shown with every decision, for instance that the gate was fitted on another LLM."""
         return ""
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return the gate prepared for a model and the fingerprint of the prompts.
+        """Return the gate prepared for an LLM and its prompts. Default: the gate itself.
+
+        Args:
+            model: The LLM.
+            prompts: Fingerprint of the answer prompts.
 
         Raises:
             KnowgateError: The gate was fitted for another model or other prompts.
         """
         return self
 
-    # --- input beside the reading -----------------------------------------------------------------
+    # --- input besides the signals ----------------------------------------------------------------
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find logged questions similar to each question. `score` gets them in `Reading.neighbors[name]`."""
+        """Find earlier, logged questions that are similar to each question. Default: none.
+
+        `score` gets them in `Reading.neighbors`, under the name of the gate.
+        """
         return [() for _ in questions]
 
     @default_property
     def labels(self) -> tuple[str, ...]:
-        """Words among which the LLM chooses in the prompts of `build_label_prompts`."""
+        """Answer words between which the LLM chooses in the prompts of `build_label_prompts`, such as yes and no."""
         return ()
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Make the prompts of a gate that needs `Signal.LABELS`. `score` gets the logits in `Reading.labels[name]`."""
+        """Make the prompts of a gate that asks the LLM a question with fixed answer words, the labels.
+
+        Needed only for gates with `Signal.LABELS`. `score` gets the logits of the labels in `Reading.labels`, under the
+        name of the gate.
+        """
         return []
 
     @default_property
     def recorded_signal(self) -> str:
-        """Key of `Reading.signals` under which the LLM's answer to the label prompt may be recorded.
+        """Key of `Reading.signals` under which a label run may have recorded the LLM's answer to the label prompt.
 
-        If every reading has it, the LLM is not called. Empty if the answer is never recorded.
+        If all readings have a recorded answer, the LLM is not called. Empty if the answer is never recorded.
         """
         return ""
 
-    # --- output beside the score ------------------------------------------------------------------
+    # --- output besides the score -----------------------------------------------------------------
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Explain each score in words; an empty string means no explanation."""
         return ["" for _ in questions]
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """Measure how far each question is from the training questions: above 1 is far, None is unknown."""
+        """Measure how far each question is from the questions that the gate was fitted on.
+
+        A distance above 1 is farther than 99 % of those questions. None means unknown, which is the default.
+        """
         return [None for _ in questions]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
-        """Return how many rounds of retrieval each question should get if it is retrieved for."""
+        """Return how many rounds of retrieval each question should get if passages are retrieved. Default: 1."""
         return [1 for _ in questions]
 
     @default_property
     def passage_filter(self) -> PassageFilter | None:
-        """Filter that drops useless passages after retrieval, if the gate can judge them."""
+        """Filter that drops useless passages after retrieval; None (the default) keeps all passages."""
         return None

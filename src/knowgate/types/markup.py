@@ -29,18 +29,18 @@ def render_html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], cap
 
 
 def _render_row(row: Sequence[str], width: int) -> str:
-    """Render one row of an HTML table."""
+    """Render one row of an HTML table of `width` columns."""
     first, *others = row
     cells = [f'<th scope="row" style="text-align:left">{escape_html(first)}</th>']
     cells += [f'<td style="text-align:left">{escape_html(cell)}</td>' for cell in others]
     if others and len(row) < width:
-        span = width - len(row) + 1
+        span = width - len(row) + 1  # the last cell fills its own column and all missing ones
         cells[-1] = f'<td style="text-align:left" colspan="{span}">{escape_html(others[-1])}</td>'
     return f"<tr>{''.join(cells)}</tr>"
 
 
 def format_verdict(retrieve: bool) -> str:
-    """Return 'retrieve' or 'skip'."""
+    """Return the word for a decision: 'retrieve', or 'skip' if nothing is retrieved."""
     return "retrieve" if retrieve else "skip"
 
 

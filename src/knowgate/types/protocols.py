@@ -1,4 +1,7 @@
-"""Protocols: what a model, retriever, reranker, arbiter, ... must implement. Batches keep their order and length."""
+"""Protocols: what a model, retriever, reranker, arbiter and so on must implement.
+
+Methods that take a batch return one result per item, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +27,22 @@ TextStream = Generator[str, None, Completion]  # yields pieces of text and retur
 
 
 class ModelIdentity(Protocol):
-    """Identity of an LLM. Implemented by models, and by label runs for the LLM that they were made with.
+    """Identity of an LLM, to check that a fitted gate belongs to it.
 
-    It is a protocol and not a record because a served model may have to be asked for its fingerprint.
+    Models implement it, and label runs implement it for the LLM that they were made with. It is a protocol and not a
+    record, because the fingerprint of a model behind a server may require a request.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def fingerprint(self) -> str:
-        """Hash that identifies the weights. Fitted artifacts are bound to it."""
+        """Hash that identifies the weights. A fitted gate works only with the LLM of its fingerprint."""
         ...
 
     @property
     def depth(self) -> int:
-        """Number of hidden states: the embeddings and the output of each layer; 0 if the model offers none."""
+        """Number of hidden states per token: the embedding and one per layer; 0 if the model offers none."""
         ...
 
 
@@ -47,11 +51,11 @@ class Model(ModelIdentity, Protocol):
 
     @property
     def offers(self) -> frozenset[Signal]:
-        """Signals that `read` can give."""
+        """Signals that `read` can return."""
         ...
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Read the requested signals for each prompt in one forward pass."""
+        """Return the requested signals for each prompt, such as a draft answer or hidden states."""
         ...
 
     def generate(
@@ -68,11 +72,12 @@ class Model(ModelIdentity, Protocol):
 
         Args:
             prompts: The prompts.
-            max_tokens: Longest completion, in tokens.
-            temperature: 0 for greedy decoding; above it, tokens are sampled from the whole vocabulary.
+            max_tokens: Maximum length of a completion, in tokens.
+            temperature: 0 for greedy decoding; above 0, tokens are sampled from the whole vocabulary.
             n: Completions per prompt.
             seed: Seed of the sampling.
-            resume: `Reading.resume` of each prompt, to continue its draft. The completion includes the draft.
+            resume: `Reading.resume` of each prompt, to continue the draft that `read` generated without computing it
+                again. The completion includes the draft.
         """
         ...
 
@@ -82,7 +87,7 @@ class Model(ModelIdentity, Protocol):
 
     @property
     def concurrency(self) -> int:
-        """Number of threads that may use the model at once; 1 for a model on this machine."""
+        """Maximum number of threads that may call the model at once; 1 for a model on this machine."""
         ...
 
     @property
@@ -91,16 +96,27 @@ class Model(ModelIdentity, Protocol):
         ...
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Check whether each prompt and its answer fit into the context window; True if that is unknown."""
+        """Return for each prompt whether it and an answer of `max_tokens` fit into the context window.
+
+        True if the size of the context window is unknown.
+        """
         ...
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return logits or log-probabilities of the labels: one array (marked positions x labels) per prompt."""
+        """Return how probable each label is at each marked position of the prompts.
+
+        Args:
+            prompts: Prompts with marked positions.
+            labels: Answer words, such as yes and no.
+
+        Returns:
+            One array (marked positions x labels) of logits or log-probabilities per prompt.
+        """
         ...
 
 
 class Embedder(Protocol):
-    """Embeds texts as unit vectors."""
+    """Converts texts to vectors of length 1, whose inner product measures similarity."""
 
     @property
     def fingerprint(self) -> str: ...
@@ -111,7 +127,7 @@ class Embedder(Protocol):
 
 
 class Retriever(Protocol):
-    """Searches passages. Calls are sequential, but may come from different threads."""
+    """Searches for passages. It is never called concurrently, but calls may come from different threads."""
 
     @property
     def name(self) -> str: ...
@@ -126,7 +142,7 @@ class Retriever(Protocol):
 
 
 class Reranker(Protocol):
-    """Scores passages for a question."""
+    """Scores how relevant passages are to a question, to sort them after retrieval."""
 
     @property
     def name(self) -> str: ...
@@ -142,7 +158,7 @@ class Reranker(Protocol):
 
 @runtime_checkable
 class TokenizingModel(Protocol):
-    """A model that exposes its tokenizer, for gates that need a word to be a single token."""
+    """A model that exposes its tokenizer. Some gates use it to check that a label is a single token."""
 
     def tokenize(self, text: str) -> list[int]: ...
 
@@ -158,7 +174,7 @@ class ScoringModel(Protocol):
 
 @runtime_checkable
 class ServedModel(Protocol):
-    """A model behind a server, which sees only the tokens and log-probabilities that the server returns."""
+    """A model behind a server. Only the tokens and log-probabilities that the server returns are available."""
 
     @property
     def has_entropies(self) -> bool:
@@ -167,7 +183,7 @@ class ServedModel(Protocol):
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether labels can be read at positions inside a prompt, not only at its end."""
+        """Whether the logits of labels can be read at positions inside a prompt, not only at its end."""
         ...
 
     def check_request(self, request: SignalRequest, /) -> None:
@@ -175,20 +191,23 @@ class ServedModel(Protocol):
         ...
 
     def count_tokens(self, text: str) -> int | None:
-        """Return the number of tokens of a text; None if the server does not tell."""
+        """Return the number of tokens of a text; None if the server cannot count them."""
         ...
 
 
 class Runner(Protocol):
-    """Runs work over batches of questions, on this machine or on a cluster."""
+    """Splits questions into batches and processes them, on this machine or on a cluster."""
 
     def run(self, questions: Sequence[Question], work: Callable[[Sequence[Question]], Result]) -> Iterator[Result]:
-        """Yield the result of each batch. Work must be idempotent, because a batch may be repeated."""
+        """Call `work` with each batch of questions and yield its results.
+
+        A batch may be processed twice after a failure, so `work` must be idempotent.
+        """
         ...
 
 
 class PassageFilter(Protocol):
-    """Judges after retrieval whether passages are useful (KBM section 5.4)."""
+    """Judges after retrieval whether the passages are useful for answering (KBM paper, section 5.4)."""
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
         """Return for each question whether to keep its passages."""
@@ -197,7 +216,7 @@ class PassageFilter(Protocol):
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Closed-book and open-book answer to the same question.
+    """Closed-book (without passages) and open-book (with passages) answer to the same question.
 
     Attributes:
         question: The question.
@@ -214,11 +233,13 @@ class AnswerPair:
 
 @dataclass(frozen=True)
 class Belief:
-    """Probability that each answer of a pair is right. If they are equal, the open-book answer is chosen.
+    """An arbiter's estimate of how probably each answer of a pair is correct.
+
+    If the probabilities are equal, the open-book answer is chosen.
 
     Attributes:
-        closed: Probability of the closed-book answer.
-        open: Probability of the open-book answer.
+        closed: Probability that the closed-book answer is correct.
+        open: Probability that the open-book answer is correct.
         reason: Explanation in words; may be empty.
     """
 
@@ -228,44 +249,51 @@ class Belief:
 
     @property
     def prefers_closed(self) -> bool:
-        """Whether the closed-book answer is more probable."""
+        """Whether the closed-book answer is more probably correct than the open-book answer."""
         return self.closed > self.open
 
 
 class Arbiter(Protocol):
     """Chooses between the closed-book and the open-book answer after retrieval.
 
-    It is called only if the two answers differ. A subclass must implement `name`, `fingerprint` and `estimate`.
+    An arbiter is called only if the two answers differ. A subclass must implement `name`, `fingerprint` and `estimate`.
     """
 
     @property
     def name(self) -> str: ...
     @property
     def fingerprint(self) -> str:
-        """Hash that identifies its behavior. A guarantee for a gate with an arbiter holds for one fingerprint."""
+        """Hash that identifies the behavior of the arbiter.
+
+        A guarantee for a gate with an arbiter holds only for the arbiter with this fingerprint.
+        """
         ...
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Estimate for each pair how probably each answer is right."""
+        """Estimate for each pair how probably each of the two answers is correct."""
         ...
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """Signals of the two answers that it reads besides their text: `Signal.LOGPROBS`, or none."""
+        """Signals of the two answers that the arbiter needs besides their text: `Signal.LOGPROBS`, or none."""
         return frozenset()
 
     @property
     def needs_passages(self) -> bool:
-        """Whether it reads the passages, so that recorded answers without passages cannot be used."""
+        """Whether the arbiter reads the passages. If so, it cannot use recorded answers without passages."""
         return False
 
     @property
     def makes_drafts(self) -> bool:
-        """Whether a closed-book answer is generated for it if the gate does not read a whole one."""
+        """Whether to generate a closed-book answer for the arbiter if the gate has not read a complete one."""
         return True
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Return the arbiter prepared for a model and the fingerprint of the prompts.
+        """Return the arbiter prepared for an LLM and its prompts. Default: the arbiter itself.
+
+        Args:
+            model: The LLM.
+            prompts: Fingerprint of the answer prompts.
 
         Raises:
             KnowgateError: The arbiter was fitted for another model or other prompts.
@@ -273,5 +301,8 @@ class Arbiter(Protocol):
         return self
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Whether an open-book answer with this beginning is chosen in any case, so that it can be streamed."""
+        """Return whether the open-book answer is certain to be chosen if it begins like this.
+
+        Such an answer can be streamed to the user before it is complete.
+        """
         return False

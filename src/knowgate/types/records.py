@@ -17,18 +17,25 @@ SYNTHETIC_KEY = "synthetic"  # key of `Question.meta` that marks a question writ
 
 
 class Signal(StrEnum):
-    """Kind of information that a model can offer and a gate can need."""
+    """Kind of information about a question that an LLM can provide and a gate can need."""
 
-    DRAFT = "draft"  # beginning of the closed-book answer
+    DRAFT = "draft"  # beginning of the closed-book answer, which is given without passages
     LOGPROBS = "logprobs"  # log-probability, entropy and margin of the draft's tokens; implies a draft
     SAMPLES = "samples"  # several sampled answers
     HIDDEN = "hidden"  # hidden states before and after the draft
-    LABELS = "labels"  # logits of given label tokens at marked positions of a prompt
+    LABELS = "labels"  # logits of given answer words (labels) at marked positions of a prompt
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Piece of a document. `score` comes from the retriever or the reranker."""
+    """Piece of a document.
+
+    Attributes:
+        id: Identifier in the index.
+        text: Text of the passage.
+        title: Title of the document; may be empty.
+        score: Relevance to the question, from the retriever or the reranker; None if not scored.
+    """
 
     id: str
     text: str
@@ -38,7 +45,7 @@ class Passage:
 
 @dataclass(frozen=True)
 class Question:
-    """A question and what the data set knows about it.
+    """A question and what the data set says about it.
 
     Attributes:
         text: The question.
@@ -66,7 +73,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Input of a model: a user turn of a chat or, if `raw`, text that is continued without a chat template."""
+    """Input of an LLM.
+
+    Attributes:
+        text: A message of the user in a chat or, if `raw`, text that the LLM continues.
+        raw: Whether to pass the text to the LLM without its chat template.
+    """
 
     text: str
     raw: bool = False
@@ -74,12 +86,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LabelPrompt:
-    """Prompt with marked positions at which the logits of labels are read.
+    """Prompt with marked positions at which the logits of labels, such as yes and no, are read.
 
     Attributes:
-        parts: Text pieces; a label is read after each of them. Every piece but the first begins with the label that
-            stands at the previous position.
-        raw: If False, the only piece is a user turn and the label is read at the start of the answer.
+        parts: Pieces of the text. The logits are read at the end of each piece. Every piece except the first begins
+            with the label that was given as the answer at the previous position.
+        raw: If False, there is one piece, which is a chat message of the user. The logits are then read at the start of
+            the LLM's answer.
         prefix: Text before the first piece that many prompts share, so that a backend can cache its computation.
     """
 
@@ -96,7 +109,7 @@ class Token:
         text: Text of the token.
         logprob: Its log-probability.
         entropy: Entropy over the vocabulary in nats; None if the server returns only the top tokens.
-        margin: Probability of the most probable token minus that of the second.
+        margin: Probability of the most probable token minus that of the second most probable one.
     """
 
     text: str
@@ -111,7 +124,7 @@ class Completion:
 
     Attributes:
         text: The text.
-        tokens: Its tokens; None if the backend gives no log-probabilities.
+        tokens: Tokens of the text; None if the backend returns no log-probabilities.
         finished: False if the token limit stopped the generation.
         n_tokens: Number of generated tokens.
     """
@@ -127,9 +140,9 @@ class Sampling:
     """Sampling parameters. By default tokens are drawn from the whole distribution.
 
     Attributes:
-        temperature: Applied first.
-        top_p: Keep the fewest most probable tokens whose probabilities reach this sum; 1 keeps all.
-        top_k: Keep this many of the most probable tokens; 0 keeps all.
+        temperature: Sampling temperature. It is applied before `top_p` and `top_k`.
+        top_p: Draw from the smallest set of most probable tokens whose probabilities add up to this; 1 for all tokens.
+        top_k: Draw from this many of the most probable tokens; 0 for all tokens.
     """
 
     temperature: float = 1.0
@@ -138,25 +151,25 @@ class Sampling:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tokens can be drawn."""
+        """Whether samples are drawn from all tokens, without a `top_p` or `top_k` limit."""
         return self.top_p >= 1 and self.top_k == 0
 
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """What to read in one pass over a question, so that nothing unneeded is computed.
+    """Which signals to read from the LLM for a question. Signals that are not requested are not computed.
 
     Attributes:
-        draft_tokens: Longest draft; 0 for no draft.
-        layers: Indices of the hidden states to keep (0 is the embeddings, negative ones count from the end).
-        after_draft: Also keep the hidden states at the last token of the draft.
+        draft_tokens: Maximum length of the draft in tokens; 0 for no draft.
+        layers: Layers whose hidden states to return. 0 is the embedding; negative numbers count from the last layer.
+        after_draft: Also return the hidden states at the last token of the draft.
         samples: Number of sampled answers.
-        sample_tokens: Longest sampled answer.
-        sampling: How samples are drawn.
-        seed: Seed of the samples.
-        sample_layer: Layer whose hidden state at the end of each sample is kept.
-        resumable: Whether generation may continue from the reading. If not, its cache is freed at once.
-        sample_end: Read the state of a sample at its end-of-sequence token instead of its last text token.
+        sample_tokens: Maximum length of a sampled answer in tokens.
+        sampling: Sampling parameters of the sampled answers.
+        seed: Seed of the sampled answers.
+        sample_layer: Layer whose hidden state at the end of each sampled answer is returned; None for none.
+        resumable: Whether the draft may be continued later. If False, its key-value cache is freed at once.
+        sample_end: Take the hidden state of a sample at its end-of-sequence token instead of its last text token.
         entropies: Request token entropies from backends that compute them only on demand.
     """
 
@@ -174,11 +187,11 @@ class SignalRequest:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no pass over the question is needed."""
+        """Whether nothing is requested, so that the LLM need not be called."""
         return not (self.draft_tokens or self.layers or self.samples)
 
     def __or__(self, other: SignalRequest) -> SignalRequest:
-        """Combine two requests into one that one pass can serve."""
+        """Combine two requests into one that covers both. Where they conflict, `self` takes precedence."""
         return SignalRequest(
             draft_tokens=max(self.draft_tokens, other.draft_tokens),
             layers=tuple(sorted({*self.layers, *other.layers})),
@@ -196,15 +209,15 @@ class SignalRequest:
 
 @dataclass(frozen=True)
 class Neighbor:
-    """Logged question that is similar to the current one.
+    """Earlier question from the log that is similar to the current one.
 
     Attributes:
         question: Text of the logged question.
         label: 'known', 'unknown' or 'time-sensitive'.
         similarity: Cosine similarity to the current question.
-        outcome: Effect of retrieval on its answer ('better', 'worse' or 'same'), if known.
+        outcome: Effect of retrieval on the answer to the logged question ('better', 'worse' or 'same'), if known.
         source: Where the log entry comes from.
-        weight: Weight of the entry in a vote.
+        weight: Weight of the entry when neighbors vote on the current question.
     """
 
     question: str
@@ -217,18 +230,18 @@ class Neighbor:
 
 @dataclass(frozen=True)
 class Reading:
-    """Signals from one forward pass over a question without passages.
+    """Signals that were read from the LLM for a question without passages.
 
     Attributes:
-        draft: Beginning of the closed-book answer.
-        hidden: Hidden state at the last prompt token, by layer.
-        hidden_after: Hidden state at the last draft token, by layer.
+        draft: Beginning of the closed-book answer; None if not requested.
+        hidden: Hidden state at the last token of the prompt, keyed by layer.
+        hidden_after: Hidden state at the last token of the draft, keyed by layer.
         samples: Sampled answers.
-        labels: Logits (marked positions x labels), by the name of the gate that asked for them.
-        neighbors: Similar logged questions, most similar first, by the name of the gate that searched them.
-        signals: Precomputed numbers that stand in for signals that were not stored.
-        resume: Handle that `Model.generate` takes to continue the draft without a second prefill.
-        sample_states: Hidden state at the end of each sample.
+        labels: Logits (marked positions x labels), keyed by the name of the gate that asked for them.
+        neighbors: Similar logged questions, most similar first, keyed by the name of the gate that searched for them.
+        signals: Numbers that a label run computed and stored in place of larger signals, keyed by name.
+        resume: Handle with which `Model.generate` continues the draft without processing the prompt again.
+        sample_states: Hidden state at the end of each sampled answer (samples x dimensions).
     """
 
     draft: Completion | None = None
@@ -245,13 +258,13 @@ class Reading:
 class DecisionNote(StrEnum):
     """Machine-readable remark about how a decision was carried out."""
 
-    NOTHING_FOUND = "nothing found"
+    NOTHING_FOUND = "nothing found"  # the retriever returned no passages
     PASSAGES_USELESS = "passages useless"  # the passage filter dropped them
-    NO_PASSAGE_FITS = "no passage fits"  # none fits into the context window
-    NOT_RERANKED = "not reranked"  # the retriever was sure of its order
+    NO_PASSAGE_FITS = "no passage fits"  # no passage fits into the context window
+    NOT_RERANKED = "not reranked"  # the reranker was skipped, because the retriever's scores were clear enough
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
-    DRAFT_GIVEN = "draft given"  # the arbiter chose the closed-book answer after retrieval
-    LABELS_UNLISTED = "labels unlisted"  # the server listed none of the gate's labels among its top tokens
+    DRAFT_GIVEN = "draft given"  # passages were retrieved, but the arbiter chose the closed-book answer
+    LABELS_UNLISTED = "labels unlisted"  # the server returned probabilities for none of the gate's labels
     WOULD_SKIP = "would skip"  # the gate or a rule decided to skip, but shadow mode retrieves everything
 
 
@@ -261,14 +274,15 @@ class Decision:
 
     Attributes:
         retrieve: True to retrieve.
-        need: Score of the gate in [0, 1]: 0 means that the LLM knows the answer, 1 that it must retrieve.
-        threshold: Retrieve if `need` is above this.
+        need: Need for retrieval that the gate scored, from 0 (the LLM knows the answer) to 1 (retrieve).
+        threshold: Passages are retrieved if `need` is above this.
         gate: Name of the gate.
         reason: Explanation in words.
         neighbors: Similar logged questions that the gate used.
         notes: Machine-readable remarks; see `DecisionNote`.
         raw: Score of a fitted gate before calibration; None for other gates.
-        distance: Distance to the training questions of the gate; above 1 it is farther than 99 % of them.
+        distance: Distance to the questions that the gate was fitted on; above 1 is farther than 99 % of them. None if
+            unknown.
         rule: Name of the rule that decided instead of the gate; empty if none did.
     """
 
@@ -300,17 +314,17 @@ class Decision:
 
 @dataclass(frozen=True)
 class ArbiterChoice:
-    """Which of two answers an arbiter gave after retrieval.
+    """Choice between the closed-book and the open-book answer after retrieval.
 
     Attributes:
-        is_closed_book: Whether the closed-book answer was given.
+        is_closed_book: Whether the closed-book answer was chosen.
         arbiter: Name of the arbiter.
         reason: Explanation in words.
         closed: Text of the closed-book answer.
         open: Text of the open-book answer.
-        closed_probability: Probability that the closed-book answer is right; None if the two answers agree, because
-            then the arbiter is not called.
-        open_probability: The same for the open-book answer.
+        closed_probability: Probability that the closed-book answer is correct. None if the two answers agree, because
+            the arbiter is not called then.
+        open_probability: Probability that the open-book answer is correct, or None.
     """
 
     is_closed_book: bool
@@ -323,24 +337,24 @@ class ArbiterChoice:
 
     @property
     def was_arbitrated(self) -> bool:
-        """Whether the arbiter preferred one of the answers."""
+        """Whether the arbiter was called and found one of the answers more probable."""
         return self.closed_probability != self.open_probability
 
 
 @dataclass(frozen=True, repr=False)
 class Answer:
-    """Answer to a question and how it came about.
+    """Answer to a question, with the decision, the passages and the time that led to it.
 
     Attributes:
         question: The question.
         text: The answer.
         decision: Whether passages were retrieved, and why.
-        passages: Passages that the LLM was given.
-        seconds: Duration of each stage, and 'total'.
-        draft: Closed-book draft that the gate read.
-        n_tokens: Tokens generated for `text`, including its draft.
-        choice: What the arbiter chose; None if there was no choice.
-        batch_size: Number of questions answered in the same passes. Their time is shared evenly.
+        passages: Passages that the LLM was given; empty if none were retrieved.
+        seconds: Duration of each stage in seconds, keyed by its name, and 'total'.
+        draft: Closed-book draft that the gate read; None if it read none.
+        n_tokens: Number of tokens generated for `text`, including its draft.
+        choice: Choice of the arbiter between two answers; None without an arbiter or without retrieval.
+        batch_size: Number of questions that were answered together. `seconds` is an equal share of their time.
         finished: False if the token limit cut the answer off.
     """
 
@@ -357,7 +371,7 @@ class Answer:
 
     @property
     def open_text(self) -> str:
-        """The open-book answer, even if the arbiter chose the other one."""
+        """Text of the open-book answer if an arbiter chose between two answers; otherwise `text`."""
         return self.text if self.choice is None else self.choice.open
 
     def __repr__(self) -> str:
@@ -374,28 +388,28 @@ class Answer:
 
 @dataclass(frozen=True)
 class DecisionEvent:
-    """The gate has decided. The decision of the final answer may hold more, such as notes on retrieval."""
+    """Event: the gate has decided. The decision in the final answer may have more notes, such as on retrieval."""
 
     decision: Decision
 
 
 @dataclass(frozen=True)
 class PassagesEvent:
-    """Passages that the LLM is given. Each round of retrieval that changes them has its own event."""
+    """Event: passages for the LLM were retrieved. Another round of retrieval that changes them has its own event."""
 
     passages: tuple[Passage, ...]
 
 
 @dataclass(frozen=True)
 class TextEvent:
-    """Next piece of the answer; never empty. All pieces joined are the text of the answer."""
+    """Event: the next piece of the answer, never empty. All pieces joined are the text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class AnswerEvent:
-    """The complete answer. It is the last event."""
+    """Event: the complete answer. This is the last event of a stream."""
 
     answer: Answer
 

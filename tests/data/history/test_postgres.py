@@ -202,7 +202,10 @@ def _forget_open(address):
     ("address", "said"),
     [
         ("postgresql://me:{0}@127.0.0.1:1/db", r"cannot reach the database postgresql://\*\*\*@127.0.0.1:1/db: .*"),
-        ("postgresql://me:{0}@/db?host=/nowhere", "cannot reach the database .*Check that it runs and the address"),
+        (
+            "postgresql://me:{0}@/db?host=/nowhere",
+            "cannot reach the database .*Check the address, and",
+        ),
         ("postgresql://me:{0}@host:port/db", "cannot reach"),
         ("postgresql://me:{0}/x@host:12/db", "cannot be read|cannot reach"),
         (
@@ -252,7 +255,7 @@ def test_a_database_without_pgvector_is_reported_with_advice(server):
 def test_missing_rights_are_reported(server):
     server.sql("CREATE ROLE guest LOGIN")
     address = server.address()
-    with pytest.raises(BadSetting, match=r"this user lacks rights .*permission denied for database .*grant rights"):
+    with pytest.raises(BadSetting, match=r"this user lacks permissions .*permission denied for .*grant permissions"):
         log_at(address.replace("postgres@", "guest@")).count(SCOPE)
     log_at(address).add([entry("one")])
     with pytest.raises(BadSetting, match=r"permission denied for schema test_\d+_\d+\. Let its owner grant"):
@@ -267,7 +270,7 @@ def test_a_reader_with_rights_to_read_can_search_but_not_write(server):
     server.sql(f"GRANT USAGE ON SCHEMA {schema} TO reader", f"GRANT SELECT ON ALL TABLES IN SCHEMA {schema} TO reader")
     log = log_at(address.replace("postgres@", "reader@"))
     assert len(log.search(["capital"], 2, SCOPE)[0]) == 2
-    with pytest.raises(BadSetting, match="this user lacks rights"):
+    with pytest.raises(BadSetting, match="this user lacks permissions"):
         log.add([entry("three")])
 
 

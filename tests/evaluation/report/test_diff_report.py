@@ -193,7 +193,7 @@ def test_the_command_exits_with_3_if_accuracy_dropped(both, tmp_path, capsys):
     assert knowgate(command) == 3
     output = capsys.readouterr()
     assert "B is worse than A. Points of accuracy, with 95 % intervals: 'always' -20.0" in output.out
-    assert "Worse by more than 1 point: 'always', 'recommended'." in output.err
+    assert "Accuracy fell by more than 1 point: 'always', 'recommended'." in output.err
     assert page.is_file()
     assert knowgate(["compare", *map(str, reversed(both)), "--no-html", "--fail-if-worse", "0.01"]) == 0
 

@@ -209,8 +209,8 @@ def test_weights_for_states_of_another_width_are_rejected(folder):
         ({"options": {"position": "pre"}}, "has no field 'layer'"),
         ({"calibration": {"kind": "isotonic", "x": [0.0, 1.0], "y": [1.0]}}, "as many x as y knots"),
         ({"metrics": {"auroc": {"value": []}}}, "metrics.auroc.value is [], not a number"),
-        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not the name of a file inside it"),
-        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not the name of a file inside it"),
+        ({"files": {"../../outside.txt": "0"}}, "'../../outside.txt' is not the name of a file inside the folder"),
+        ({"files": {"/etc/passwd": "0"}}, "'/etc/passwd' is not the name of a file inside the folder"),
     ],
 )
 def test_an_invalid_field_is_rejected_by_name(folder, values, words):

@@ -100,16 +100,25 @@ def test_doubled_braces_become_braces(file):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('[en]\nclosed = "no question here"', r"en\.closed has the placeholders \[\], needs \['query'\]"),
-        ('[en]\nclosed = "{query} {evidence}"', r"has the placeholders \['evidence', 'query'\], needs \['query'\]"),
-        ('[zh]\nopen = "{query}"', r"zh\.open has the placeholders \['query'\], needs \['evidence', 'query'\]"),
+        (
+            '[en]\nclosed = "no question here"',
+            r"en\.closed has the placeholders \[\], but it must have exactly these: \['query'\]",
+        ),
+        (
+            '[en]\nclosed = "{query} {evidence}"',
+            r"has the placeholders \['evidence', 'query'\], but it must have exactly these: \['query'\]",
+        ),
+        (
+            '[zh]\nopen = "{query}"',
+            r"zh\.open has the placeholders \['query'\], but it must have exactly these: \['evidence', 'query'\]",
+        ),
         ('[en]\nclosed = "{}"', r"placeholders \[''\]"),
         ('[en]\nclose = "{query}"', "unknown template 'close'. Known: closed, open, choice_closed, choice_open"),
         ('[fr]\nclosed = "{query}"', r"unknown section \[fr\]. Known: en, zh"),
         ('[en]\nclosed = "{query"', "unbalanced braces"),
         ('[en]\nclosed = "{query}}"', "unbalanced braces"),
-        ('closed = "{query}"', r"below \[en\] or \[zh\]"),
-        ("[en]\nclosed = 3", r"below \[en\] or \[zh\]"),
+        ('closed = "{query}"', r"in a section \[en\] or \[zh\]"),
+        ("[en]\nclosed = 3", r"in a section \[en\] or \[zh\]"),
         ("[en", "the prompt file .* is not valid TOML"),
     ],
 )

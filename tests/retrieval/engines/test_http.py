@@ -141,5 +141,5 @@ def test_keys_in_the_url_never_appear_in_errors():
 
 @pytest.mark.parametrize("url", ["ftp://x", "search.example", "http://x:notaport/"])
 def test_an_invalid_url_is_an_error(url: str):
-    with pytest.raises(BadSetting, match="is not an address of the search server"):
+    with pytest.raises(BadSetting, match="is not a valid address for the search server"):
         HttpRetriever(url)

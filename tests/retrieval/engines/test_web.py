@@ -253,7 +253,7 @@ def test_malformed_results_are_left_out(web):
     [
         ("web:google", "Known: searxng, tavily, brave, replay"),
         ("web:searxng", "needs its address: web:searxng@https"),
-        ("web:searxng@ftp://x", "not an address of the web search"),
+        ("web:searxng@ftp://x", "not a valid address for the web search"),
         ("web:replay@nowhere", "there is no recording"),
         ("web:tavily?colour=red", "unknown option 'colour'"),
         ("web:tavily?safe=9", "safe='9' is not allowed"),

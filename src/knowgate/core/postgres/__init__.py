@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """Group of tables with one version number.
+    """Definition of a group of tables that are created and upgraded together.
 
     Attributes:
         name: Name of the group.
-        steps: Migrations: the statements that lead to version 1, 2, and so on.
-        tables: Columns of each table in the latest version.
-        has_vectors: Whether the tables need pgvector.
+        steps: Migrations. The first contains the SQL statements that create version 1, the next those that upgrade to
+            version 2, and so on.
+        tables: Names of the columns of each table in the latest version.
+        has_vectors: Whether the tables need the extension pgvector.
     """
 
     name: str
@@ -35,7 +36,7 @@ class TableSchema:
 
     @property
     def version(self) -> int:
-        """The latest version: the number of migrations."""
+        """The latest version of the tables, which is the number of migrations."""
         return len(self.steps)
 
 
@@ -46,12 +47,14 @@ _OPEN_LOCK = threading.Lock()
 def open_postgres(
     address: DatabaseAddress, schema: TableSchema | None = None, settings: tuple[tuple[str, str], ...] = ()
 ) -> PostgresDatabase:
-    """Open a database, sharing its connection pool with other users of the same tables in this process.
+    """Return the database at an address.
+
+    Calls with the same address and tables in one process return the same object, so they share its connections.
 
     Args:
-        address: The address.
-        schema: Tables to create or migrate on first use; None to use tables that knowgate does not manage.
-        settings: PostgreSQL settings of every connection.
+        address: The address of the database.
+        schema: Tables to create or upgrade on first use; None to use tables that knowgate does not manage.
+        settings: Names and values of PostgreSQL settings for every connection.
     """
     try:
         from knowgate.core.postgres.database import PostgresDatabase
@@ -65,7 +68,7 @@ def open_postgres(
 
 
 def _close_all() -> None:
-    """Close the databases that this process opened."""
+    """Close the databases that this process opened, but not those that it inherited by a fork."""
     for (process, *_), database in list(_OPEN.items()):
         if process == os.getpid():
             with contextlib.suppress(KnowgateError):

@@ -1,7 +1,8 @@
 """Database addresses: 'postgresql://USER@HOST:PORT/DATABASE?schema=NAME'.
 
-An address may contain every parameter of libpq, and libpq fills in what is missing (PGPASSWORD, ~/.pgpass, ...).
-`schema` is an addition of knowgate, so that several logs can share a database.
+An address may contain every parameter of libpq, the PostgreSQL client library. libpq takes missing parts from its usual
+places, such as PGPASSWORD and ~/.pgpass. The parameter `schema` is an addition of knowgate. It names the schema of the
+tables, so that several logs can share a database.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ EXAMPLE_ADDRESS = "postgresql://USER@HOST:5432/DATABASE"
 
 @dataclass(frozen=True)
 class DatabaseAddress:
-    """Address of a database.
+    """Address of a PostgreSQL database.
 
     Attributes:
         conninfo: Connection string for libpq.
-        schema: Schema of knowgate's tables.
+        schema: Name of the PostgreSQL schema that contains knowgate's tables.
         redacted: The address without secrets, for messages.
         secrets: Values that must not appear in messages, even if a server repeats them.
     """
@@ -45,29 +46,39 @@ class DatabaseAddress:
 
 
 def is_postgres_address(spec: str) -> bool:
+    """Return whether a text is the address of a PostgreSQL database rather than a path."""
     return spec.strip().startswith(SCHEMES)
 
 
 def parse_database_address(spec: str, *, schema: str = DEFAULT_SCHEMA) -> DatabaseAddress:
-    """Parse an address; `schema` is the default if the address names none."""
+    """Parse the address of a database.
+
+    Args:
+        spec: The address.
+        schema: Schema to use if the address names none.
+
+    Raises:
+        BadSetting: The text is not an address, or the name of its schema is not allowed.
+    """
     spec = spec.strip()
     login, path, parameters = _split(spec)
     schema = parameters.pop("schema", schema)
     if not SCHEMA_NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise BadSetting(
             f"the schema of {redact_secrets(spec)} cannot be used: its name must be lowercase letters, digits and "
-            "underscores, such as ?schema=team_a."
+            "underscores, and must not begin with pg_. Write a name such as ?schema=team_a."
         )
     query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
     conninfo = f"{SCHEMES[0]}{login}{'@' if login else ''}{path}{query}"
     values = [unquote(part) for part in login.partition(":")[2:]]
     values += [parameters.get(key, "") for key in SECRET_PARAMETERS]
+    # A server may repeat a secret as it is or percent-encoded. Longer secrets are replaced first.
     forms = {form for value in values for form in (value, quote(value, safe="")) if len(form) > 2}
     return DatabaseAddress(conninfo, schema, redact_secrets(spec), tuple(sorted(forms, key=len, reverse=True)))
 
 
 def _split(spec: str) -> tuple[str, str, dict[str, str]]:
-    """Split an address into login, host with database, and parameters."""
+    """Split an address into 'USER:PASSWORD', 'HOST:PORT/DATABASE' and the parameters after the question mark."""
     scheme = next((scheme for scheme in SCHEMES if spec.startswith(scheme)), None)
     if scheme is None:
         raise BadSetting(f"'{redact_secrets(spec)}' is not the address of a database. Write {EXAMPLE_ADDRESS}.")
@@ -77,10 +88,10 @@ def _split(spec: str) -> tuple[str, str, dict[str, str]]:
 
 
 def to_storable_text(text: str) -> str:
-    """Replace NUL and lone surrogates, which PostgreSQL cannot store."""
+    """Replace NUL characters and lone surrogates, which PostgreSQL cannot store, by replacement characters."""
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
 
 
 def format_vector(numbers: Iterable[float]) -> str:
-    """Format a vector for pgvector; nine digits preserve every 32-bit float."""
+    """Format a vector as pgvector reads it. Nine digits are enough to preserve every 32-bit float."""
     return "[" + ",".join(f"{number:.9g}" for number in numbers) + "]"

@@ -1,4 +1,4 @@
-"""A database with a connection pool. Tables are created or migrated before the first use.
+"""A PostgreSQL database with a connection pool. Its tables are created or upgraded before the first use.
 
 Statements use question marks for parameters, as in SQLite, so that both databases can share them.
 """
@@ -31,21 +31,22 @@ MAX_CONNECTIONS = 8
 CONNECT_TIMEOUT = 10.0  # seconds to open a connection or to get one from the pool
 MAX_IDLE_SECONDS = 120.0
 MAX_TRANSACTION_TRIES = 5
-LOST_CONNECTION_STATES = ("08", "57P0")  # SQLSTATE of a lost connection, and of a server that stops or starts
-SMALL_TABLE_BYTES = 64 << 20  # of a table that can be rewritten within seconds
+# Beginnings of the error codes (SQLSTATE) of a lost connection, and of a server that stops or starts.
+LOST_CONNECTION_STATES = ("08", "57P0")
+SMALL_TABLE_BYTES = 64 << 20  # a table up to this size can be rewritten within seconds
 VACUUM_LOCK_TIMEOUT = "5s"
 RETRYABLE_ERRORS = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 DATABASE_ERRORS = (psycopg.Error, PoolTimeout, PoolClosed)
-logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # failures are raised as errors of ours
+logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)  # failures are raised as KnowgateError instead
 
 
 def to_psycopg_query(query: str) -> bytes:
-    """Convert a statement with question marks to psycopg's placeholders."""
+    """Convert a statement with ? for parameters to the placeholders %s of psycopg."""
     return query.replace("%", "%%").replace("?", "%s").encode()
 
 
 class WriteTransaction:
-    """Open transaction that takes statements with question marks."""
+    """Open transaction. Its statements use question marks for parameters."""
 
     def __init__(self, connection: Connection):
         self.connection = connection
@@ -92,7 +93,11 @@ class PostgresDatabase:
                 raise translate_error(self.address, error) from None
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query; if the connection turns out to be dead, once more on a checked one."""
+        """Run a query and return its rows.
+
+        If the connection is lost, for instance because the server was restarted, the query is run once more on a connection
+        that is known to work.
+        """
         try:
             with self._open_pool().connection() as connection:
                 return connection.execute(to_psycopg_query(query), list(values)).fetchall()
@@ -105,7 +110,11 @@ class PostgresDatabase:
             return connection.execute(to_psycopg_query(query), list(values)).fetchall()
 
     def write(self, work: Callable[[WriteTransaction], Result]) -> Result:
-        """Run idempotent work in a transaction, and again if it conflicts with another transaction."""
+        """Call `work` in a transaction and return its result.
+
+        If the transaction conflicts with another one, it is rolled back and `work` is called again, up to
+        MAX_TRANSACTION_TRIES times. `work` must therefore have no effects outside of the database.
+        """
         for tries_left in reversed(range(MAX_TRANSACTION_TRIES)):
             try:
                 with self._get_live_connection() as connection, connection.transaction():
@@ -119,7 +128,12 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def transaction(self, lock: str = "") -> Iterator[WriteTransaction]:
-        """Open a transaction; with `lock`, after all others of any process that use the same lock name."""
+        """Open a transaction.
+
+        Args:
+            lock: Name of a lock. The transaction waits until no other transaction of any process holds the lock, and holds
+                it until it ends. Empty for no lock.
+        """
         with self.connection() as connection, connection.transaction():
             if lock:
                 name = f"{self.address.schema}/{lock}"
@@ -129,12 +143,12 @@ class PostgresDatabase:
     def execute_outside_transaction(
         self, statements: Sequence[str], on_warning: Callable[[str], None], lock: str = ""
     ) -> bool:
-        """Run statements one by one, as VACUUM and concurrent index builds require.
+        """Run statements one by one without a transaction, as VACUUM and concurrent index builds require.
 
         Args:
             statements: The statements.
             on_warning: Called with each warning of the server.
-            lock: Name of a lock; if another process holds it, nothing is run.
+            lock: Name of a lock; if another process holds the lock, no statement is run. Empty for no lock.
 
         Returns:
             Whether the statements were run.
@@ -157,7 +171,11 @@ class PostgresDatabase:
                 connection.close()  # drops its session settings and locks
 
     def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
-        """Remove deleted rows from the files of the database. Small tables are rewritten completely."""
+        """Remove deleted rows from the files of the database, so that no traces of them are left.
+
+        Only small tables are rewritten completely. For large tables and on failure, `on_warning` is called with a message
+        that says what is left to do.
+        """
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]
             statement = f"VACUUM (FULL) {table}" if is_small else f"VACUUM {table}"
@@ -165,7 +183,7 @@ class PostgresDatabase:
                 set_timeout = f"SET lock_timeout = '{VACUUM_LOCK_TIMEOUT}'"
                 self.execute_outside_transaction([set_timeout, statement], on_warning)
             except KnowgateError as error:
-                on_warning(f"Deleted, but not yet removed from the files of the database: {error}")
+                on_warning(f"The rows are deleted, but traces of them remain in the database files: {error}")
             if not is_small:
                 on_warning(
                     "Deleted and vacuumed. The table is too large to be rewritten now, so free space in its file may "
@@ -173,14 +191,14 @@ class PostgresDatabase:
                 )
 
     def _try_lock(self, connection: Connection, lock: str) -> bool:
-        """Try to take a session lock; return whether it succeeded."""
+        """Try to take a lock for the lifetime of the connection, without waiting; return whether it succeeded."""
         name = f"{self.address.schema}/{lock}"
         row = connection.execute("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [name]).fetchone()
         return bool(row and row[0])
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Get a live connection. Database errors inside the block are translated."""
+        """Get a working connection. Database errors inside the block are raised as KnowgateError."""
         try:
             with self._get_live_connection() as connection:
                 yield connection
@@ -189,7 +207,10 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _get_live_connection(self) -> Iterator[Connection]:
-        """Get a connection that works. After a restart of the server, all connections in the pool are dead."""
+        """Get a connection that was checked to work.
+
+        After a restart of the server, all connections of the pool are dead and must be replaced.
+        """
         pool = self._open_pool()
         connection = pool.getconn()
         try:
@@ -204,7 +225,7 @@ class PostgresDatabase:
             pool.putconn(connection)
 
     def _open_pool(self) -> ConnectionPool[Connection]:
-        """Return the connection pool; on first use, prepare the tables and open it."""
+        """Return the connection pool. The first call creates or upgrades the tables and opens the pool."""
         with self._lock:
             if self._pool is None:
                 with self._connect() as connection:
@@ -224,7 +245,7 @@ class PostgresDatabase:
             return self._pool
 
     def _prepare(self, connection: Connection) -> None:
-        """Create or migrate the tables."""
+        """Create or upgrade the tables; does nothing for tables that knowgate does not manage."""
         if self.schema is None:
             return
         try:
@@ -234,7 +255,10 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _connect(self) -> Iterator[Connection]:
-        """Open a connection without the pool, whose timeouts would hide why the database cannot be reached."""
+        """Open a connection without the pool.
+
+        If the database cannot be reached, the pool would report only a timeout, but this connection reports the reason.
+        """
         try:
             connection = psycopg.connect(self.address.conninfo, **self._connect_options)
         except (psycopg.Error, UnicodeError, ValueError) as error:
@@ -244,13 +268,13 @@ class PostgresDatabase:
 
     @property
     def _connect_options(self) -> dict[str, Any]:
-        """Connection options that the address does not set itself."""
+        """Options for new connections: defaults for what the address does not set, and autocommit mode."""
         defaults = {"application_name": "knowgate", "connect_timeout": str(int(CONNECT_TIMEOUT))}
         missing = {name: value for name, value in defaults.items() if f"{name}=" not in self.address.conninfo}
         return {**missing, "autocommit": True}
 
     def _configure(self, connection: Connection) -> None:
-        """Set the search path and the settings of a new connection."""
+        """Prepare a new connection: make it use the schema of the address, and apply the settings."""
         if self.schema is not None:
             set_search_path(connection, self.address)
         for name, value in self.settings:

@@ -1,7 +1,8 @@
-"""Database errors in plain words, and migrations: creating and upgrading versioned tables, all steps or none.
+"""Database errors in plain words, and migrations, which create tables or upgrade them to the latest version.
 
-The table `versions` records what a schema contains. A schema that does not match its record, tables of other programs,
-and tables of a newer knowgate are rejected and left unchanged. One process migrates while others wait.
+The table `versions` records the version of each group of tables. All steps of a migration run in one transaction. An
+error is raised, and nothing is changed, if the tables do not match their recorded version, belong to another program,
+or were made by a newer knowgate. Only one process migrates at a time; others wait.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ MISSING_OBJECT_ERRORS = (
 CAPACITY_ERRORS = (errors.DiskFull, errors.OutOfMemory)
 BUSY_ERRORS = (errors.LockNotAvailable, errors.DeadlockDetected, errors.QueryCanceled, errors.TooManyConnections)
 CREATE_VERSIONS_TABLE = "CREATE TABLE IF NOT EXISTS versions (part TEXT PRIMARY KEY, version INTEGER NOT NULL)"
-MIGRATION_LOCK_ID = 7_206_113_301  # an arbitrary number
-MIN_PGVECTOR_VERSION = (0, 8)  # has iterative scans; older versions find too few rows with filters
+MIGRATION_LOCK_ID = 7_206_113_301  # an arbitrary number that all processes use for the lock
+MIN_PGVECTOR_VERSION = (0, 8)  # older versions lack iterative scans and find too few rows with filters
 
 
 def translate_error(address: DatabaseAddress, error: Exception) -> KnowgateError:
-    """Translate a database error into one that says what to do."""
+    """Convert an error of psycopg to a KnowgateError that says what is wrong and what to do."""
     database, message = address.redacted, _get_message(address, error)
     if isinstance(error, PoolTimeout):
         return KnowgateError(
@@ -41,8 +42,8 @@ def translate_error(address: DatabaseAddress, error: Exception) -> KnowgateError
         )
     if isinstance(error, errors.InsufficientPrivilege):
         return BadSetting(
-            f"this user lacks rights in the database {database}: {message}. Let its owner grant rights on the schema "
-            f"'{address.schema}', or use the address of a user who has them."
+            f"this user lacks permissions in the database {database}: {message}. Ask its owner to grant permissions on "
+            f"the schema '{address.schema}', or use the address of another user."
         )
     if isinstance(error, MISSING_OBJECT_ERRORS):
         return make_schema_error(address, message)
@@ -58,7 +59,7 @@ def translate_error(address: DatabaseAddress, error: Exception) -> KnowgateError
 def make_connection_error(address: DatabaseAddress, error: Exception) -> KnowgateError:
     """Make the error for a database that cannot be reached or rejects the login."""
     message = _get_message(address, error)
-    if isinstance(error, psycopg.ProgrammingError):  # libpq cannot parse it, and its message may quote any part of it
+    if isinstance(error, psycopg.ProgrammingError):  # libpq's message may quote secret parts of the address
         return BadSetting(
             f"the address {address.redacted} cannot be parsed. Write special characters in user and password as %40 "
             "(@), %2F (/), %3A (:), or put the password into PGPASSWORD."
@@ -69,7 +70,7 @@ def make_connection_error(address: DatabaseAddress, error: Exception) -> Knowgat
             "PGPASSWORD, ~/.pgpass or the address."
         )
     return KnowgateError(
-        f"cannot reach the database {address.redacted}: {message}. Check that it runs and the address."
+        f"cannot reach the database {address.redacted}: {message}. Check the address, and that the database runs."
     )
 
 
@@ -77,19 +78,19 @@ def make_schema_error(address: DatabaseAddress, problem: str) -> KnowgateError:
     """Make the error for a schema whose tables do not match their recorded version."""
     return ArtifactError(
         f"the schema '{address.schema}' of {address.redacted} is inconsistent, as after an interrupted migration: "
-        f"{problem}. It was not changed. Restore it from a backup, or choose another one with ?schema=NAME."
+        f"{problem}. It was not changed. Restore it from a backup, or choose another schema with ?schema=NAME."
     )
 
 
 def _get_message(address: DatabaseAddress, error: Exception) -> str:
-    """Return the first line of a server's message, without secrets; other lines are hints and positions."""
+    """Return the first line of a server's error message, without secrets. Later lines only contain hints."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     lines = str(primary or error).strip().splitlines() or [type(error).__name__]
     return address.redact(lines[0])[:MAX_SERVER_MESSAGE_CHARS]
 
 
 def set_search_path(connection: Connection, address: DatabaseAddress) -> None:
-    """Make a connection use the schema of the address, and the schema of pgvector."""
+    """Make a connection find tables in the schema of the address, and types in the schema of pgvector."""
     row = connection.execute(
         "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
     ).fetchone()
@@ -99,7 +100,7 @@ def set_search_path(connection: Connection, address: DatabaseAddress) -> None:
 
 
 def has_tables(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> bool:
-    """Return whether the tables exist, in any version."""
+    """Return whether a version of the tables is recorded, which may be older or newer than the latest."""
     return _get_version(connection, address, schema) is not None
 
 
@@ -115,7 +116,11 @@ def prepare_tables(connection: Connection, address: DatabaseAddress, schema: Tab
 
 
 def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:
-    """Run the missing migrations in one transaction."""
+    """Run the migrations from the recorded version to the latest one, in a single transaction.
+
+    Raises:
+        KnowgateError: Another program or a newer knowgate created the tables.
+    """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK_ID])
         _create_schema(connection, address)
@@ -146,7 +151,7 @@ def _create_schema(connection: Connection, address: DatabaseAddress) -> None:
 
 
 def _get_version(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> int | None:
-    """Return the recorded version of the tables; None if there is none."""
+    """Return the recorded version of the tables; None if they were never created."""
     row = connection.execute("SELECT to_regclass(%s)", [f'"{address.schema}".versions']).fetchone()
     if row is None or row[0] is None:
         return None
@@ -165,7 +170,10 @@ def _check_tables(connection: Connection, address: DatabaseAddress, schema: Tabl
 
 
 def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, set[str]]:
-    """Return the columns of each table. information_schema would hide tables that the user has no rights on."""
+    """Return the column names of each table in the schema.
+
+    The query uses pg_class, because information_schema hides tables on which the user has no permissions.
+    """
     rows = connection.execute(
         "SELECT c.relname, a.attname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
         "JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped "
@@ -182,7 +190,7 @@ def _get_columns(connection: Connection, address: DatabaseAddress) -> dict[str, 
 
 
 def _prepare_pgvector(connection: Connection, address: DatabaseAddress) -> None:
-    """Install pgvector into the database if it is missing, and check its version."""
+    """Create the extension pgvector in the database if it is missing, and check its version."""
     if _get_pgvector_version(connection) is None:
         _create_pgvector(connection, address)
     version = _get_pgvector_version(connection)
@@ -209,8 +217,8 @@ def _create_pgvector(connection: Connection, address: DatabaseAddress) -> None:
         return  # another process created it at the same moment
     except psycopg.errors.InsufficientPrivilege:
         raise BadSetting(
-            f"the database {address.redacted} has no pgvector, and this user may not add it. Let an administrator run "
-            "in it: CREATE EXTENSION vector;"
+            f"the database {address.redacted} has no pgvector, and this user may not add it. Ask an administrator to "
+            "run in this database: CREATE EXTENSION vector;"
         ) from None
     except (psycopg.errors.UndefinedFile, psycopg.errors.FeatureNotSupported):
         raise BadSetting(_describe_missing_pgvector(address)) from None

@@ -1,4 +1,6 @@
-"""HTTP client for an OpenAI-compatible server: JSON requests and server-sent events, with deadlines and retries.
+"""HTTP client for an OpenAI-compatible server, with timeouts and retries.
+
+Sends JSON requests and reads JSON responses or server-sent events (streams).
 
 Error messages never contain the API key or the text of a request.
 """
@@ -37,14 +39,16 @@ STREAM_END = "[DONE]"
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """Timeouts and retries of requests.
+    """Timeouts of requests, and how often failed requests are retried.
 
     Args:
-        timeout: Seconds for one attempt; in a stream, for each chunk.
-        total: Seconds for a request with all attempts and pauses; in a stream, for waiting for chunks.
-        retries: Number of further attempts after a temporary failure.
-        backoff: Seconds before the second attempt; doubles each time, with jitter.
-        sleep: Function that pauses between attempts.
+        timeout: Maximum seconds for one attempt. In a stream, the maximum seconds to wait for each chunk.
+        total: Maximum seconds for a request, including all attempts and the pauses between them. In a stream, the
+            maximum seconds spent waiting for chunks.
+        retries: Maximum number of further attempts after a temporary failure.
+        backoff: Seconds to wait before the second attempt. The time doubles with each attempt, and a random factor
+            between 0.5 and 1 is applied.
+        sleep: Function that waits between attempts.
     """
 
     timeout: float = 60.0
@@ -55,7 +59,7 @@ class RetryPolicy:
 
 
 class StatusError(ServerError):
-    """The server refused a request. `status` is the HTTP status."""
+    """The server refused a request. `status` is the HTTP status code."""
 
     def __init__(self, url: str, status: int, message: str):
         super().__init__(f"{url} answered {status}: {message or 'no reason given'}")
@@ -63,7 +67,12 @@ class StatusError(ServerError):
 
 
 class _RetryableError(Exception):
-    """A failure that may be temporary. `error` is raised when no attempts are left; `wait` overrides the backoff."""
+    """A failure that may be temporary, so the request is sent again.
+
+    Args:
+        error: The error to raise when no attempts are left.
+        wait: Seconds to wait before the next attempt, as the server asked for; None to use the backoff.
+    """
 
     def __init__(self, error: ServerError, wait: float | None = None):
         super().__init__(str(error))
@@ -72,13 +81,13 @@ class _RetryableError(Exception):
 
 
 class ApiClient:
-    """A thread-safe client for one server.
+    """A thread-safe HTTP client for one server.
 
     Args:
-        url: Base URL, which usually ends in /v1.
+        url: Base URL of the server, which usually ends in /v1.
         retry: Timeouts and retries.
         connections: Maximum number of connections.
-        transport: Replaces the network in tests.
+        transport: An httpx transport that replaces the network in tests.
     """
 
     def __init__(self, url: str, *, retry: RetryPolicy, connections: int, transport: httpx.BaseTransport | None = None):
@@ -96,20 +105,21 @@ class ApiClient:
         return self._send("POST", self.url + path, _encode(body))
 
     def post_outside_v1(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request to a path next to /v1, not below it."""
+        """Send a POST request to a path outside /v1, such as /tokenize, and return the JSON response."""
         return self._send("POST", self.url.removesuffix("/v1") + path, _encode(body))
 
     def stream(self, path: str, body: dict[str, Any]) -> Generator[Any, None, None]:
-        """Send a POST request at once and return its response as a generator of JSON chunks.
+        """Send a POST request and return the streamed response as a generator of JSON chunks.
 
-        The last chunk is STREAM_END if the server sends it. Attempts are repeated only before the first chunk. Closing
-        the generator closes the connection.
+        The request is sent by this call, not by the first `next`, and is retried only here. A failure in the middle of
+        the stream is not retried. The last chunk is STREAM_END if the server sends it. Closing the generator closes the
+        connection.
         """
         url, content = self.url + path, _encode(body)
         return self._iter_chunks(url, self._with_retries(lambda deadline: self._open(url, content, deadline)))
 
     def close(self) -> None:
-        """Close all connections; the next request opens new ones."""
+        """Close all connections. The client stays usable, because the next request opens new ones."""
         client = self.__dict__.pop("_client", None)
         if client is not None:
             client.close()
@@ -128,7 +138,7 @@ class ApiClient:
         return self._with_retries(lambda deadline: self._attempt(method, url, content, deadline))
 
     def _with_retries(self, attempt: Callable[[float], Result]) -> Result:
-        """Call `attempt` with the deadline of the request, again after temporary failures."""
+        """Call `attempt` with the deadline of the request, and call it again after temporary failures."""
         deadline = time.monotonic() + self._retry.total
         for number in itertools.count():
             try:
@@ -143,7 +153,7 @@ class ApiClient:
         raise AssertionError("unreachable")
 
     def _attempt(self, method: str, url: str, content: bytes | None, deadline: float) -> Any:
-        """Send a request once and return its JSON response."""
+        """Send a request once, without retries, and return its JSON response."""
         seconds, client = self._remaining_seconds(deadline), self._client
         with (
             _translate_errors(url, seconds),
@@ -156,7 +166,7 @@ class ApiClient:
         return _parse(url, response.content)
 
     def _open(self, url: str, content: bytes, deadline: float) -> httpx.Response:
-        """Send a request and return its response, unread; raises if the server refuses it."""
+        """Send a request once and return the response before its body is read; raises if the server refuses it."""
         seconds, client = self._remaining_seconds(deadline), self._client
         with _translate_errors(url, seconds), request_deadline(time.monotonic() + seconds):
             request = client.build_request("POST", url, content=content, timeout=seconds)
@@ -171,40 +181,43 @@ class ApiClient:
         return max(0.001, min(self._retry.timeout, deadline - time.monotonic()))
 
     def _iter_chunks(self, url: str, response: httpx.Response) -> Generator[Any, None, None]:
-        """Yield the JSON chunks of a stream and close it at the end."""
+        """Yield the JSON chunks of a streamed response and close the response at the end."""
         with contextlib.closing(response):
             for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
-                    raise ServerError(f"{url} failed in the middle of its answer: {_find_message(chunk)}")
+                    raise ServerError(f"{url} reported an error in the middle of its answer: {_find_message(chunk)}")
                 yield chunk
                 if chunk == STREAM_END:
                     return
 
     def _iter_bytes(self, url: str, response: httpx.Response) -> Iterator[bytes]:
-        """Yield the body. Only the time spent waiting for the server counts towards `total`."""
+        """Yield the body of a streamed response, with a limit on the time spent waiting for the server.
+
+        Time that the caller spends between two chunks does not count.
+        """
         body, waited = iter_body(response, url), 0.0
         while True:
-            start = time.monotonic()
-            with _translate_stream_errors(url), request_deadline(start + self._retry.timeout):
+            wait_start = time.monotonic()
+            with _translate_stream_errors(url), request_deadline(wait_start + self._retry.timeout):
                 data = next(body, None)
             if data is None:
                 return
-            waited += time.monotonic() - start
+            waited += time.monotonic() - wait_start
             if waited > self._retry.total:
                 raise ServerError(
-                    f"{url} had not finished its answer after {self._retry.total:.3g} s. "
-                    "Check its load, or lower `max_tokens`."
+                    f"{url} did not finish its answer within {self._retry.total:.3g} s. "
+                    "Check the server's load, or lower `max_tokens`."
                 )
             yield data
 
 
 def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the data of each server-sent event.
+    """Yield the data of each server-sent event in a response body.
 
-    LLM servers write the data of an event on one line, so every line is an event. Comments and other fields are ignored.
-    A response that is not a stream but one JSON value is one event. Until autumn 2025 llama.cpp wrote `error:` where
-    other servers write data with an error in it.
+    LLM servers write the data of an event on one line, so every `data:` line is treated as an event. Comments and other
+    fields are ignored. If the server does not stream but sends one JSON value, that value is yielded as the only event.
+    Until autumn 2025, llama.cpp reported errors in an `error:` line, which is converted to {"error": ...}.
     """
     for line in _split_lines(chunks):
         name, _, value = line.partition(":")
@@ -217,10 +230,11 @@ def parse_events(chunks: Iterable[bytes]) -> Iterator[str]:
 
 
 def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield lines that end in LF or CRLF; other Unicode line ends are text, and a JSON response is not split.
+    """Split a response body into lines that end in LF or CRLF. Other Unicode line breaks belong to the text.
 
-    An incomplete line is kept as a list of chunks, because joining it again for each chunk takes quadratic time.
+    A body that begins like JSON is not a stream of events, and is yielded as one line.
     """
+    # An incomplete line is kept as a list of chunks, because joining it for every chunk would take quadratic time.
     pending: list[bytes] = []
     is_json = None
     for chunk in chunks:
@@ -228,9 +242,9 @@ def _split_lines(chunks: Iterable[bytes]) -> Iterator[str]:
             is_json = chunk.lstrip()[:1] in (b"{", b"[")
         first, *others = [chunk] if is_json else chunk.split(b"\n")
         pending.append(first)
-        for start in others:
+        for next_line in others:
             yield b"".join(pending).decode(errors="replace").removesuffix("\r")
-            pending = [start]
+            pending = [next_line]
     yield b"".join(pending).strip().decode(errors="replace")
 
 
@@ -239,27 +253,33 @@ def find_api_key() -> tuple[str, str]:
     for name in API_KEY_VARIABLES:
         key = os.environ.get(name, "").strip()
         if key and not (key.isascii() and key.isprintable()):
-            raise BadSetting(f"the key in {name} has characters that no key can have. Set it again.")
+            raise BadSetting(
+                f"the API key in the environment variable {name} contains characters that are not printable ASCII. "
+                "Set the variable again."
+            )
         if key:
             return key, name
     return "", ""
 
 
 def _encode(body: dict[str, Any]) -> bytes:
-    """Encode JSON with ASCII escapes, which also represent lone surrogates."""
+    """Encode a request body as JSON. Non-ASCII characters are escaped, because UTF-8 cannot encode lone surrogates."""
     return json.dumps(body).encode()
 
 
 @contextlib.contextmanager
 def _translate_errors(url: str, seconds: float) -> Iterator[None]:
-    """Translate httpx errors before a response; connection failures become retryable."""
+    """Translate httpx errors that occur before the response has arrived.
+
+    Failures to connect become retryable errors. A server that does not answer in time is not asked again.
+    """
     try:
         yield
     except httpx.ConnectTimeout:
         raise _RetryableError(_make_connection_error(url, "connection timed out")) from None
     except httpx.TimeoutException:
         raise ServerError(
-            f"{url} did not answer within {seconds:.3g} s. Check the server's load, or allow more time."
+            f"{url} did not answer within {seconds:.3g} s. Check the server's load, or increase the timeout."
         ) from None
     except httpx.TransportError as error:
         raise _RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
@@ -269,14 +289,18 @@ def _translate_errors(url: str, seconds: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _translate_stream_errors(url: str) -> Iterator[None]:
-    """Translate httpx errors in the middle of a stream, which are not retried."""
+    """Translate httpx errors in the middle of a stream. They are not retried, because text was already passed on."""
     try:
         yield
     except httpx.TimeoutException:
-        raise ServerError(f"{url} stopped in the middle of its answer. Check the server's load.") from None
+        raise ServerError(
+            f"{url} sent no more data in the middle of its answer, until the timeout. Check the server's load."
+        ) from None
     except httpx.TransportError as error:
         reason = _redact(str(error) or type(error).__name__)
-        raise ServerError(f"{url} broke off in the middle of its answer ({reason}). Ask again.") from None
+        raise ServerError(
+            f"{url} closed the connection in the middle of its answer ({reason}). Send the question again."
+        ) from None
     except httpx.DecodingError:
         raise _make_decoding_error(url) from None
 
@@ -286,17 +310,23 @@ def _make_connection_error(url: str, reason: str) -> ServerError:
 
 
 def _make_decoding_error(url: str) -> ModelError:
-    return ModelError(f"{url} sent a response that cannot be decompressed. Check the server and any proxy before it.")
+    return ModelError(
+        f"{url} sent a response that cannot be decompressed. Check the server and any proxy in front of it."
+    )
 
 
 def _make_refusal(url: str, response: HttpResponse) -> Exception:
-    """Return the error for a response whose status is not a success."""
+    """Return the error for a response with an error status; temporary failures are wrapped as retryable."""
     status = response.status
     if status in (401, 403):
         key, name = find_api_key()
         if key:
-            return ServerError(f"{url} refused the key in {name} ({status}). Check that variable.")
-        return ServerError(f"{url} requires a key ({status}). Set {API_KEY_VARIABLES[0]}.")
+            return ServerError(
+                f"{url} refused the API key in the environment variable {name} (status {status}). Check the key."
+            )
+        return ServerError(
+            f"{url} requires an API key (status {status}). Set the environment variable {API_KEY_VARIABLES[0]}."
+        )
     try:
         message = _find_message(parse_json_response(response.content, "the refusal"))
     except ModelError:
@@ -316,7 +346,7 @@ def _parse(url: str, content: bytes) -> Any:
 
 
 def _find_message(value: Any) -> str:
-    """Return the error message in a server's JSON."""
+    """Return the error message in a server's JSON, without secrets."""
     for field in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(field):
             value = value[field]
@@ -324,5 +354,6 @@ def _find_message(value: Any) -> str:
 
 
 def _redact(text: str) -> str:
+    """Remove the API key and other secrets from a message."""
     key, _ = find_api_key()
     return redact_message(text, [key] if key else [])

@@ -1,8 +1,9 @@
-"""Continue a draft on a server that can take it as the beginning of its own answer.
+"""Continue a draft (the beginning of an answer) on a server.
 
-vLLM and SGLang do so with `continue_final_message`, llama.cpp whenever the last message is the assistant's (and then
-repeats the draft in its response, but not in a stream). Other servers would take the draft for an earlier turn. There,
-and if the draft would not be tokenized as it was generated, the whole answer is generated again.
+vLLM and SGLang continue the last message if the request sets `continue_final_message`. llama.cpp always does so if the
+last message is the assistant's, and it repeats the draft in its response, but not in a stream. Other servers would treat
+the draft as an earlier message of the chat. On those servers, and if the server would split the draft into other tokens
+than it generated, the whole answer is generated again.
 """
 
 from __future__ import annotations
@@ -17,28 +18,28 @@ from knowgate.models.openai.server import CONTINUATION_FIELDS, REFUSAL_STATUSES,
 from knowgate.models.tokenization import REPLACEMENT_CHARACTER
 from knowgate.types import Completion, Prompt, TextStream
 
-DRAFT_REPEATING_SERVER = "llamacpp"
+DRAFT_REPEATING_SERVER = "llamacpp"  # the server whose responses begin with the draft that was sent
 StreamChunks = Generator[Any, None, None]
 
 
 @dataclass(frozen=True)
 class ServerDraft:
-    """A resume handle: a prompt and its draft, which is None if the reading had none."""
+    """A resume handle: a prompt and its draft. `completion` is None if no draft was generated."""
 
     prompt: Prompt
     completion: Completion | None
 
     def is_complete(self, max_tokens: int) -> bool:
-        """Return whether the draft ended by itself or has `max_tokens` tokens."""
+        """Return whether the draft needs no continuation: the model ended it, or it has `max_tokens` tokens."""
         draft = self.completion
         return draft is not None and (draft.finished or draft.n_tokens >= max_tokens)
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the server would read the draft's text as the tokens that it generated.
+        """Whether the server can continue the draft from its text.
 
-        Not if the text is cut inside a character, if a chat template would strip it, or if there were tokens that it
-        does not show, such as reasoning.
+        This is not possible if the text ends inside a character, if it has outer spaces that a chat template would
+        strip, or if the model generated tokens that the text does not show, such as reasoning.
         """
         draft = self.completion
         if draft is None or not draft.text or REPLACEMENT_CHARACTER in draft.text:
@@ -48,7 +49,7 @@ class ServerDraft:
 
 
 def can_continue(endpoint: ModelEndpoint, draft: ServerDraft) -> bool:
-    """Return whether the server can continue a draft. Every server continues raw text."""
+    """Return whether the server can continue a draft. Drafts of raw prompts can be continued on every server."""
     if not draft.is_reproducible:
         return False
     return draft.prompt.raw or (not endpoint.refuses_drafts and endpoint.server in CONTINUATION_FIELDS)
@@ -60,7 +61,7 @@ def continue_draft(endpoint: ModelEndpoint, draft: ServerDraft, fields: dict[str
     Args:
         endpoint: The model on its server.
         draft: The draft.
-        fields: Request fields for the missing tokens.
+        fields: Fields of the request for the tokens that follow the draft.
     """
     start = draft.completion
     if start is None or not can_continue(endpoint, draft):
@@ -82,7 +83,7 @@ def stream_continuation(
     Args:
         endpoint: The model on its server.
         draft: The draft.
-        open_stream: Opens the stream of what follows a text.
+        open_stream: Sends a request with the draft's text, and returns the chunks of what follows it.
     """
     start = draft.completion
     if start is None or not can_continue(endpoint, draft):
@@ -102,14 +103,23 @@ def stream_continuation(
 
 
 def _note_refusal(endpoint: ModelEndpoint, error: StatusError) -> None:
-    """Remember that a server refuses drafts, because it is too old or its chat template does not allow them."""
+    """Store that the server refuses drafts, so that it is not asked again; raises all other errors.
+
+    A server refuses drafts if it is too old or if its chat template does not allow them.
+    """
     if error.status not in REFUSAL_STATUSES:
         raise error
     endpoint.refuses_drafts = True
 
 
 def _join(start: Completion, continuation: Completion, repeated: str = "") -> Completion:
-    """Join a draft and its continuation, from which the text `repeated` is removed."""
+    """Join a draft and its continuation.
+
+    Args:
+        start: The draft.
+        continuation: What the server returned.
+        repeated: Text at the start of the continuation that repeats the draft, and is removed.
+    """
     tokens = None
     if start.tokens is not None and continuation.tokens is not None:
         tokens = start.tokens + continuation.tokens

@@ -1,17 +1,20 @@
-"""Hidden states at the last token of a prompt, from a vLLM or SGLang server that was started to give them.
+"""Read the hidden states at the last token of a prompt from a vLLM or SGLang server.
 
-vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py) writes a file for every request
-into a folder that both machines see: safetensors with `hidden_states` [tokens, layers, width] and `token_ids` [tokens].
-It holds an exclusive flock on the file's name + '.lock', which exists before the response, while it writes. Files that
-nobody reads are deleted. The file name comes from the server, so only its last part is used: a server can name files in
-the configured folder only.
+The server must have been started with hidden states enabled; docs/runtimes.md describes how.
 
-SGLang 0.5.23 (managers/scheduler_components/batch_result_processor.py, layers/logits_processor.py) gives the states in
-the response of POST /generate: with `return_hidden_states` "last", meta_info.hidden_states is one list of numbers, the
-layers of --return-aux-hidden-state-layer-ids one after another, or the last layer if none are named. Its layer i is i + 1
-in transformers.
+vLLM 0.32 (distributed/kv_transfer/kv_connector/v1/example_hidden_states_connector.py) writes one safetensors file per
+request into a folder that both machines can access. The file has the tensors `hidden_states` [tokens, layers, width] and
+`token_ids` [tokens]. While vLLM writes, it holds an exclusive flock on a second file, with '.lock' added to the name,
+which exists before the response arrives. This module deletes the files after reading them, and also the files of
+requests whose states are not needed. The server reports the path of a file, but only the file name is used. So a server
+cannot make this module read files outside the configured folder.
 
-Prompts are sent as token ids of the server's own tokenizer, so a state belongs to exactly these tokens.
+SGLang 0.5.23 (managers/scheduler_components/batch_result_processor.py, layers/logits_processor.py) returns the states in
+the response of POST /generate. With `return_hidden_states` "last", meta_info.hidden_states is one list of numbers. It
+contains the layers of --return-aux-hidden-state-layer-ids one after another, or the last layer if none are named.
+Layer i of SGLang is layer i + 1 of transformers.
+
+Prompts are sent as token ids from the server's own tokenizer, so it is certain which tokens the states belong to.
 """
 
 from __future__ import annotations
@@ -35,26 +38,27 @@ from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.types import Prompt, SignalRequest, Vector
 
 LayerStates = Mapping[int, Vector]
-SETUP_HINT = "docs/runtimes.md describes how to start the server for them"
+SETUP_HINT = "Start the server as docs/runtimes.md describes"
+# Names and ids come from the server, so they are checked before they become part of a path.
 RESPONSE_ID_PATTERN = re.compile(r"[\w-]{8,100}")
 FILE_NAME_PATTERN = re.compile(r"[\w.-]{1,240}\.safetensors")
 MAX_HEADER_BYTES = 1 << 20
 FILE_TIMEOUT = 30.0  # seconds for the server to write a file
-POLL_INTERVAL = 0.005
+POLL_INTERVAL = 0.005  # seconds between two checks for a file
 INTEGER_FORMATS = {"I64": "<i8", "I32": "<i4"}
 FLOAT_FORMATS = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no BF16, so its bits are read
 
 
 @dataclass(frozen=True)
 class StatesAroundDraft:
-    """Hidden states at the last token of a prompt, and at the last token of its draft, by layer."""
+    """Hidden states by layer: at the last token of a prompt (`before`), and of its draft (`after`)."""
 
     before: LayerStates
     after: LayerStates
 
 
 class HiddenStateReader:
-    """Reads hidden states from one server."""
+    """Reads hidden states of prompts and drafts from one vLLM or SGLang server."""
 
     def __init__(self, endpoint: ModelEndpoint, config: HiddenStateConfig):
         self._endpoint = endpoint
@@ -66,32 +70,37 @@ class HiddenStateReader:
         return self._config.depth
 
     def check(self, layers: Sequence[int]) -> None:
-        """Raise if the server does not give the states of these layers."""
+        """Check that the server can return the hidden states of these layers.
+
+        Raises:
+            UnsupportedSignal: The server was not started with one of the layers, or is not vLLM or SGLang.
+            BadSetting: The server is vLLM, but the spec does not name its folder.
+        """
         missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
         if missing:
             raise UnsupportedSignal(
-                f"the server does not give layer {missing[0]}, only {self._layer_list}. Start it with that layer, and "
-                "list all of them after its URL: #layers=..."
+                f"the server does not return the hidden states of layer {missing[0]}, only of {self._layer_list}. Start "
+                "the server with that layer too, and list all layers after its URL: #layers=..."
             )
         server = self._endpoint.server
         if server not in ("vllm", "sglang"):
             raise UnsupportedSignal(
-                f"the server of openai:{self._endpoint.model} is '{server}', which gives no hidden states. Use vLLM or "
-                "SGLang, or a model in this process."
+                f"the server of openai:{self._endpoint.model} is of the kind '{server}', which cannot return hidden "
+                "states. Use vLLM or SGLang, or a model in this process, such as hf:NAME."
             )
         if server == "vllm" and self._config.storage is None:
             raise BadSetting(
-                "vLLM writes hidden states into a folder. Give its shared_storage_path, as this machine sees it, after "
-                "the server's URL: #layers=...&storage=DIR"
+                "the spec of a vLLM server with hidden states must name the folder that vLLM writes them to. Add the path "
+                "of its shared_storage_path on this machine to the server's URL: #layers=...&storage=DIR"
             )
 
     def read(self, prompt: Prompt, draft: Sequence[int], request: SignalRequest) -> StatesAroundDraft:
-        """Return the states before and, if requested, after a draft.
+        """Return the hidden states before a draft and, if the request asks for them, after it.
 
         Args:
             prompt: The prompt.
             draft: Token ids of the draft, without the token that ended it.
-            request: The requested layers.
+            request: The layers to return, and whether states after the draft are needed.
         """
         ids = [*self._endpoint.tokenize_prompt(prompt)]
         before = self._select_layers(self._read_last_states(ids), request.layers)
@@ -114,12 +123,13 @@ class HiddenStateReader:
         return {layer: states[self._config.layers.index(layer % self.depth)] for layer in layers}
 
     def _read_last_states(self, ids: list[int]) -> Vector:
-        """Return the states at the last token (layers x width)."""
+        """Return the states at the last of the given tokens (layers x width)."""
         states = self._read_sglang(ids) if self._endpoint.server == "sglang" else self._read_vllm(ids)
         if len(states) != len(self._config.layers):
             raise BadSetting(
-                f"the server gives hidden states of {len(states)} layers, but its URL lists {len(self._config.layers)} "
-                f"({self._layer_list}). List the layers that it was started with, in their order."
+                f"the server returned hidden states of {len(states)} layers, but the spec lists "
+                f"{len(self._config.layers)} ({self._layer_list}). After #layers= in the spec, list the layers that the "
+                "server was started with, in the same order."
             )
         return states
 
@@ -132,7 +142,10 @@ class HiddenStateReader:
             raise self._make_missing_error()
         result = consume_states_file(self._config.storage, path)
         if result.token_ids != ids:
-            raise ModelError("the server's hidden states belong to other tokens than those of the prompt.")
+            raise ModelError(
+                "the server returned hidden states of a different prompt. Check that no other server writes to the same "
+                "folder."
+            )
         return result.states
 
     def _read_sglang(self, ids: list[int]) -> Vector:
@@ -146,19 +159,24 @@ class HiddenStateReader:
             row = np.array(states[-1], dtype=np.float32)
             if row.ndim != 1 or not row.size or row.size % n_layers:
                 raise BadSetting(
-                    f"the server gives {row.size} numbers per token, which cannot belong to {n_layers} layers. List "
-                    "the layers that it was started with, in their order."
+                    f"the server returned {row.size} hidden values per token, which cannot be divided among {n_layers} "
+                    "layers. After #layers= in the spec, list the layers that the server was started with, in the same "
+                    "order."
                 )
         _check_finite(row)
         return row.reshape(n_layers, -1)
 
     def _make_missing_error(self) -> UnsupportedSignal:
-        return UnsupportedSignal(f"openai:{self._endpoint.model} gave no hidden states; {SETUP_HINT}.")
+        return UnsupportedSignal(
+            f"the server of openai:{self._endpoint.model} returned no hidden states. {SETUP_HINT}."
+        )
 
 
 def _check_finite(states: Vector) -> None:
     if not np.isfinite(states).all():
-        raise ModelError("the server gave NaN or infinite hidden states: its weights or number format are bad.")
+        raise ModelError(
+            "the server returned NaN or infinite hidden states. Check its model weights and number format (dtype)."
+        )
 
 
 # --- files of vLLM --------------------------------------------------------------------------------
@@ -166,19 +184,19 @@ def _check_finite(states: Vector) -> None:
 
 @dataclass(frozen=True)
 class LastTokenStates:
-    """The hidden states of the last token (layers x width), and all token ids."""
+    """The hidden states of a prompt's last token (layers x width), and the ids of all its tokens."""
 
     states: Vector
     token_ids: list[int]
 
 
 def consume_states_file(folder: Path, server_path: str, *, timeout: float = FILE_TIMEOUT) -> LastTokenStates:
-    """Read a file of hidden states and delete it.
+    """Read the file of hidden states that vLLM wrote for a request, and delete it.
 
     Args:
-        folder: The shared folder, as this machine sees it.
-        server_path: Path of the file, as the server sees it.
-        timeout: Seconds to wait for the server to write it.
+        folder: Path of the shared folder on this machine.
+        server_path: Path of the file on the server; only its file name is used.
+        timeout: Maximum seconds to wait until the server has written the file.
     """
     file = locate_states_file(folder, server_path)
     lock = file.with_name(file.name + ".lock")
@@ -187,13 +205,18 @@ def consume_states_file(folder: Path, server_path: str, *, timeout: float = FILE
         with file.open("rb") as stream:
             return _read_states(stream)
     except OSError as error:
-        raise ModelError(f"the server's hidden states in '{file}' cannot be read: {error.strerror or error}.") from None
+        raise ModelError(
+            f"cannot read the server's hidden states from '{file}': {error.strerror or error}. Check the permissions."
+        ) from None
     finally:
         delete_files(file, lock)
 
 
 def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE_TIMEOUT) -> None:
-    """Delete the files that were written for a response, one per choice, once they are complete."""
+    """Delete the files that vLLM wrote for a response, one per completion.
+
+    Waits up to `timeout` seconds for each file, because vLLM may still be writing it.
+    """
     if not RESPONSE_ID_PATTERN.fullmatch(response_id):
         return
     for lock in folder.glob(f"*{response_id}-*.safetensors.lock"):
@@ -207,15 +230,15 @@ def delete_states_files(folder: Path, response_id: str, *, timeout: float = FILE
 
 
 def locate_states_file(folder: Path, server_path: str) -> Path:
-    """Return the file in the folder that has the name the server gives, ignoring the server's directories."""
+    """Return the file in `folder` with the file name of `server_path`; its directories are ignored."""
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
-        raise ModelError("the server gave an invalid name for its file of hidden states.")
+        raise ModelError(f"the server reported an invalid file name for its hidden states: '{name[:80]}'.")
     return folder / name
 
 
 def delete_files(*files: Path) -> None:
-    """Delete files; failures are ignored, because the folder may be read-only for this machine."""
+    """Delete files. Failures are ignored, because this machine may not be allowed to write to the folder."""
     for file in files:
         try:
             file.unlink(missing_ok=True)
@@ -224,12 +247,13 @@ def delete_files(*files: Path) -> None:
 
 
 def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
-    """Wait until the file exists and its lock is released."""
+    """Wait until the file exists and its lock is released; raises ModelError after the deadline."""
     while not (lock.exists() or file.exists()):
         if time.monotonic() > deadline:
             raise ModelError(
-                f"the server reported hidden states in '{file.name}', which does not appear in '{file.parent}'. Give "
-                "the folder of its shared_storage_path, as this machine sees it: #layers=...&storage=DIR"
+                f"the server reported hidden states in the file '{file.name}', but the folder '{file.parent}' has no such "
+                "file. Set storage= in the spec to the path of the server's shared_storage_path on this machine: "
+                "#layers=...&storage=DIR"
             )
         time.sleep(POLL_INTERVAL)
     if not lock.exists():
@@ -238,7 +262,7 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
         import fcntl
     except ImportError:
         raise UnsupportedSignal(
-            "hidden states of a vLLM server cannot be read on Windows. Use WSL, or SGLang."
+            "hidden states of a vLLM server cannot be read on Windows. Use WSL, or an SGLang server."
         ) from None
     with lock.open("rb") as stream:
         while True:
@@ -247,12 +271,17 @@ def _wait_until_written(file: Path, lock: Path, deadline: float) -> None:
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise ModelError(f"the server did not finish writing '{file.name}'. Check its log.") from None
+                    raise ModelError(
+                        f"the server did not finish writing its hidden states to '{file.name}'. Check the server's log."
+                    ) from None
                 time.sleep(POLL_INTERVAL)
 
 
 def _read_states(stream: BinaryIO) -> LastTokenStates:
-    """Read a safetensors file, but of the hidden states only the last token's: those of long prompts are large."""
+    """Read the token ids, and the hidden states of the last token, from a safetensors file.
+
+    The states of the other tokens are skipped, because those of long prompts are large.
+    """
     try:
         size = int.from_bytes(stream.read(8), "little")
         if not 0 < size <= MAX_HEADER_BYTES:
@@ -263,9 +292,14 @@ def _read_states(stream: BinaryIO) -> LastTokenStates:
         states = _read_tensor(stream, start, header["hidden_states"], FLOAT_FORMATS, last_row=True)
         n_tokens, n_layers, width = header["hidden_states"]["shape"]
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise ModelError("the server's file of hidden states is damaged or of an unknown form.") from None
+        raise ModelError(
+            "the server's file of hidden states is damaged or has an unknown format. Check the server's version."
+        ) from None
     if n_tokens != len(ids) or not n_tokens:
-        raise ModelError(f"the server's file has states of {n_tokens} tokens and {len(ids)} token ids.")
+        raise ModelError(
+            f"the server's file of hidden states is inconsistent: it has states of {n_tokens} tokens, but {len(ids)} "
+            "token ids."
+        )
     result: Vector = states.reshape(n_layers, width).astype(np.float32)
     _check_finite(result)
     return LastTokenStates(result, [int(token) for token in ids])
@@ -279,7 +313,7 @@ def _read_tensor(
     Args:
         stream: The safetensors file.
         start: Offset of the data in the file.
-        entry: The tensor's entry in the header.
+        entry: The tensor's entry in the header of the file: its number format, shape and data offsets.
         formats: Allowed number formats -> numpy dtypes.
         last_row: Read only the last entry of the first axis.
     """
@@ -295,6 +329,6 @@ def _read_tensor(
     values = np.frombuffer(stream.read(count * dtype.itemsize), dtype)
     if len(values) != count:
         raise ValueError("truncated")
-    if entry["dtype"] == "BF16":
+    if entry["dtype"] == "BF16":  # a BF16 number is the upper half of a float32
         return (values.astype(np.uint32) << 16).view(np.float32)
     return values

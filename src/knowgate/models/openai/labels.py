@@ -1,7 +1,8 @@
-"""Log-probabilities of labels inside a raw prompt, on vLLM, SGLang and llama.cpp.
+"""Read log-probabilities of labels inside a raw prompt from a vLLM, SGLang or llama.cpp server.
 
-As for local models, the prefix and each part of a prompt are tokenized separately, so that a label is a token of its own.
-The prompt is sent as token ids.
+Labels are words such as 'true' and 'false'. The prefix and each part of a prompt are tokenized separately, so that a
+label is always a separate token. The prompt is sent as token ids. The rest of this text describes the requests that the
+servers understand.
 
 vLLM, main branch of 2026 (entrypoints/openai/completion/protocol.py and serving.py, serve/tokenize/protocol.py):
 POST /tokenize (beside /v1) {prompt, add_special_tokens} -> {tokens}. POST /v1/completions takes token ids as `prompt`.
@@ -43,9 +44,9 @@ from knowgate.types import LabelPrompt, Prompt, Vector
 
 LABEL_SERVERS = {"vllm": "vLLM", "sglang": "SGLang", "llamacpp": "llama.cpp"}
 WHOLE_VOCABULARY = 1 << 18  # more tokens than any vocabulary has
-TOKEN_CACHE_SIZE = 4_096  # texts; the instruction and the neighbors' questions occur in many prompts
-TOKEN_ID_PREFIX = "token_id:"  # of tokens that vLLM writes as ids  # nosec B105
-FORMAT_NAME = "log-probabilities"
+TOKEN_CACHE_SIZE = 4_096  # texts; instructions and examples occur in many prompts
+TOKEN_ID_PREFIX = "token_id:"  # vLLM writes a token as this prefix and its id  # nosec B105
+FORMAT_NAME = "log-probabilities"  # what is missing, in error messages about malformed responses
 
 
 class ServerLabelReader:
@@ -56,17 +57,25 @@ class ServerLabelReader:
         self._tokenize = functools.lru_cache(TOKEN_CACHE_SIZE)(endpoint.tokenize_text)
 
     def check(self, prompt: LabelPrompt) -> None:
-        """Raise if labels inside this prompt cannot be read, before anything is computed."""
+        """Check, without sending the prompt, that the server can read labels inside it.
+
+        Raises:
+            BadSetting: The prompt is a chat message, which can have only one label, at its end.
+            UnsupportedSignal: The server cannot read labels inside a prompt.
+        """
         if not prompt.raw:
-            raise BadSetting("a user turn has one label position, at its end; use raw=True for several.")
+            raise BadSetting(
+                "a label prompt in a chat template can have only one part, because the label is read at the end of the "
+                "chat message. Use raw=True for several parts."
+            )
         if self._endpoint.server not in LABEL_SERVERS:
             raise UnsupportedSignal(
-                f"openai:{self._endpoint.model} reads labels only at the end of a prompt, not inside it: its server "
-                f"is '{self._endpoint.server}'. Use {', '.join(LABEL_SERVERS.values())}, or an hf: model."
+                f"openai:{self._endpoint.model} cannot read labels inside a prompt, because its server is of the kind "
+                f"'{self._endpoint.server}'. Use a server of {', '.join(LABEL_SERVERS.values())}, or an hf: model."
             )
 
     def read_inner_labels(self, prompt: LabelPrompt, labels: Sequence[str], top: int) -> Vector:
-        """Return the log-probabilities of the labels (positions x labels).
+        """Return the log-probabilities of the labels after each part of a prompt (parts x labels).
 
         Args:
             prompt: The prompt.
@@ -88,10 +97,12 @@ class ServerLabelReader:
         return np.array(rows, dtype=np.float32)
 
     def read_first_labels(self, prompt: Prompt, labels: Sequence[str]) -> list[tuple[str, float]]:
-        """Return log-probabilities of labels where the answer begins, requested by their token ids.
+        """Return the log-probabilities of labels as the first token of the answer, requested by token id.
 
-        A label counts with and without a space before it, where each is one token. Returns an empty list if the server
-        is too old for it.
+        A label is requested with and without a space before it, if that is a single token.
+
+        Returns:
+            Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
         """
         spellings = {label: [label, f" {label}"] for label in (label.strip() for label in labels)}
         try:
@@ -103,7 +114,7 @@ class ServerLabelReader:
         return [(label_of[token], value) for token, value in request(prompt, list(label_of)) if token in label_of]
 
     def _request_first_sglang(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        """Return the ids and log-probabilities of tokens where the answer begins, from SGLang."""
+        """Return ids and log-probabilities of the given tokens as first token of the answer, from SGLang."""
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
             response = _request_sglang(self._endpoint, LabelPromptTokens(prompt_ids, [len(prompt_ids) - 1]), ids)
@@ -114,7 +125,7 @@ class ServerLabelReader:
         return list(zip(ids, row, strict=True))
 
     def _request_first_vllm(self, prompt: Prompt, ids: list[int]) -> list[tuple[int, float]]:
-        """Return the ids and log-probabilities of tokens where the answer begins, from vLLM."""
+        """Return ids and log-probabilities of the given tokens as first token of the answer, from vLLM."""
         fields = {
             **NEUTRAL_SAMPLING,
             "max_tokens": 1,
@@ -132,10 +143,13 @@ class ServerLabelReader:
         return [(_parse_token_id(text), value) for text, value in (tokens[0].top if tokens else ())]
 
     def _encode_labels(self, labels: Sequence[str]) -> list[int]:
-        """Return the first token of each label; raises BadSetting if two are equal."""
+        """Return the first token of each label; raises BadSetting if two labels begin with the same token."""
         ids = [token for label in labels if label for token in self._tokenize(label, False)[:1]]
         if len(ids) < len(labels) or len(set(ids)) < len(ids):
-            raise BadSetting(f"the labels {', '.join(map(repr, labels))} do not begin with different tokens.")
+            raise BadSetting(
+                f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its "
+                "own. Choose other labels."
+            )
         return ids
 
     def _encode_prompt(self, prompt: LabelPrompt, labels: Sequence[str], label_ids: Sequence[int]) -> LabelPromptTokens:
@@ -146,13 +160,13 @@ class ServerLabelReader:
             tokens = self._tokenize(part, number == 0 and not prompt.prefix)
             if number and (not tokens or tokens[0] not in label_ids):
                 raise BadSetting(
-                    f"part {number + 1} of a prompt does not begin with one of the labels "
-                    f"{', '.join(map(repr, labels))} as a token of its own."
+                    f"part {number + 1} of a label prompt must begin with the first token of a label "
+                    f"({', '.join(map(repr, labels))}). Choose other labels."
                 )
             ids += tokens
             positions.append(len(ids) - 1)
         if not positions or positions[0] < 0:
-            raise BadSetting("a label can only be read after some text, and the prompt begins with none.")
+            raise BadSetting("a label prompt must begin with some text, because a label can only be read after text.")
         return LabelPromptTokens(ids, positions)
 
 
@@ -160,7 +174,10 @@ class ServerLabelReader:
 
 
 def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> Any:
-    """Request log-probabilities inside and after a prompt, for the labels if vLLM is new enough."""
+    """Request log-probabilities inside and after a prompt from vLLM.
+
+    Requests exactly the labels if vLLM supports that, and otherwise the `top` most probable tokens.
+    """
     fields = {
         **NEUTRAL_SAMPLING,
         "max_tokens": 1,
@@ -178,14 +195,18 @@ def _request_vllm(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids:
 
 
 def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int], top: int) -> list[list[float]]:
-    """Return a row of label log-probabilities per position; the last one is where the answer begins."""
+    """Return the log-probabilities of the labels at each label position, from a response of vLLM.
+
+    The last position is the end of the prompt, so its values are those of the first token of the answer.
+    """
     choice = get_first_choice(response)
-    inside = choice["prompt_logprobs"]
-    if len(inside) != len(tokens.ids):
+    prompt_logprobs = choice["prompt_logprobs"]
+    if len(prompt_logprobs) != len(tokens.ids):
         raise _make_alignment_error()
     rows = []
+    # The entry of a token holds what the tokens before it predict, so the label follows the position by one.
     for index in (position + 1 for position in tokens.positions[:-1]):
-        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in inside[index].items()}
+        listed = {int(token): check_logprob(entry["logprob"]) for token, entry in prompt_logprobs[index].items()}
         if tokens.ids[index] not in listed:
             raise _make_alignment_error()
         rows.append(_get_bounded(listed, label_ids, top))
@@ -195,20 +216,24 @@ def _parse_vllm(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[in
 
 
 def _get_bounded(listed: Mapping[int, float], label_ids: Sequence[int], top: int) -> list[float]:
-    """Return the log-probabilities of the labels; an unlisted one gets the k-th best, the most it can have.
+    """Return the log-probabilities of the labels, with an upper bound for labels that the server did not list.
 
-    Not the smallest listed value: the prompt's own token is listed even if it is far less probable than the top k.
+    The server lists the `top` most probable tokens, so an unlisted label is at most as probable as the last of these.
+    The smallest listed value would be too low, because the prompt's own token is listed even if it is improbable.
     """
     if all(label in listed for label in label_ids):
         return [listed[label] for label in label_ids]
     if len(listed) < top:
-        raise ModelError(f"the server listed {len(listed)} tokens instead of {top}, and left out a label.")
+        raise ModelError(
+            f"the server returned log-probabilities of {len(listed)} tokens instead of {top}, and a label is not among "
+            "them. Check the server's max-logprobs setting."
+        )
     bound = sorted(listed.values(), reverse=True)[top - 1]
     return [listed.get(label, bound) for label in label_ids]
 
 
 def _parse_token_id(text: str) -> int:
-    """Parse vLLM's 'token_id:ID'."""
+    """Return the token id in vLLM's notation 'token_id:ID'; raises ValueError for other text."""
     if not text.startswith(TOKEN_ID_PREFIX):
         raise ValueError("the token's text instead of its id")
     return int(text.removeprefix(TOKEN_ID_PREFIX))
@@ -218,33 +243,42 @@ def _parse_token_id(text: str) -> int:
 
 
 def _request_sglang(endpoint: ModelEndpoint, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> Any:
-    """Request the log-probabilities of the labels inside and after a prompt."""
+    """Request the log-probabilities of the labels inside and after a prompt from SGLang."""
     fields = {
         "return_logprob": True,
-        "logprob_start_len": tokens.positions[0],  # earlier tokens may come from the server's prefix cache
+        # Tokens before the first label need no log-probabilities, so the server can take them from its prefix cache.
+        "logprob_start_len": tokens.positions[0],
         "token_ids_logprob": list(label_ids),
     }
     return endpoint.generate_on_sglang(tokens.ids, fields)
 
 
 def _parse_sglang(response: Any, tokens: LabelPromptTokens, label_ids: Sequence[int]) -> list[list[float]]:
-    """Return a row of label log-probabilities per position; the last one is where the answer begins."""
-    meta, start = response["meta_info"], tokens.positions[0]
-    prompt_tokens, inside = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
-    if [token[1] for token in prompt_tokens] != tokens.ids[start:] or len(inside) != len(prompt_tokens):
+    """Return the log-probabilities of the labels at each label position, from a response of SGLang.
+
+    The last position is the end of the prompt, so its values are those of the first token of the answer.
+    """
+    meta, first_position = response["meta_info"], tokens.positions[0]
+    prompt_tokens, label_logprobs = meta["input_token_logprobs"], meta["input_token_ids_logprobs"]
+    returned_ids = [token[1] for token in prompt_tokens]
+    if returned_ids != tokens.ids[first_position:] or len(label_logprobs) != len(prompt_tokens):
         raise _make_alignment_error()
-    entries = [inside[position + 1 - start] for position in tokens.positions[:-1]]
+    # The lists begin at the first label position. The entry of a token holds what the tokens before it predict.
+    entries = [label_logprobs[position + 1 - first_position] for position in tokens.positions[:-1]]
     return [_get_listed(entry, label_ids) for entry in [*entries, meta["output_token_ids_logprobs"][0]]]
 
 
 def _get_listed(entry: Any, label_ids: Sequence[int]) -> list[float]:
-    """Return the log-probabilities of labels from SGLang's [[logprob, id, text], ...]."""
+    """Return the log-probabilities of the labels from SGLang's list [[logprob, id, text], ...]."""
     listed = {item[1]: item[0] for item in entry}
     return [check_logprob(listed[label]) for label in label_ids]
 
 
 def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Sequence[int]) -> list[float]:
-    """Return the log-probabilities of the labels after a prompt; the whole vocabulary is listed if necessary."""
+    """Return the log-probabilities of the labels after a prompt, from llama.cpp.
+
+    First requests the most probable tokens. If a label is not among them, requests the whole vocabulary.
+    """
     for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
         fields = {**NEUTRAL_SAMPLING, "max_tokens": 1, "logprobs": size, "cache_prompt": True}
         response = endpoint.complete_ids(ids, fields)
@@ -253,8 +287,13 @@ def _read_llamacpp(endpoint: ModelEndpoint, ids: Sequence[int], label_ids: Seque
             listed = {int(entry["id"]): check_logprob(entry["logprob"]) for entry in top}
         if all(label in listed for label in label_ids):
             return [listed[label] for label in label_ids]
-    raise ModelError("the server does not list its whole vocabulary, so labels inside a prompt cannot be read.")
+    raise ModelError(
+        "cannot read labels inside a prompt: the server does not return log-probabilities of its whole vocabulary. "
+        "Use vLLM or SGLang, or an hf: model."
+    )
 
 
 def _make_alignment_error() -> ModelError:
-    return ModelError("the server's log-probabilities do not line up with the tokens of the prompt.")
+    return ModelError(
+        "the server returned log-probabilities of other tokens than those of the prompt. Check the server's version."
+    )

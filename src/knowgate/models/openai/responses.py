@@ -264,7 +264,7 @@ class StreamedResponse:
     def build(self) -> dict[str, Any]:
         """Return the response as it would have been without streaming."""
         if not self.ended and self.finish_reason is None:  # some servers send only one of the two
-            raise ServerError("the server broke off in the middle of its answer. Ask again.")
+            raise ServerError("the server closed the connection in the middle of its answer. Send the question again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
         return {"choices": [choice], "usage": self.usage}
 

@@ -20,16 +20,17 @@ from knowgate.models.prompts.templates import (
 from knowgate.types import Model, Passage, Prompt, Question
 
 TEMPLATE_VARIANTS = ("free",)  # 'free' asks for long answers in whole sentences
+# Example passages that `open_fingerprint` formats, so that it changes with the format of passages.
 SPECIMEN_PASSAGES = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))
 
 
 @dataclass(frozen=True)
 class AnswerPrompts:
-    """Builds the prompts for questions from a template set.
+    """Builds closed-book and open-book prompts for questions from a set of templates.
 
     Args:
-        templates: The template set; the packaged one by default.
-        lang: Language of all prompts; None for the language of each question.
+        templates: The templates; by default those of the package.
+        lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
     """
 
     templates: TemplateSet = field(default_factory=lambda: load_packaged_templates("answer"))
@@ -41,26 +42,26 @@ class AnswerPrompts:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the templates, with the fixed language."""
+        """Hash of the templates, followed by the language if it is fixed."""
         return self.templates.fingerprint + (f"-{self.lang}" if self.lang else "")
 
     @property
     def open_fingerprint(self) -> str:
-        """Hash of specimen open-book prompts: of the templates and of how passages are formatted."""
+        """Hash of example open-book prompts; changes if the templates or the format of passages change."""
         questions = [Question("?", lang=lang, choices=choices) for lang in LANGUAGES for choices in ((), ("a", "b"))]
         return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in questions))[:16]
 
     def language(self, question: Question) -> str:
-        """Return the language of a question's prompts."""
+        """Return the language ('en' or 'zh') in which a question's prompts are written."""
         return self.lang or detect_question_language(question)
 
     def closed(self, question: Question) -> Prompt:
-        """Return the prompt without passages."""
+        """Return the closed-book prompt, which asks the question without passages."""
         key = "choice_closed" if question.choices else "closed"
         return Prompt(self.templates.fill(key, self.language(question), query=_format_query(question)))
 
     def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
-        """Return the prompt with passages."""
+        """Return the open-book prompt, which shows the passages before the question."""
         key = "choice_open" if question.choices else "open"
         values = {"query": _format_query(question), "evidence": format_passages(passages)}
         return Prompt(self.templates.fill(key, self.language(question), **values))
@@ -70,8 +71,9 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> An
     """Load the prompts for answering questions.
 
     Args:
-        file: A TOML file with templates, or the name of a packaged variant ('free'); None for the default ones.
-        lang: Language of all prompts; None for the language of each question.
+        file: A TOML file with templates, or 'free' for the package's variant that asks for long answers. None loads
+            the default templates.
+        lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
     """
     if file is None:
         return AnswerPrompts(load_packaged_templates("answer"), lang)
@@ -81,11 +83,15 @@ def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> An
 
 
 def format_passages(passages: Sequence[Passage]) -> str:
-    """Join passages with blank lines, as in the paper. Numbers would make small models count instead of answer."""
+    """Join passages with blank lines, each preceded by its title.
+
+    Passages are not numbered, because small models would continue the numbering instead of answering.
+    """
     return "\n\n".join(_format_passage(passage) for passage in passages)
 
 
 def _format_passage(passage: Passage) -> str:
+    """Return the text below its title, without leading Markdown heading marks."""
     text = passage.text.strip().lstrip("#").strip()
     return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
 
@@ -97,7 +103,11 @@ def _format_query(question: Question) -> str:
 def fit_passages(
     model: Model, prompts: AnswerPrompts, question: Question, passages: Sequence[Passage], max_tokens: int
 ) -> tuple[Passage, ...]:
-    """Return the first passages that fit the context window; a single one is shortened until it fits."""
+    """Return as many of the first passages as fit the model's context window.
+
+    Passages are dropped from the end. If even one passage is too long, its text is halved until the prompt fits. The
+    result is empty if the prompt does not fit without passages.
+    """
     fitting = list(passages)
     while fitting and not model.fits([prompts.open(question, fitting)], max_tokens)[0]:
         if len(fitting) == 1 and len(fitting[0].text) > 1:
@@ -114,7 +124,11 @@ def fit_passages_batch(
     passages: Sequence[Sequence[Passage]],
     max_tokens: int,
 ) -> list[tuple[Passage, ...]]:
-    """Run `fit_passages` for many questions, with one call of the model for all that fit at once."""
+    """Run `fit_passages` for many questions.
+
+    One call of the model checks all questions with all of their passages. Only those that are too long are then
+    shortened one by one.
+    """
     pairs = list(zip(questions, passages, strict=True))
     fits = model.fits([prompts.open(question, retrieved) for question, retrieved in pairs], max_tokens)
     return [

@@ -1,4 +1,4 @@
-"""Prompts whose answer is a question: rewriting a follow-up, and writing a question about a passage."""
+"""Prompts that make an LLM write a question: rewrite a follow-up question, or write one about a passage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import NamedTuple
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.types import Passage, Prompt
 
-TURN_MARKS = {"en": ("Q", "A"), "zh": ("问", "答")}
-SHORT_QUESTION_WORDS = 3  # "In France, too?" depends on an earlier question
+TURN_MARKS = {"en": ("Q", "A"), "zh": ("问", "答")}  # written before each question and answer of a conversation
+# A question of so few words, such as "In France, too?", usually depends on an earlier question.
+SHORT_QUESTION_WORDS = 3
 QUESTION_WORD_PATTERN = re.compile(r"^(who|what|when|where|which|whose|how)\b", re.IGNORECASE)
 FOLLOW_UP_START_PATTERN = re.compile(
     r"^(and|but|or|so|then|also|what about|how about|why|why not|how so|really|what else|who else|which one|same)\b"
@@ -30,16 +31,16 @@ NEXT_ITEM_PATTERN = re.compile(r"\n\s*\n|\n\s*(?:text|question|文字|问题)\s*
 
 
 class Exchange(NamedTuple):
-    """A question of a conversation, in its rewritten form, and its answer."""
+    """A question of a conversation, rewritten so that it can be understood alone, and its answer."""
 
     question: str
     answer: str
 
 
 def is_follow_up(text: str) -> bool:
-    """Return whether a question probably depends on earlier ones.
+    """Return whether a question probably depends on earlier questions of the conversation.
 
-    Errs on the side of True: rewriting leaves an independent question unchanged.
+    The check prefers True in doubtful cases, because rewriting a question that is already independent does no harm.
     """
     text = text.strip()
     is_short = len(text.split()) <= SHORT_QUESTION_WORDS and detect_language(text) == "en"
@@ -50,7 +51,12 @@ def is_follow_up(text: str) -> bool:
 
 
 def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
-    """Ask the LLM to rewrite a follow-up as a question that stands alone."""
+    """Build the prompt that asks the LLM to rewrite a follow-up question so that it can be understood alone.
+
+    Args:
+        exchanges: The earlier questions and answers of the conversation.
+        text: The follow-up question.
+    """
     lang = detect_language(text)
     question_mark, answer_mark = TURN_MARKS[lang]
     turns = "\n".join(
@@ -60,18 +66,19 @@ def build_condense_prompt(exchanges: Sequence[Exchange], text: str) -> Prompt:
 
 
 class GeneratedQuestion(NamedTuple):
-    """A question that an LLM wrote, and its short answer; either may be empty."""
+    """A question that an LLM wrote about a passage, and its short answer; either may be empty."""
 
     question: str
     answer: str
 
 
 def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
-    """Ask the LLM to write a question that a passage answers.
+    """Build the prompt that asks the LLM to write a question that a passage answers.
 
     Args:
         passage: The passage.
-        raw: Write the prompt as text to be continued, which suits small models better than an instruction.
+        raw: Send the prompt as plain text for the LLM to continue, without a chat template. Small models do this
+            better than they follow instructions.
     """
     needs_title = passage.title and not passage.text.lstrip("# ").startswith(passage.title)
     words = (f"{passage.title}: " if needs_title else "").split() + passage.text.split()
@@ -80,11 +87,12 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
 
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
-    """Split generated text at 'Answer:' into a question and an answer, ignoring what follows each."""
+    """Split generated text at 'Answer:' into a question and an answer; only the first line of each is used."""
+    # A null character marks the place of 'Answer:', because it does not occur in generated text.
     question, _, answer = ANSWER_LABEL_PATTERN.sub("\0", QUESTION_LABEL_PATTERN.sub("", text), count=1).partition("\0")
     return GeneratedQuestion(_first_line(question), _first_line(answer).rstrip(".。"))
 
 
 def _first_line(text: str) -> str:
-    """Return the first line of the first item, with single spaces."""
+    """Return the first line of a text, with runs of spaces reduced to one."""
     return " ".join(NEXT_ITEM_PATTERN.split(text.strip(), maxsplit=1)[0].split("\n")[0].split())

@@ -1,8 +1,12 @@
-"""Prompt templates, stored in TOML files by language. Each set has a fingerprint that artifacts are bound to.
+"""Prompt templates, stored in TOML files by language.
 
-Values cannot break out of a template. A passage with a line such as `question: ...` could otherwise end the background
-and ask a question of its own, so that line is quoted (`> question: ...`), as in an e-mail. Markers of chat turns
-(`<|im_end|>`) get a space inside, so that tokenizers read them as text. All other text stays unchanged.
+Each set of templates has a fingerprint. Fitted gates store it, because they are valid only for the prompts that they
+were fitted with.
+
+Values that are filled into a template are escaped against prompt injection. A passage with a line such as
+`question: ...` could otherwise end the background section and ask its own question, so such a line is quoted as in an
+e-mail (`> question: ...`). Markers of chat messages such as `<|im_end|>` get a space inside, so that tokenizers read
+them as plain text. All other text stays unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ HAN_PATTERN = re.compile(r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 LATIN_WORD_PATTERN = re.compile(r"[A-Za-z]+")
 UNESCAPED_PLACEHOLDERS = frozenset({"draft"})  # the LLM's own answer so far, which must be continued exactly as it is
 CHAT_MARKER_PATTERN = re.compile(r"<(?=[|｜][\w▁ -]{1,40}[|｜]>|/?s>|(?:start|end)_of_turn>|</?SYS>>)|\[(?=/?INST\])")
-MIN_LABEL_LETTERS = 2  # of the label that begins a template line; ordinary lines often begin with a dash or a number
+# The beginning of a template line counts as a label, such as 'Question:', only if it has this many letters. Ordinary
+# lines often begin with a dash or a number.
+MIN_LABEL_LETTERS = 2
 LINE_END_PATTERN = re.compile(r"(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
 
 
@@ -37,13 +43,13 @@ def detect_language(text: str) -> str:
 
 
 def detect_question_language(question: Question) -> str:
-    """Return the question's own language if there are templates for it, else the detected one."""
+    """Return the language that the question states if there are templates for it, else detect it from its text."""
     return question.lang if question.lang in LANGUAGES else detect_language(question.text)
 
 
 @dataclass(frozen=True)
 class TemplateSet:
-    """Templates by language and name.
+    """A named set of prompt templates, by language and template name.
 
     Args:
         name: Name of the set.
@@ -64,21 +70,32 @@ class TemplateSet:
         return sha256_text(*lines)[:16]
 
     def fill(self, key: str, lang: str, /, **values: str) -> str:
-        """Return a template with its placeholders filled; the values are escaped."""
+        """Fill the placeholders of a template and return the prompt text.
+
+        Args:
+            key: Name of the template.
+            lang: Language of the template.
+            values: Placeholder name -> text. The texts are escaped; see `escape_values`.
+        """
         template = self.templates[lang][key]
         return template.format(**escape_values(template, values))
 
 
 @functools.cache
 def load_packaged_templates(name: str) -> TemplateSet:
-    """Load a template set of the package, such as 'answer', 'judge' or 'self'."""
+    """Load a set of templates that the package includes, such as 'answer', 'kbm' or 'self'."""
     text = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
     return TemplateSet(name, _strip_line_breaks(tomllib.loads(text)))
 
 
 @functools.cache
 def load_template_variant(name: str, like: str) -> TemplateSet:
-    """Load a packaged variant of the set `like`, whose templates fill what the variant leaves out."""
+    """Load a variant of a packaged set of templates.
+
+    Args:
+        name: Name of the variant.
+        like: Name of the full set. Templates that the variant does not define are taken from it.
+    """
     return _override(load_packaged_templates(like), name, load_packaged_templates(name).templates)
 
 
@@ -87,10 +104,10 @@ def load_templates(path: Path, like: str) -> TemplateSet:
 
     Args:
         path: The file, with sections [en] and [zh].
-        like: Name of the packaged set whose templates fill what the file leaves out.
+        like: Name of the packaged set. Templates that the file does not define are taken from it.
 
     Raises:
-        BadSetting: The file cannot be read, or a template is unknown or has other placeholders.
+        BadSetting: The file cannot be read, or a template has an unknown name or the wrong placeholders.
     """
     base = load_packaged_templates(like)
     path = expand_path(path)
@@ -99,56 +116,71 @@ def load_templates(path: Path, like: str) -> TemplateSet:
             parse_toml(read_text(path, maximum=MAX_TEMPLATE_BYTES), f"the prompt file {path}")
         )
     except OSError as error:
-        raise BadSetting(f"cannot read the prompt file {path}: {error.strerror}. Check `prompts`.") from None
+        raise BadSetting(
+            f"cannot read the prompt file {path}: {error.strerror}. Check the setting `prompts`."
+        ) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     except AttributeError:
-        raise BadSetting(f'{path}: write templates as name = "text" below [en] or [zh].') from None
+        raise BadSetting(
+            f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
+            "section [en] or [zh]."
+        ) from None
     for lang, texts in templates.items():
         _check_templates(path, lang, texts, base)
     return _override(base, path.stem, templates)
 
 
 def _override(base: TemplateSet, name: str, templates: Mapping[str, Mapping[str, str]]) -> TemplateSet:
+    """Return a copy of `base` called `name`, with some of its templates replaced."""
     merged = {lang: {**texts, **templates.get(lang, {})} for lang, texts in base.templates.items()}
     return TemplateSet(name, merged)
 
 
 def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: TemplateSet) -> None:
-    """Raise BadSetting unless all templates exist in `base` and have the same placeholders there."""
+    """Raise BadSetting unless `base` has templates with the same names and the same placeholders."""
     if lang not in base.templates:
         raise BadSetting(f"{path}: unknown section [{lang[:80]}]. Known: {', '.join(base.templates)}.")
     for key, text in texts.items():
         if key not in base.templates[lang]:
-            raise BadSetting(f"{path}: unknown template {format_value(key)}. Known: {', '.join(base.templates[lang])}.")
+            names = ", ".join(base.templates[lang])
+            raise BadSetting(f"{path}: unknown template {format_value(key)}. Known: {names}.")
         where = f"{path}: template {lang}.{key}"
         expected, actual = _find_placeholders(base.templates[lang][key], where), _find_placeholders(text, where)
         if actual != expected:
-            raise BadSetting(f"{where} has the placeholders {format_value(sorted(actual))}, needs {sorted(expected)}.")
+            raise BadSetting(
+                f"{where} has the placeholders {format_value(sorted(actual))}, but it must have exactly these: "
+                f"{sorted(expected)}."
+            )
 
 
 def _find_placeholders(text: str, where: str) -> set[str]:
     """Return the names in braces.
 
-    Conversions and format codes ('{query!r}', '{query:>9}') are refused: they could fail, or fill the memory.
+    Raises BadSetting for conversions and format codes such as '{query!r}' and '{query:>9}'. They could fail when the
+    template is filled, or produce a text so long that memory runs out.
     """
     try:
         fields = [field for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
-        raise BadSetting(f"{where} has unbalanced braces ({error}); write {{{{ for a brace.") from None
+        raise BadSetting(
+            f"{where} has unbalanced braces ({error}). To write a literal brace, double it: {{{{"
+        ) from None
     coded = [name for _, name, code, conversion in fields if code or conversion]
     if coded:
-        raise BadSetting(f"{where} has a format code after '{format_value(coded[0])}'; placeholders are names only.")
+        raise BadSetting(
+            f"{where} has a format code after the placeholder '{format_value(coded[0])}'. Write only the name in braces."
+        )
     return {str(name) for _, name, _, _ in fields}
 
 
 def _strip_line_breaks(data: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """Remove the line break after the opening quotes of TOML strings."""
+    """Remove line breaks at the start of each template, which come from multi-line strings in TOML."""
     return {lang: {key: text.lstrip("\n") for key, text in texts.items()} for lang, texts in data.items()}
 
 
 def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Return values that cannot be mistaken for parts of the template or for chat markers."""
+    """Escape values so that the LLM cannot mistake them for parts of the template or for chat markers."""
     return {name: _escape_value(template, name, text) for name, text in values.items()}
 
 
@@ -156,8 +188,10 @@ def _escape_value(template: str, name: str, text: str) -> str:
     """Escape chat markers, and quote lines that begin like lines of the template."""
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
+    # The containment test is a fast check. Only texts with a label in them are split into lines.
     if name in UNESCAPED_PLACEHOLDERS or not any(label in text for label in labels):
         return text
+    # The first line of the value is quoted only if the placeholder stands at the start of a template line.
     first, *others = LINE_END_PATTERN.split(text)
     begins_line = re.search(rf"^[ \t]*\{{{name}\}}", template, re.MULTILINE) is not None
     lines = [_quote_line(first, labels) if begins_line else first, *(_quote_line(line, labels) for line in others)]
@@ -165,11 +199,12 @@ def _escape_value(template: str, name: str, text: str) -> str:
 
 
 def _quote_line(line: str, labels: tuple[str, ...]) -> str:
+    """Return the line with '> ' before it if it begins with a label of the template."""
     return f"> {line}" if line.lstrip().startswith(labels) else line
 
 
 @functools.cache
 def _find_line_labels(template: str) -> tuple[str, ...]:
-    """Return how the template's lines begin, up to a placeholder, such as 'Question:'."""
+    """Return the labels that begin the template's lines, such as 'Question:', up to the first placeholder."""
     beginnings = [line.partition("{")[0].strip() for line in template.splitlines()]
     return tuple(text for text in beginnings if sum(char.isalpha() for char in text) >= MIN_LABEL_LETTERS)
