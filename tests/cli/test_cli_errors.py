@@ -90,7 +90,7 @@ def test_an_empty_question_is_refused(call: Call, question: str):
 
 
 def test_blank_lines_on_stdin_are_no_questions(call: Call):
-    assert "no question in standard input" in sentence(call("decide", "--model", "fake", stdin=b"\n  \n"))
+    assert "standard input contains no question" in sentence(call("decide", "--model", "fake", stdin=b"\n  \n"))
 
 
 def test_a_line_of_stdin_that_is_not_utf8_is_named(call: Call):
