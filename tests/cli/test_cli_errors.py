@@ -230,4 +230,4 @@ def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
     said = sentence(call("compare", docs, docs))
-    assert "is neither a report (no summary.json) nor a label run (no run.json). Give the folder" in said
+    assert "is neither a report folder (no summary.json) nor a label run (no run.json). Give a report" in said
