@@ -99,7 +99,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             "--target 'all' is not allowed",
         ),
         (["ik", "--out", "x", "--tokens", "many"], 2, "Invalid value for '--tokens'"),
-        (["--labels", "run", "probe"], 2, "Options of a command follow its name: knowgate fit NAME --labels."),
+        (["--labels", "run", "probe"], 2, "Write options of a command after its name: knowgate fit COMMAND --labels."),
     ],
 )
 def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, said: str):
