@@ -185,7 +185,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
         (["eval", "--labels", "run", "--rerank", "r"], "--rerank needs --data"),
-        (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta belongs to --preset 'cbdr'"),
+        (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta only applies to --preset 'cbdr'"),
         (
             ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
             "--preset 'x' is unknown; allowed: cbdr.",
