@@ -133,7 +133,7 @@ def test_a_file_without_permission_is_named_and_the_others_are_indexed(
     monkeypatch.setattr(Path, "open", refuse)
     outcome = call("index", docs, "--out", "made")
     assert (outcome.code, outcome.err.startswith("1 documents")) == (0, True)
-    assert "1 could not be read and are left out" in outcome.err
+    assert "1 of the documents could not be read" in outcome.err
     assert "markup.md cannot be read: Permission denied." in outcome.err
 
 
@@ -164,7 +164,7 @@ def test_an_index_of_another_version_says_both_versions(call: Call, docs: Path, 
     manifest = tmp_path / "made" / "index.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 9}))
     said = sentence(call("ask", "who?", "--model", "fake", "--index", "made"))
-    assert "it has version 9, this knowgate reads version 1" in said
+    assert "it has version 9, but this knowgate reads version 1" in said
 
 
 @pytest.mark.parametrize("part", ["passages.jsonl", "offsets.npy", "bm25/vocab.index.json", "bm25/data.csc.index.npy"])
@@ -230,4 +230,4 @@ def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
     said = sentence(call("compare", docs, docs))
-    assert "is neither a report (no summary.json) nor a label run (no run.json). Give the folder" in said
+    assert "is neither a report folder (no summary.json) nor a label run (no run.json). Give a report" in said

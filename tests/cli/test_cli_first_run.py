@@ -77,7 +77,7 @@ def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Pat
     [
         (["--docs", "nowhere"], "there is no folder or file 'nowhere'"),
         (["--docs", "empty"], "no documents in 'empty'"),
-        (["--docs", "lamps", "--questions", "none.txt"], "there is no file of questions 'none.txt'"),
+        (["--docs", "lamps", "--questions", "none.txt"], "there is no file 'none.txt' with questions"),
         (["--docs", "lamps", "--model", "gpt-4o"], "Did you mean openai:gpt-4o@"),
         (["--docs", "lamps", "--out", "lamps"], "not a first run's"),
     ],
@@ -99,7 +99,7 @@ def test_on_a_terminal_it_asks_again_for_what_cannot_be_used(call: Call, lamps: 
     assert outcome.code == 0
     assert "there is no folder or file 'nowhere'" in outcome.err
     assert "unknown model 'smoll'" in outcome.err
-    assert "there is no file of questions 'none.txt'" in outcome.err
+    assert "there is no file 'none.txt' with questions" in outcome.err
 
 
 def test_yes_asks_nothing(call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch):

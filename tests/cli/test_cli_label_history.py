@@ -80,7 +80,7 @@ def test_duplicate_ids_are_rejected(place, capsys):
     text = (place / "data.jsonl").read_text()
     (place / "data.jsonl").write_text(text + text.splitlines()[0] + "\n")
     assert run(LABEL) == 1
-    assert "line 9 has the id 'q0' of line 1" in capsys.readouterr().err
+    assert "line 9 has the same id as line 1: 'q0'" in capsys.readouterr().err
 
 
 @pytest.fixture

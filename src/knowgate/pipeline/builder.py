@@ -160,7 +160,7 @@ def build_cached_index(docs: Path, kind: str) -> Path:
     with file_lock(out.with_name(f"{out.name}.turn")):
         report = build_index(docs, out, kind=kind)
     if report.problems:
-        log.warning("Of the documents in '%s' %s", docs, report.summarize_problems())
+        log.warning("In '%s', %s", docs, report.summarize_problems())
     return out
 
 

@@ -183,7 +183,7 @@ def test_a_gate_to_watch_must_be_on_both_sides(both):
 
 def test_a_summary_of_something_else_is_rejected(tmp_path):
     (tmp_path / "summary.json").write_text('{"runs": []}')
-    with pytest.raises(BadInput, match="does not belong to an evaluation"):
+    with pytest.raises(BadInput, match="is not the summary of an evaluation"):
         load_evaluation_summary(tmp_path, [])
 
 

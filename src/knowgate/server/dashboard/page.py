@@ -80,15 +80,15 @@ async def list_recent_decisions(service: Service, since: float) -> list[dict[str
     the decision log. Decisions that are no longer in the log were deleted by another process, so they are also deleted
     from memory. If the log is unavailable, only the decisions of this process are returned.
     """
-    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     if service.decision_log is None:
-        return own
+        return own_rows
     try:
-        stored = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
-        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own]))
+        stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
+        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own_rows]))
     except ApiError:
-        return own
-    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
-    own_ids = {row["id"] for row in own}
-    rows = [*own, *(row for row in stored if row["id"] not in own_ids)]
+        return own_rows
+    own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    own_ids = {row["id"] for row in own_rows}
+    rows = [*own_rows, *(row for row in stored_rows if row["id"] not in own_ids)]
     return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:MAX_DECISIONS_SHOWN]

@@ -42,7 +42,7 @@ from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
 PARTIAL_DRAFT_REASON = (
-    "only the beginning of this stream was drafted, so answers cannot be compared. Requests without streaming can"
+    "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
 )
 LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
 
