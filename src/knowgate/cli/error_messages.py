@@ -35,7 +35,7 @@ REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typ
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
 # Patterns that recognize a message that already says what to do: by a command, the allowed values, or an imperative.
 ADVICE_VERBS = (
-    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|Look|"
+    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Enter|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|Look|"
     "Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|Update|"
     "Use|Wait|Write"
 )
