@@ -67,7 +67,7 @@ def test_an_unreadable_phrase_file_is_reported(tmp_path):
 def test_a_file_without_a_phrase_is_rejected(tmp_path):
     file = tmp_path / "phrases.txt"
     file.write_text("\n...\n", encoding="utf-8")
-    with pytest.raises(BadSetting, match="contains no phrase"):
+    with pytest.raises(BadSetting, match="contains no abstention phrases"):
         _ = RulesArbiter(words=str(file)).phrases
 
 

@@ -171,7 +171,7 @@ def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
 @pytest.mark.parametrize(
     ("candidates", "options", "reason"),
     [
-        (20, {}, r"chosen by the reranker aligned \(r1\), and here by none"),
+        (20, {}, r"chosen by the reranker aligned \(r1\), but none is used here"),
         (20, {"reranker": Ranker("r2")}, r"chosen by the reranker aligned \(r1\), not by this one \(r2\)"),
         (5, {"reranker": Ranker("r1")}, "chosen from 5 candidates, not 20"),
         (20, {"reranker": Ranker("r1"), "rerank_margin": 0.1}, "that were always reranked"),
@@ -179,7 +179,7 @@ def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
 )
 def test_a_guarantee_for_reranked_passages_is_bound_to_the_reranker(tmp_path, candidates, options, reason):
     proven = {"name": "aligned", "fingerprint": "r1", "candidates": candidates}
-    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for passages {reason}"):
+    with pytest.raises(AssertionError, match=f"does not hold here: it was proven for passages {reason}"):
         raise AssertionError(used(saved(tmp_path, reranker=proven), **options))
 
 
@@ -199,11 +199,11 @@ def test_a_run_with_an_index_and_no_k_used_three_passages(tmp_path):
     ("proven", "options", "reason"),
     [
         ({"max_tokens": 32}, {"max_tokens": 64}, "answers of up to 32 tokens, not 64"),
-        ({"open_prompts": "told otherwise"}, {}, r"another wording of questions with passages \(told otherwise, not "),
+        ({"open_prompts": "told otherwise"}, {}, r"other prompts with passages \(told otherwise, not "),
     ],
 )
 def test_longer_answers_and_other_passage_prompts_void_the_guarantee(tmp_path, proven, options, reason):
-    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for {reason}"):
+    with pytest.raises(AssertionError, match=f"does not hold here: it was proven for {reason}"):
         raise AssertionError(used(saved(tmp_path, **proven), **options))
 
 
