@@ -94,4 +94,4 @@ def test_ask_explains_the_guarantee(call, made, docs):
 def test_ask_says_without_being_asked_that_a_guarantee_does_not_hold(call, made, docs):
     call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
     outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--k", "5", "--max-tokens", "9")
-    assert "it was proven for 3 passages, not for 5; it was shown for answers of up to 8 tokens, not 9" in outcome.err
+    assert "it was proven for 3 passages, not for 5; it was proven for answers of up to 8 tokens, not 9" in outcome.err

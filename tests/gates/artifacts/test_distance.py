@@ -161,7 +161,7 @@ def test_a_distance_on_a_layer_that_is_not_read_is_rejected(fitted, tmp_path):
 
 def test_states_of_another_width_are_rejected(fitted):
     gate = load_gate(str(fitted / "probe"))
-    with pytest.raises(ArtifactError, match="another LLM or embedding"):
+    with pytest.raises(ArtifactError, match="different LLM or embedding"):
         gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
 
 

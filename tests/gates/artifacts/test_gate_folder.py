@@ -120,7 +120,9 @@ def test_a_manifest_edited_by_hand_is_rejected(folder, values):
 
 def test_another_format_version_is_rejected_with_both_numbers(folder):
     edit(folder, signed=True, version=7)
-    with pytest.raises(ArtifactError, match=r"has format 7, this knowgate reads 1\. Fit it again"):
+    with pytest.raises(
+        ArtifactError, match=r"format version is 7, but this version of knowgate reads 1\. Fit it again"
+    ):
         read_artifact(folder)
 
 

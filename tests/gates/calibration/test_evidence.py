@@ -151,7 +151,7 @@ def test_the_guarantee_is_described_where_it_holds(tmp_path):
     ("options", "reason"),
     [
         ({"index": "index-2"}, r"passages from bm25 \(index-1\), not for those of this index \(index-2\)"),
-        ({"k": 5}, "shown for 3 passages, not for 5"),
+        ({"k": 5}, "proven for 3 passages, not for 5"),
         ({"threshold": 0.4}, "the threshold used is 0.4"),
         ({"second_look": object()}, "without a second look"),
         ({"reranker": Ranker("r1")}, "without reranking"),
@@ -191,7 +191,7 @@ def test_the_guarantee_holds_for_the_same_reranker(tmp_path):
 
 def test_a_run_with_an_index_and_no_k_used_three_passages(tmp_path):
     folder = saved(tmp_path, k=None)
-    assert "shown for 3 passages, not for 1" in used(folder, k=1)
+    assert "proven for 3 passages, not for 1" in used(folder, k=1)
     assert "does not hold" not in used(folder, k=3)
 
 
@@ -240,8 +240,8 @@ def test_a_budget_left_unused_by_ties_is_explained():
     counts = {"n": 10, "retrieved": 0, "rate": 0.0}
     said = summarize_threshold(0.9, "budget", {"wanted": 0.5, "chosen_on": counts})
     assert said == (
-        "For a retrieval rate of 50 %: threshold 0.9. It retrieves for 0 % of the questions it was chosen on: needs "
-        "are tied there, and the next lower threshold would exceed the budget."
+        "For a retrieval rate of 50 %: threshold 0.9. It retrieves for only 0 % of the questions it was chosen on. "
+        "Several questions have the same need, so that the next lower threshold would exceed the budget."
     )
 
 

@@ -154,7 +154,7 @@ def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
 
 def test_rows_without_open_book_answers_are_rejected_with_advice(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, i % 2 == 0, None) for i in range(300)]
-    assert "Label with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
+    assert "with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
 
 
 def test_a_run_where_retrieval_never_helps_is_rejected(gate, tmp_path):
@@ -178,7 +178,7 @@ def test_a_run_named_twice_is_rejected(gate, run):
 @pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])
 def test_rows_of_another_model_or_wording_are_rejected(gate, tmp_path, key):
     run = write_rows(tmp_path / "other", varied_rows(300), **{key: "other"})
-    assert "Calibrate on labels of the gate's own model" in refused(gate, [run])
+    assert "Calibrate on label runs of the gate's own LLM" in refused(gate, [run])
 
 
 @pytest.mark.parametrize("what", ["model", "prompts", "retriever"])

@@ -382,8 +382,8 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts}), "
-            f"but the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
+            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts})"
+            f", but the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
             f"{settings['prompts_fingerprint']}). Calibrate on label runs of the gate's own LLM."
         )
     _check_reading_lengths(manifest, settings)
