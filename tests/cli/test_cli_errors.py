@@ -81,7 +81,7 @@ def test_a_bad_config_file_is_an_error(call: Call, docs: Path, text: str, said: 
 
 
 def test_ask_without_documents_says_which_options_give_them(call: Call):
-    assert "give --docs or --index" in sentence(call("ask", "who?", "--model", "fake"))
+    assert "Give --docs or --index" in sentence(call("ask", "who?", "--model", "fake"))
 
 
 @pytest.mark.parametrize("question", ["", "  "])

@@ -114,7 +114,7 @@ def test_the_retriever_can_be_awaited(gated, shelf):
 
 @pytest.mark.parametrize(
     ("found", "message"),
-    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType, not a list")],
+    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType instead of a list")],
 )
 def test_a_failing_wrapped_retriever_is_an_error(gated, found, message):
     with pytest.raises(AdapterError, match=message):
@@ -199,7 +199,7 @@ def test_an_agent_can_be_awaited_and_understands_a_follow_up(agent):
 
 
 def test_an_agent_without_a_question_is_an_error(agent):
-    with pytest.raises(BadInput, match="the last of the messages must be the user's question"):
+    with pytest.raises(BadInput, match="the last message must be a question of the user"):
         agent[0].invoke({"messages": []})
 
 
