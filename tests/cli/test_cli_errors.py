@@ -32,7 +32,7 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
-        (["--arbiter", "features"], "must be fitted first: run `knowgate fit arbiter`"),
+        (["--arbiter", "features"], "must be fitted before you can use it. Run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
@@ -225,7 +225,10 @@ def test_an_unknown_gate_may_be_the_folder_of_one(call: Call, docs: Path):
 
 def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
     said = sentence(call("ask", "--docs", docs, "--gate", docs, "Who?"))
-    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` wrote" in said
+    assert (
+        f"the folder '{docs}' contains no fitted gate: it has no gate.json. Pass a folder that `knowgate fit` wrote"
+        in said
+    )
 
 
 def test_compare_asks_for_reports(call: Call, docs: Path):

@@ -227,7 +227,7 @@ def test_ask_explains_a_decision_by_the_logged_questions(logged, capsys, gate):
 
 def test_a_log_of_another_model_is_rejected(logged, capsys):
     assert run(["decide", "--model", "fake", "--gate", "dhicl:log.db", "Why?"]) == 1
-    assert "has no labels for this model and prompts" in capsys.readouterr().err
+    assert "has no entries for this model and prompts" in capsys.readouterr().err
 
 
 def test_eval_self_prints_the_table_for_each_way(logged, capsys):

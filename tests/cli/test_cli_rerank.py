@@ -179,8 +179,8 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["fit", "reranker", "--out", "x"], "give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "give --labels, made by"),
+        (["fit", "reranker", "--out", "x"], "Give --pref PREF"),
+        (["fit", "probe", "--out", "x"], "Give --labels: folders made by"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
@@ -190,7 +190,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
             ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
             "--preset 'x' is unknown; allowed: cbdr.",
         ),
-        (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit one: fit('probe'"),
+        (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit a probe: fit('probe'"),
     ],
 )
 def test_wrong_commands_are_explained(call, command, message):

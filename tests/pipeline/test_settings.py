@@ -65,7 +65,7 @@ def write_probe(folder, **changes):
 
 def test_the_preset_takes_a_probe_of_knowing_and_says_what_to_type(tmp_path):
     helped = write_probe(tmp_path / "helped", target="benefit")
-    with pytest.raises(kg.KnowgateError, match=r"Fit one: fit\('probe', .*target='known', balanced=True"):
+    with pytest.raises(kg.KnowgateError, match=r"Fit a probe: fit\('probe', .*target='known', balanced=True"):
         apply_preset(kg.PipelineOptions(preset="cbdr", gate=str(helped)))
 
 

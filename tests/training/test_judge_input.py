@@ -128,7 +128,8 @@ def test_the_card_says_what_agreement_means(base, tmp_path):
 def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
     with pytest.raises(
-        BadSetting, match="cannot be a judge: its tokenizer gives the labels Yesterday and Nowhere the same first token"
+        BadSetting,
+        match="cannot be a judge: in its tokenizer the labels Yesterday and Nowhere start with the same token",
     ):
         _ = judge.label_tokens
 
@@ -149,7 +150,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     save_fitted(fit_answer_judge(examples, work=tmp_path / "w", **SHORT), examples, tmp_path / "gate")
     (tmp_path / "gate").rename(tmp_path / "moved")  # another folder: what was opened before is not handed out again
     save_word_llama(folder, seed=1)
-    with pytest.raises(ArtifactError, match="Use the old base model, or fit the judge again"):
+    with pytest.raises(ArtifactError, match="Use the original weights, or fit the judge again"):
         load_gate(str(tmp_path / "moved")).score(examples.questions[:1], examples.readings[:1])
 
 

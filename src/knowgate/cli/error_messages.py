@@ -35,9 +35,9 @@ REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typ
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
 # Patterns that recognize a message that already says what to do: by a command, the allowed values, or an imperative.
 ADVICE_VERBS = (
-    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|Look|"
-    "Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|Update|"
-    "Use|Wait|Write"
+    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Enter|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|"
+    "Look|Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|"
+    "Update|Use|Wait|Write"
 )
 COMMAND_PATTERN = r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"
 CHOICES_PATTERN = r"\b[Aa]llowed: |\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
