@@ -114,7 +114,7 @@ def test_the_retriever_can_be_awaited(gated, shelf):
 
 @pytest.mark.parametrize(
     ("found", "message"),
-    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType, not a list")],
+    [(ValueError("index gone"), "Shelf failed: ValueError: index gone"), (None, "returned NoneType instead of a list")],
 )
 def test_a_failing_wrapped_retriever_is_an_error(gated, found, message):
     with pytest.raises(AdapterError, match=message):

@@ -127,7 +127,7 @@ def test_feedback_without_a_log_is_not_stored(rag):
 
     feedback = asyncio.run(run())
     assert feedback["learnt"] is False
-    assert "start the server with `log`" in feedback["note"]
+    assert "Start the server with `log`" in feedback["note"]
 
 
 # --- the command ----------------------------------------------------------------------------------
