@@ -152,7 +152,7 @@ def test_more_tokens_than_were_drafted_or_less_than_none_are_rejected():
     short = replace(examples, table=replace(examples.table, settings={**examples.settings, "max_tokens": 32}))
     with pytest.raises(
         BadSetting,
-        match=r"tokens=64 is longer than the drafts of the label runs \(32 tokens\)\. Label again with prompts='free' and max_tokens=64",
+        match=r"tokens=64 is longer than the drafts of the label runs \(32 tokens\)\. Label again with prompts='free' and max_tokens=64",  # noqa: E501
     ):
         fit_ik_text(short, tokens=64, embedder=LetterEmbedder())
 

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, question_key
 from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.history_scope import bind_scope, open_history_store
-from knowgate.gates.prompt import parse_label_pair
+from knowgate.gates.scoring import parse_label_pair
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbor, Question, Reading, ServedModel, Signal, Vector

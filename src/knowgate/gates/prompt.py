@@ -11,30 +11,13 @@ from typing import Literal, Self
 
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.errors import BadSetting
+from knowgate.gates.scoring import parse_label_pair
 from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, ServedModel, Signal, TokenizingModel
 
 NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN = "[No Retrieval]", "[Retrieval]"
 INSTRUCTION_TEMPLATE = "### Instruction:\n{query}\n\n### Response:\n"  # the training format of Self-RAG's models
-
-
-def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
-    """Split an option such as 'true/false' into the answer label for known and the one for unknown.
-
-    Args:
-        words: The two labels with a slash between them.
-        gate: Name of the gate for the error message.
-
-    Raises:
-        BadSetting: `words` does not contain two labels.
-    """
-    known, _, unknown = (label.strip() for label in words.partition("/"))
-    if not (known and unknown):
-        raise BadSetting(
-            f"gate '{gate}': words is '{words}', but it must be two labels as known/unknown, for example true/false."
-        )
-    return known, unknown
 
 
 @dataclass(frozen=True)

@@ -307,3 +307,21 @@ def check_read_request(gate: Gate, model: Model) -> None:
 def _parse_signals(entry: RegistryEntry) -> set[Signal]:
     """Return the signals that a gate's registry entry lists, such as "hidden, samples"."""
     return {Signal(name.strip()) for name in entry.needs.split(",") if name.strip()}
+
+
+def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
+    """Split an option such as 'true/false' into the answer label for known and the one for unknown.
+
+    Args:
+        words: The two labels with a slash between them.
+        gate: Name of the gate for the error message.
+
+    Raises:
+        BadSetting: `words` does not contain two labels.
+    """
+    known, _, unknown = (label.strip() for label in words.partition("/"))
+    if not (known and unknown):
+        raise BadSetting(
+            f"gate '{gate}': words is '{words}', but it must be two labels as known/unknown, for example true/false."
+        )
+    return known, unknown

@@ -46,7 +46,7 @@ ENDPOINTS = (
              schemas.DeletionRequest, schemas.DeletionResponse),
     Endpoint("GET", "/v1/decisions/{id}", Service.get_decision, "Return a decision and its feedback.",
              None, schemas.StoredDecision),
-    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and all decisions and entries with the same question.",
+    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and all decisions and entries with the same question.",  # noqa: E501
              None, schemas.DeletionResponse),
     Endpoint("GET", "/v1/learning", Service.get_learning, "Return what audits and A/B tests show: losses, alarms and drift.",
              None, schemas.LearningResponse),
