@@ -75,7 +75,7 @@ def test_an_arbiter_is_told_to_be_none_before_any_question_is_counted(call, tmp_
     (tmp_path / "my-arbiter" / "arbiter.json").write_text("{}", encoding="utf-8")
     outcome = call("calibrate", "my-arbiter", "--labels", "run", "--max-loss", "0.001")
     assert outcome.code == 1
-    assert "'my-arbiter' holds no fitted gate" in outcome.err
+    assert "'my-arbiter' contains no fitted gate" in outcome.err
     assert "pass it as --arbiter" in outcome.err
 
 
@@ -88,10 +88,10 @@ def test_ask_explains_the_guarantee(call, made, docs):
     call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
     outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--explain")
     assert outcome.code == 0
-    assert "This does not hold here: it was shown for passages from bm25" in outcome.err
+    assert "This does not hold here: it was proven for passages from bm25" in outcome.err
 
 
 def test_ask_says_without_being_asked_that_a_guarantee_does_not_hold(call, made, docs):
     call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
     outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--k", "5", "--max-tokens", "9")
-    assert "it was shown for 3 passages, not for 5; it was shown for answers of up to 8 tokens, not 9" in outcome.err
+    assert "it was proven for 3 passages, not for 5; it was proven for answers of up to 8 tokens, not 9" in outcome.err

@@ -34,7 +34,7 @@ def test_prices_of_a_file_can_be_overridden(call, log, tmp_path):
 
 
 def test_assumed_prices_are_announced(call, log):
-    assert "Prices are assumed" in call("cost", log).err
+    assert "These are default prices in US dollars" in call("cost", log).err
 
 
 def test_a_label_run_shows_how_many_answers_are_lost(call, tmp_path):
@@ -61,4 +61,4 @@ def test_missing_amounts_are_named_with_the_flag_that_leaves_them_out(call, tmp_
     printed = call("decide", "a", "b", "--model", "fake", "--json")
     (tmp_path / "log.jsonl").write_text(printed.out)
     said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").err
-    assert "Leave them out: --price-output-token 0" in said
+    assert "to leave them out: --price-output-token 0" in said

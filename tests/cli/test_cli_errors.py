@@ -32,9 +32,9 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),
         (["--arbiter", "nope"], "unknown arbiter 'nope'. Known: rules."),
-        (["--arbiter", "features"], "must be fitted first: run `knowgate fit arbiter`"),
+        (["--arbiter", "features"], "must be fitted before you can use it. Run `knowgate fit arbiter`"),
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
-        (["--index", "x"], "--docs and --index are mutually exclusive: give one."),
+        (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
         (["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist"),
         (["--model", "hf:./none"], "there is no folder './none'"),
@@ -81,7 +81,7 @@ def test_a_bad_config_file_is_an_error(call: Call, docs: Path, text: str, said: 
 
 
 def test_ask_without_documents_says_which_options_give_them(call: Call):
-    assert "give --docs or --index" in sentence(call("ask", "who?", "--model", "fake"))
+    assert "Give --docs or --index" in sentence(call("ask", "who?", "--model", "fake"))
 
 
 @pytest.mark.parametrize("question", ["", "  "])
@@ -90,7 +90,7 @@ def test_an_empty_question_is_refused(call: Call, question: str):
 
 
 def test_blank_lines_on_stdin_are_no_questions(call: Call):
-    assert "no question in standard input" in sentence(call("decide", "--model", "fake", stdin=b"\n  \n"))
+    assert "standard input contains no question" in sentence(call("decide", "--model", "fake", stdin=b"\n  \n"))
 
 
 def test_a_line_of_stdin_that_is_not_utf8_is_named(call: Call):
@@ -133,7 +133,7 @@ def test_a_file_without_permission_is_named_and_the_others_are_indexed(
     monkeypatch.setattr(Path, "open", refuse)
     outcome = call("index", docs, "--out", "made")
     assert (outcome.code, outcome.err.startswith("1 documents")) == (0, True)
-    assert "1 could not be read and are left out" in outcome.err
+    assert "1 of the documents could not be read" in outcome.err
     assert "markup.md cannot be read: Permission denied." in outcome.err
 
 
@@ -164,7 +164,7 @@ def test_an_index_of_another_version_says_both_versions(call: Call, docs: Path, 
     manifest = tmp_path / "made" / "index.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 9}))
     said = sentence(call("ask", "who?", "--model", "fake", "--index", "made"))
-    assert "it has version 9, this knowgate reads version 1" in said
+    assert "it has version 9, but this knowgate reads version 1" in said
 
 
 @pytest.mark.parametrize("part", ["passages.jsonl", "offsets.npy", "bm25/vocab.index.json", "bm25/data.csc.index.npy"])
@@ -225,9 +225,12 @@ def test_an_unknown_gate_may_be_the_folder_of_one(call: Call, docs: Path):
 
 def test_a_folder_without_a_gate_is_told_to_have_none(call: Call, docs: Path):
     said = sentence(call("ask", "--docs", docs, "--gate", docs, "Who?"))
-    assert f"the folder '{docs}' holds no fitted gate: it has no gate.json. Give one that `knowgate fit` wrote" in said
+    assert (
+        f"the folder '{docs}' contains no fitted gate: it has no gate.json. Pass a folder that `knowgate fit` wrote"
+        in said
+    )
 
 
 def test_compare_asks_for_reports(call: Call, docs: Path):
     said = sentence(call("compare", docs, docs))
-    assert "is neither a report (no summary.json) nor a label run (no run.json). Give the folder" in said
+    assert "is neither a report folder (no summary.json) nor a label run (no run.json). Give a report" in said

@@ -69,15 +69,15 @@ def test_what_changed_is_said(call: Call, lamps: Path):
 def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Path):
     outcome = call("start", stdin=b"lamps\n")
     assert outcome.code == 1
-    assert "no documents are named: give --docs" in outcome.err
+    assert "there are no documents to retrieve from: give --docs" in outcome.err
 
 
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--docs", "nowhere"], "there is no folder or file 'nowhere'"),
+        (["--docs", "nowhere"], "the folder or file 'nowhere' does not exist"),
         (["--docs", "empty"], "no documents in 'empty'"),
-        (["--docs", "lamps", "--questions", "none.txt"], "there is no file of questions 'none.txt'"),
+        (["--docs", "lamps", "--questions", "none.txt"], "there is no file 'none.txt' with questions"),
         (["--docs", "lamps", "--model", "gpt-4o"], "Did you mean openai:gpt-4o@"),
         (["--docs", "lamps", "--out", "lamps"], "not a first run's"),
     ],
@@ -97,9 +97,9 @@ def test_on_a_terminal_it_asks_again_for_what_cannot_be_used(call: Call, lamps: 
     answers = b"nowhere\nlamps\nsmoll\nfake:t.json\nnone.txt\nq.jsonl\n"
     outcome = call("start", stdin=answers)
     assert outcome.code == 0
-    assert "there is no folder or file 'nowhere'" in outcome.err
+    assert "the folder or file 'nowhere' does not exist" in outcome.err
     assert "unknown model 'smoll'" in outcome.err
-    assert "there is no file of questions 'none.txt'" in outcome.err
+    assert "there is no file 'none.txt' with questions" in outcome.err
 
 
 def test_yes_asks_nothing(call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch):
@@ -119,9 +119,7 @@ def test_interrupted_it_says_where_things_are_and_what_to_type(
         broken.setattr(FakeModel, "read", interrupted)
         outcome = started(call)
     assert outcome.code == 130
-    assert (
-        "the same command continues: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
-    )
+    assert "To continue, run: knowgate start --docs lamps --model fake:t.json --questions q.jsonl" in outcome.err
     assert call("start").code == 0
 
 

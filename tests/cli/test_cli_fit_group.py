@@ -13,7 +13,7 @@ from tests.cli.conftest import Call
 from tests.support.planted_run import planted_rows, write_run
 
 SHARED = ("--labels", "--out", "--target", "--threshold", "--balance-sets", "--seed")
-LINES = 40  # of a help page on a terminal of 100 columns
+LINES = 60  # of a help page on a terminal of 100 columns
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             2,
             "'--cheap'. It is an option of: fusion. Known: --balance-sets, --balanced, --",
         ),
-        (["probe", "--out", "x"], 1, "fit probe learns from label runs: give --labels, made by"),
+        (["probe", "--out", "x"], 1, "fit probe has no label runs to learn from. Give --labels: folders made by"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
         (["probe", "--labels", "run"], 2, "Missing option '--out'"),
         (
@@ -99,7 +99,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
             "--target 'all' is not allowed",
         ),
         (["ik", "--out", "x", "--tokens", "many"], 2, "Invalid value for '--tokens'"),
-        (["--labels", "run", "probe"], 2, "Options of a command follow its name: knowgate fit NAME --labels."),
+        (["--labels", "run", "probe"], 2, "Write options of a command after its name: knowgate fit COMMAND --labels."),
     ],
 )
 def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, said: str):

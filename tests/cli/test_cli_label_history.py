@@ -80,7 +80,7 @@ def test_duplicate_ids_are_rejected(place, capsys):
     text = (place / "data.jsonl").read_text()
     (place / "data.jsonl").write_text(text + text.splitlines()[0] + "\n")
     assert run(LABEL) == 1
-    assert "line 9 has the id 'q0' of line 1" in capsys.readouterr().err
+    assert "line 9 has the same id as line 1: 'q0'" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ def test_ask_explains_a_decision_by_the_logged_questions(logged, capsys, gate):
 
 def test_a_log_of_another_model_is_rejected(logged, capsys):
     assert run(["decide", "--model", "fake", "--gate", "dhicl:log.db", "Why?"]) == 1
-    assert "has no labels for this model and prompts" in capsys.readouterr().err
+    assert "has no entries for this model and prompts" in capsys.readouterr().err
 
 
 def test_eval_self_prints_the_table_for_each_way(logged, capsys):

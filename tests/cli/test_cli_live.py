@@ -57,13 +57,13 @@ def test_the_decision_comes_first_and_the_text_as_it_comes(terminal: Terminal):
 def test_an_answer_that_was_cut_ends_with_dots_and_says_so(terminal: Terminal, capsys: pytest.CaptureFixture[str]):
     assert ask(terminal, "who?", "--gate", "never", "--max-tokens", 2) == 0
     assert terminal.getvalue().splitlines()[1] == "it is…"
-    assert capsys.readouterr().err.count("cut at 2 tokens (--max-tokens)") == 1
+    assert capsys.readouterr().err.count("cut off at 2 tokens; change it with --max-tokens") == 1
 
 
 def test_of_several_answers_that_were_cut_it_is_said_once(terminal: Terminal, capsys: pytest.CaptureFixture[str]):
     assert ask(terminal, "who?", "who else?", "--gate", "never", "--max-tokens", 2) == 0
     assert terminal.getvalue().splitlines().count("it is…") == 2
-    assert capsys.readouterr().err.count("cut at 2 tokens") == 1
+    assert capsys.readouterr().err.count("cut off at 2 tokens") == 1
 
 
 def test_as_json_an_answer_says_that_it_was_cut_and_a_whole_one_says_nothing(terminal: Terminal):

@@ -25,7 +25,7 @@ def test_the_output_of_ask_can_be_replayed(call, log):
     assert [line.split()[0] for line in lines[1:]] == ["0.2", "0.5", "0.8"]
     assert "money saved" in lines[0]
     assert "(as it ran)" in lines[2]
-    assert "30 questions of the gate logprob on fake." in outcome.err
+    assert "30 questions decided by the gate logprob for fake." in outcome.err
 
 
 def test_the_logged_threshold_reproduces_the_logged_rate(call, log):
@@ -53,7 +53,7 @@ def test_the_output_of_decide_gives_only_rates(call, tmp_path):
     (tmp_path / "log.jsonl").write_text(printed.out)
     outcome = call("replay", "log.jsonl")
     assert outcome.code == 0
-    assert "the risk is unknown" in outcome.err
+    assert "The risk is unknown" in outcome.err
 
 
 def test_a_label_run_is_graded(call, tmp_path):
@@ -77,7 +77,7 @@ def test_the_threshold_of_a_fitted_gate_can_be_tried_on_its_log(call, log, tmp_p
         (["--thresholds", "high"], "--thresholds 'high' is not valid"),
         (["--thresholds", "0.9..0.1"], "--thresholds '0.9..0.1' is not valid"),
         (["--thresholds", "1.5"], "numbers from 0 to 1"),
-        (["--gate", "prompt"], "A threshold means nothing for another gate"),
+        (["--gate", "prompt"], "A threshold applies to one gate only"),
     ],
 )
 def test_invalid_options_are_explained(call, log, options, message):
@@ -88,4 +88,4 @@ def test_invalid_options_are_explained(call, log, options, message):
 def test_an_empty_log_is_an_error(call, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     outcome = call("replay", "empty.jsonl")
-    assert (outcome.code, "it is empty" in outcome.err) == (1, True)
+    assert (outcome.code, "the file is empty" in outcome.err) == (1, True)

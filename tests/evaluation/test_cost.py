@@ -127,5 +127,5 @@ def test_another_database_is_rejected(tmp_path):
     file.execute("CREATE TABLE other (x)")
     file.commit()
     file.close()
-    with pytest.raises(BadInput, match="no table of decisions"):
+    with pytest.raises(BadInput, match="the table `decisions` is missing"):
         read_server_log(tmp_path / "d.sqlite")

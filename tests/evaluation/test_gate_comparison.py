@@ -122,7 +122,7 @@ def test_recorded_needs_come_back_and_replace_earlier_ones(tmp_path):
 def test_a_recorded_gate_that_lacks_questions_is_rejected(tmp_path):
     run = trial_run(tmp_path / "run")
     write_needs(run, [RecordedNeeds("good", 0.5, {"q0": 0.5})])
-    with pytest.raises(BadSetting, match="lacks 3 of 4 questions"):
+    with pytest.raises(BadSetting, match="for 3 of 4 questions"):
         score_gate(load_label_table([run]), "good")
 
 
@@ -182,7 +182,7 @@ def test_a_run_without_graded_rows_is_rejected(tmp_path):
 
 
 def test_a_gate_that_needs_the_llm_is_rejected_with_advice(tmp_path):
-    with pytest.raises(UnsupportedSignal, match="Label again with"):
+    with pytest.raises(UnsupportedSignal, match="Label the questions again: `knowgate label` with"):
         score_gate(load_label_table([trial_run(tmp_path / "run")]), "prompt")
 
 

@@ -95,7 +95,7 @@ def test_always_retrieving_is_a_threshold_too():
 
 
 def test_no_events_are_rejected():
-    with pytest.raises(BadInput, match="no question to replay"):
+    with pytest.raises(BadInput, match="no questions to replay"):
         Traffic([])
 
 

@@ -86,7 +86,7 @@ def test_a_refitted_judge_is_asked_again(run, tmp_path):
 def test_a_run_without_texts_is_rejected(tmp_path):
     bare = [replace(row, passages=()) for row in rows()]
     run = write_rows(tmp_path / "run", bare)
-    with pytest.raises(BadSetting, match=r"4 rows of .* were packed without"):
+    with pytest.raises(BadSetting, match=r"4 rows of .* were stored without"):
         judge_run_passages(run, bare, str(write_gate(tmp_path / "judge")), FirstWord())
 
 

@@ -140,9 +140,9 @@ def test_bad_lines_are_counted_with_the_first_of_their_kind(tmp_path):
         "not a JSON object": [3],
         "without a need between 0 and 1": [4, 5],
         "without a decision ('retrieve')": [6],
-        "with 'seconds' that are no numbers by name": [7],
-        "with 'passages' that are no list of objects": [8],
-        "with 'answer' that is no text": [9],
+        "where 'seconds' is not an object of numbers": [7],
+        "where 'passages' is not a list of objects": [8],
+        "where 'answer' is not a text": [9],
     }
 
 
@@ -158,7 +158,7 @@ def test_a_compressed_log_is_read(tmp_path):
     assert len(read_traffic_log(tmp_path / "log.jsonl.gz").events) == 1
 
 
-@pytest.mark.parametrize(("lines", "reason"), [([], "it is empty"), (["x"], "none of its lines can be used")])
+@pytest.mark.parametrize(("lines", "reason"), [([], "the file is empty"), (["x"], "none of its lines can be used")])
 def test_a_log_without_traffic_is_rejected(tmp_path, lines, reason):
     with pytest.raises(BadInput, match=reason):
         read_traffic_log(write_log(tmp_path / "log.jsonl", *lines))
@@ -188,7 +188,7 @@ def test_a_label_run_has_graded_risk(tmp_path):
 
 
 def test_a_label_run_needs_a_gate(tmp_path):
-    with pytest.raises(BadSetting, match="Name a spec or a folder in `gate`"):
+    with pytest.raises(BadSetting, match="Set `gate` to a spec"):
         read_label_run_traffic(write_rows(tmp_path / "run", [graded_row("a", 0.2, True, True)]), None)
 
 

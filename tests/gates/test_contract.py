@@ -253,6 +253,6 @@ def test_a_gate_from_outside_is_a_class_with_one_method():
 
 def test_an_entry_point_that_is_no_gate_is_rejected():
     with pytest.raises(
-        BadSetting, match=r"gate 'none' is .*NoGate'>, not a gate: make it a subclass of knowgate\.Gate"
+        BadSetting, match=r"gate 'none' provides .*NoGate'>, not a gate class\. Make it a subclass of knowgate\.Gate"
     ):
         load_gate("none")

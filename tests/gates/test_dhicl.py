@@ -188,7 +188,7 @@ def test_the_log_may_be_in_a_database_named_in_the_spec(tmp_path):
     for spec in (f"dhicl:{address}", f"dhicl:history=history:{address},k=3", f"skr:{address},k=3"):
         gate = load_gate(spec)
         assert gate.history.removeprefix("history:") == address
-        with pytest.raises(BadSetting, match="has no labels for this model and prompts"):
+        with pytest.raises(BadSetting, match="has no entries for this model and prompts"):
             gate.bind(FakeIdentity("other"), "p")
         assert gate.bind(FakeIdentity("m"), "p").scope == HistoryScope("m", "p")
     with pytest.raises(BadSetting, match="there is no log at 'postgresql://postgres@/"):

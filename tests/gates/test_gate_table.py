@@ -77,7 +77,7 @@ def test_scores_in_range_are_given_back():
 
 @pytest.mark.parametrize("need", [math.nan, math.inf, -0.001, 1.001])
 def test_a_score_outside_0_to_1_is_an_error_that_names_the_question(need):
-    with pytest.raises(ModelError, match=r"gate 'saying' gave .* for 'Why so'"):
+    with pytest.raises(ModelError, match=r"gate 'saying' returned .* for 'Why so'"):
         score_questions(SayingGate((0.5, need)), [Question("fine"), Question("Why so")], [Reading()] * 2)
 
 

@@ -45,7 +45,7 @@ def test_errors_of_a_plugin_name_the_plugin(where):
         AdaptiveRAG(model=FakeModel(), gate=Stumbling(where)).decide("who?")
     assert str(caught.value) == (
         "gate 'stumbling' (tests.gates.test_plugin_errors.Stumbling) failed: ZeroDivisionError: of all. "
-        "It is not part of knowgate: report this to its author."
+        "This gate is a plugin, not part of knowgate. Report the error to the plugin's author."
     )
 
 

@@ -35,7 +35,7 @@ def test_need_is_the_probability_of_the_unknown_label(known, unknown, expected):
 
 @pytest.mark.parametrize(("known", "unknown"), [(math.nan, 0.0), (-math.inf, -math.inf)])
 def test_nan_logits_are_an_error_not_a_score(known, unknown):
-    with pytest.raises(ModelError, match="gate 'prompt' gave nan"):
+    with pytest.raises(ModelError, match="gate 'prompt' returned the need nan"):
         need(known, unknown)
 
 

@@ -103,7 +103,7 @@ def test_without_questions_nothing_is_read():
 
 def test_a_gate_that_needs_labels_must_define_them():
     silent = type("SilentGate", (RecallingGate,), {"labels": ()})()
-    with pytest.raises(BadSetting, match="gate 'silent' needs labels but defines none"):
+    with pytest.raises(BadSetting, match="gate 'silent' needs the signal 'labels' but defines no labels"):
         collect_readings(Spying(False, []), [silent], ASKED)
 
 
@@ -175,12 +175,13 @@ def test_recorded_signals_determine_the_score(tmp_path):
     [
         (
             "prompt",
-            r"needs label logits, which the rows lack. Label again with data=SPEC, model=planted \(label logits come "
+            r"needs label logits, which the label run does not contain. Label the questions again: `knowgate label` "
+            r"with data=SPEC, model=planted \(label logits come "
             r"from local models and servers with top_logprobs\)",
-            "the rows lack label logits",
+            "the label run has no label logits",
         ),
-        ("prompt:yes/no", "asks the LLM with its own prompt", "asks the LLM with its own prompt"),
-        ("selfrag", "data=SPEC, model=planted, gates=selfrag", "asks the LLM with its own prompt"),
+        ("prompt:yes/no", "asks the LLM a prompt of its own", "asks the LLM a prompt of its own"),
+        ("selfrag", "data=SPEC, model=planted, gates=selfrag", "asks the LLM a prompt of its own"),
     ],
 )
 def test_missing_signals_are_named(tmp_path, spec, message, brief):
@@ -192,7 +193,7 @@ def test_missing_signals_are_named(tmp_path, spec, message, brief):
 @pytest.mark.parametrize(
     ("spec", "advice"),
     [
-        ("prompt", "only text, which a judge can read: `knowgate fit judge`. Or ask the LLM. Label again with"),
+        ("prompt", "Fit a gate that reads text with `knowgate fit judge`, or run the LLM on the questions: `knowgate"),
         ("seakr", "data=jsonl:q.jsonl, model=openai:NAME@URL, layers=mid,late,last, samples=20"),
         ("selfrag", "data=jsonl:q.jsonl, model=openai:NAME@URL, gates=selfrag"),
     ],

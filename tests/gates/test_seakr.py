@@ -45,7 +45,7 @@ def test_orthogonal_states_equal_the_value_worked_out_by_hand():
 
 
 def test_states_that_are_no_numbers_are_rejected():
-    with pytest.raises(ModelError, match="not an array of finite numbers"):
+    with pytest.raises(ModelError, match="must be a matrix of finite numbers"):
         log_determinant(np.array([[math.nan, 1.0]], dtype=np.float32))
 
 
@@ -117,7 +117,7 @@ def test_it_is_rejected_where_there_are_no_hidden_states():
 def test_a_recorded_number_is_not_taken_for_that_of_another_alpha():
     reading = Reading(signals={"seakr_end": -6.0, "seakr_size": 7.0})
     assert SeakrGate(center=-6.0).score([FRANCE], [reading]) == [0.5]
-    with pytest.raises(UnsupportedSignal, match=r"for alpha=0\.001 only"):
+    with pytest.raises(UnsupportedSignal, match=r"use alpha=0\.001"):
         SeakrGate(alpha=0.1).score([FRANCE], [reading])
 
 

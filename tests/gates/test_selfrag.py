@@ -45,5 +45,5 @@ def test_a_model_without_the_two_tokens_is_rejected(tmp_path):
 
 def test_a_model_with_one_retrieval_token_is_rejected_with_the_missing_one(tmp_path):
     half = HFModel(str(save_tiny_llama(tmp_path, more=(RETRIEVAL_TOKEN,))))
-    with pytest.raises(BadSetting, match=r"\[No Retrieval\] is more than one token"):
+    with pytest.raises(BadSetting, match=r"\[No Retrieval\] is not a single token"):
         bind_gate(SelfragGate(), half, AnswerPrompts())

@@ -199,7 +199,7 @@ def test_an_agent_can_be_awaited_and_understands_a_follow_up(agent):
 
 
 def test_an_agent_without_a_question_is_an_error(agent):
-    with pytest.raises(BadInput, match="the last of the messages must be the user's question"):
+    with pytest.raises(BadInput, match="the last message must be a question of the user"):
         agent[0].invoke({"messages": []})
 
 

@@ -59,13 +59,13 @@ def test_the_table_has_a_row_for_each_variant_and_the_majority(run, tmp_path):
 def test_labels_can_be_made_by_another_grader(run):
     examples = load_examples([run])
     assert compute_needed(examples, "contains", None).tolist() == examples.needed.tolist()
-    with pytest.raises(BadInput, match="by 'exact' 0 questions are known and 240 unknown"):
+    with pytest.raises(BadInput, match="'exact' grades 0 answers right and 240 wrong"):
         compute_needed(examples, "exact", None)
 
 
 @pytest.mark.parametrize(
     ("grade", "message"),
-    [("judge", r"Name an LLM in `judge`, or label with grade='judge'"), ("taste", "Allowed: exact, contains")],
+    [("judge", r"Name one in `judge`, or label with grade='judge'"), ("taste", "Allowed: exact, contains")],
 )
 def test_an_unavailable_grader_is_rejected_with_advice(run, grade, message):
     with pytest.raises(BadSetting, match=message):

@@ -56,10 +56,10 @@ def test_chinese_titles_are_entities():
 def test_an_empty_swapped_set_is_explained():
     nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
     assert nameless.swapped == []
-    assert "none of the 1 known questions has one" in nameless.explain_no_swaps()
+    assert "none of the 1 known questions contains one" in nameless.explain_no_swaps()
     alone = build_kb_sat([row(1, True), row(2, False, "who wrote it?")])
     assert alone.swapped == []
-    assert "1 of the 1 known questions have one, but no other question" in alone.explain_no_swaps()
+    assert "1 of the 1 known questions contain one, but no other question" in alone.explain_no_swaps()
 
 
 def test_failed_and_ungraded_rows_are_left_out():

@@ -79,7 +79,7 @@ def test_a_gate_that_cannot_be_measured_on_a_run_says_why_in_its_cell(tmp_path):
     examples = load_examples([run], target="known")
     save_fitted(fit_probe(examples, kind="linear"), examples, tmp_path / "probe")
     result = cells(sweeps.sweep_plug_in([str(tmp_path / "probe")], [bare]))
-    assert result == {"probe": {"without": "(the rows lack hidden states)"}}
+    assert result == {"probe": {"without": "(the label run has no hidden states)"}}
 
 
 def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
@@ -94,7 +94,7 @@ def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
     [
         ("logprob", "unknown fitted gate 'logprob'.*Known: .*probe"),
         ("ik:breath=3", "unknown option 'breath=3' of fit ik. Known: .*mode, tokens"),
-        ("ik:tokens=many", "tokens=many is not a number"),
+        ("ik:tokens=many", "'tokens=many' of fit ik is not a number"),
     ],
 )
 def test_an_unknown_gate_or_option_is_named(tmp_path, spec, message):

@@ -192,7 +192,9 @@ def test_a_dropped_retrieval_continues_from_the_gates_own_pass():
 
 
 def test_deciding_to_retrieve_without_a_retriever_is_a_clear_error():
-    with pytest.raises(BadSetting, match="gate 'always' decided to retrieve, but there is nothing to retrieve from"):
+    with pytest.raises(
+        BadSetting, match="gate 'always' decided to retrieve, but there are no documents to retrieve from"
+    ):
         build("always", retriever=None).answer(QUESTION_UNKNOWN)
 
 
@@ -373,9 +375,9 @@ def test_a_retrieved_question_has_the_times_of_its_stages():
 
 def test_specs_in_the_place_of_things_are_refused_with_what_makes_them():
     model, gate = load_model("fake"), load_gate("never")
-    with pytest.raises(BadSetting, match=r"model='fake' is a text: pass the object, load_model\('fake'\)"):
+    with pytest.raises(BadSetting, match=r"model='fake' is a text, not an object. Load it first: load_model\('fake'\)"):
         AdaptiveRAG("fake", gate)
-    with pytest.raises(BadSetting, match="gate='logprob:mean' is not a gate: pass one"):
+    with pytest.raises(BadSetting, match="gate='logprob:mean' is not a gate"):
         AdaptiveRAG(model, "logprob:mean")
     with pytest.raises(BadSetting, match="retriever='index' is a text"):
         AdaptiveRAG(model, gate, "index")

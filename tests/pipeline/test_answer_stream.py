@@ -306,7 +306,7 @@ def test_an_empty_question_is_refused():
 def test_what_goes_wrong_after_the_decision_comes_after_it():
     events = build(FakeModel(TABLE), "always", retriever=None).answer_stream(UNKNOWN)
     assert isinstance(next(events), DecisionEvent)
-    with pytest.raises(BadSetting, match="nothing to retrieve from"):
+    with pytest.raises(BadSetting, match="no documents to retrieve from"):
         next(events)
 
 

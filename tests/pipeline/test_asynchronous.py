@@ -296,7 +296,7 @@ def test_an_error_in_the_middle_of_a_stream_comes_through_after_the_events_befor
     async def run():
         events = build(gate="always", retriever=None).aanswer_stream(UNKNOWN)
         first = await anext(events)
-        with pytest.raises(Exception, match="nothing to retrieve from"):
+        with pytest.raises(Exception, match="no documents to retrieve from"):
             await anext(events)
         return first.decision.retrieve
 

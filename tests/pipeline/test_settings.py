@@ -55,7 +55,7 @@ def test_an_answer_as_a_record_is_plain_json(made):
 
 
 def test_a_preset_that_lacks_its_parts_is_refused(made):
-    with pytest.raises(kg.KnowgateError, match="preset='cbdr' decides by a fitted probe"):
+    with pytest.raises(kg.KnowgateError, match="preset='cbdr' needs a fitted probe"):
         kg.build_pipeline(kg.PipelineOptions(model=made.model, preset="cbdr", docs=made.docs))
 
 
@@ -65,7 +65,7 @@ def write_probe(folder, **changes):
 
 def test_the_preset_takes_a_probe_of_knowing_and_says_what_to_type(tmp_path):
     helped = write_probe(tmp_path / "helped", target="benefit")
-    with pytest.raises(kg.KnowgateError, match=r"Fit one: fit\('probe', .*target='known', balanced=True"):
+    with pytest.raises(kg.KnowgateError, match=r"Fit a probe: fit\('probe', .*target='known', balanced=True"):
         apply_preset(kg.PipelineOptions(preset="cbdr", gate=str(helped)))
 
 

@@ -175,5 +175,5 @@ def test_drafts_without_a_log_are_refused(tmp_path):
     from knowgate.pipeline.settings import load_settings
 
     (tmp_path / "a.txt").write_text("something to find")
-    with pytest.raises(BadSetting, match="`log_drafts` needs a log"):
+    with pytest.raises(BadSetting, match="`log_drafts` has no effect without a log"):
         build_pipeline(load_settings(model="fake", gate="always", docs=tmp_path, log_drafts=True))

@@ -158,7 +158,7 @@ def test_lone_surrogates_are_replaced(tmp_path: Path):
         ('{"id": "b", "text": "  "}', "line 2 has no text"),
         ('{"text": "b"}', "line 2 has no id"),
         ('{"id": "b", "title": 3, "text": "b"}', "line 2 has a title that is not a string"),
-        ('{"id": "a", "text": "again"}', "have the id 'a'"),
+        ('{"id": "a", "text": "again"}', "have the same id 'a'"),
     ],
 )
 def test_an_invalid_record_is_an_error_with_its_line_number(tmp_path: Path, line: str, message: str):

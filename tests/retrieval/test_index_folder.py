@@ -89,7 +89,7 @@ def test_a_broken_index_explains_how_to_rebuild_it_and_the_rebuild_works(tmp_pat
 
 
 def test_a_missing_index_explains_how_to_build_one(tmp_path: Path):
-    with pytest.raises(BrokenIndex, match=r"there is no index at 'nowhere'. Build it with `knowgate index`"):
+    with pytest.raises(BrokenIndex, match=r"there is no index at 'nowhere'. Build one with `knowgate index`"):
         load_retriever("nowhere")
 
 
@@ -112,7 +112,7 @@ def test_a_hybrid_index_opens_as_bm25_too(tmp_path: Path):
 
 def test_another_embedding_model_is_an_error(tmp_path: Path):
     build(tmp_path, TEXTS, CountingEmbedder())
-    with pytest.raises(BrokenIndex, match="'counting' of fingerprint counting-8, the model here has other"):
+    with pytest.raises(BrokenIndex, match="'counting' of fingerprint counting-8, but the present model has other"):
         open_dense(tmp_path / "index", CountingEmbedder(fingerprint="other"))
 
 

@@ -45,7 +45,7 @@ def test_the_key_file_contains_only_hashes(tmp_path):
     assert [item.name for item in read_keys(file)] == ["app"]
     with pytest.raises(kg.KnowgateError, match="already"):
         add_key(file, "app")
-    with pytest.raises(kg.KnowgateError, match="no key 'other'"):
+    with pytest.raises(kg.KnowgateError, match="no API key named 'other'"):
         revoke_key(file, "other")
 
 

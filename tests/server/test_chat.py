@@ -146,7 +146,7 @@ IMAGE = [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"role": "tool", "content": "42", "tool_call_id": "c1"}, "the last message is not the user's"),
+        ({"role": "tool", "content": "42", "tool_call_id": "c1"}, "the last message is not from the user"),
         ({"role": "user", "content": IMAGE}, "more than text"),
         ({"role": "user", "content": " "}, "empty"),
     ],

@@ -121,7 +121,7 @@ def test_the_embedded_model_answers_the_same_client(embedded, streamed):
 
 
 def test_unsupported_fields_are_an_error_that_the_openai_client_understands(embedded):
-    with pytest.raises(openai.BadRequestError, match="Use a server with an upstream"):
+    with pytest.raises(openai.BadRequestError, match="only by servers with an upstream"):
         embedded.chat.completions.create(model="knowgate", messages=FRANCE, tools=[TOOL])
     with pytest.raises(openai.NotFoundError):
         embedded.chat.completions.create(model="gpt-99", messages=FRANCE)

@@ -78,6 +78,6 @@ def test_logs_without_questions_and_other_databases_are_rejected(serve, many, tm
     other = tmp_path / "other.db"
     with sqlite3.connect(other) as database:
         database.execute("CREATE TABLE t (x)")
-    assert "no table of decisions" in call("replay", other).err
+    assert "the table `decisions` is missing" in call("replay", other).err
     assert "--arm needs the server's log" in call("replay", many.docs, "--arm", "a").err
-    assert "not a log of the server" in call("refit", many.docs).err
+    assert "not a decision log of the server" in call("refit", many.docs).err

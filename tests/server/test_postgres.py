@@ -131,7 +131,7 @@ def test_a_decision_log_in_a_database_can_be_replayed(serve, invented, database,
     assert (result["questions"], result["gate"]) == (len(ids), "prompt")
     outcome = call("replay", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
-    assert "no table of decisions" in outcome.err
+    assert "the table `decisions` is missing" in outcome.err
 
 
 def served(serve, many, place, **options):
@@ -155,7 +155,7 @@ def test_the_cost_of_a_log_in_a_database_equals_that_of_a_file(serve, invented, 
     assert [bills[1][-1][way]["searches"] for way in ("always", "never", "gated")] == [1.0, 0.0, 0.5]
     outcome = call("cost", postgres_server().address("nothing_here"), "--json")
     assert outcome.code == 1
-    assert "no table of decisions" in outcome.err
+    assert "the table `decisions` is missing" in outcome.err
 
 
 def test_a_gate_can_be_refitted_from_a_database(serve, many, database, tmp_path, call):  # noqa: F811

@@ -46,7 +46,7 @@ def test_the_label_is_the_cheapest_strategy_that_was_right(made, expected):
 
 
 def test_a_row_without_an_open_book_answer_is_refused():
-    with pytest.raises(BadSetting, match="label with passages"):
+    with pytest.raises(BadSetting, match="Label with passages"):
         label_cheapest_strategy(row(False, None))
 
 

@@ -114,7 +114,7 @@ def test_rows_without_texts_are_refused_where_nothing_is_on_record(fitted, tmp_p
 
 def test_rows_answered_one_way_only(tmp_path):
     rows = [replace(row, open=None, benefit=None) for row in pair_rows(60)]
-    assert "has an open-book answer, and an arbiter chooses between two" in refused(tmp_path, rows)
+    assert "has an answer with passages, so an arbiter has nothing to choose" in refused(tmp_path, rows)
 
 
 def test_rows_of_which_some_are_answered_one_way_are_left_out_and_counted(tmp_path):
@@ -131,22 +131,26 @@ def test_empty_answers(tmp_path):
 
 def test_an_llm_that_always_abstains(tmp_path):
     rows = [replace(row, open=replace(row.open, text="Not mentioned.")) for row in pair_rows(60)]
-    assert "every open-book answer abstains ('Not mentioned.')" in refused(tmp_path, rows)
+    assert "every open-book answer declines to answer ('Not mentioned.')" in refused(tmp_path, rows)
 
 
-@pytest.mark.parametrize(("right", "words"), [(True, "60 are right and 0 are wrong"), (False, "0 are right and 60")])
+@pytest.mark.parametrize(
+    ("right", "words"), [(True, "60 are right and 0 are wrong"), (False, "0 are right and 60 are wrong")]
+)
 def test_answers_that_are_all_right_or_all_wrong(tmp_path, right, words):
     rows = [pair_row(str(i), 0.5, i % 2 == 0, right) for i in range(60)]
-    assert f"of the 60 open-book answers, {words}" in refused(tmp_path, rows)
+    assert f"right and 8 wrong open-book answers, but {words}" in refused(tmp_path, rows)
 
 
 def test_answers_that_never_differ(tmp_path):
     rows = [pair_row(str(i), 0.5, i % 2 == 0, i % 2 == 0, texts=("the same", "The same.")) for i in range(60)]
-    assert "have 0 among 60 that are answered both ways" in refused(tmp_path, rows)
+    assert "only 0 of 60 do" in refused(tmp_path, rows)
 
 
 def test_runs_that_are_packed(tmp_path):
-    assert "packed without their questions" in refused(tmp_path, [replace(row, question="") for row in pair_rows(60)])
+    assert "do not contain questions and answers" in refused(
+        tmp_path, [replace(row, question="") for row in pair_rows(60)]
+    )
 
 
 def test_a_mode_that_is_none(tmp_path):
@@ -155,7 +159,7 @@ def test_a_mode_that_is_none(tmp_path):
 
 
 def test_an_option_of_another_mode_names_that_mode(tmp_path):
-    with pytest.raises(BadSetting, match="'base' belongs to mode='lora'"):
+    with pytest.raises(BadSetting, match="'base' only applies to mode='lora'"):
         fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", base="smollm")
 
 

@@ -100,14 +100,14 @@ def test_packed_runs_without_their_questions_are_refused(tmp_path):
 
 
 def test_too_few_rows_are_refused_with_the_number_needed(tmp_path):
-    with pytest.raises(BadInput, match="needs at least 40 graded rows; the label runs have 39"):
+    with pytest.raises(BadInput, match="needs at least 40 graded questions, but the label runs have 39"):
         load_examples([write_run(tmp_path / "run", planted_rows(39)[0])])
 
 
 def test_a_run_of_one_class_is_refused_with_both_counts(tmp_path):
     rows = [replace(row, closed=replace(row.closed, correct=True)) for row in planted_rows(60)[0]]
     with pytest.raises(
-        BadInput, match=r"8 questions of each class.*; the label runs have 0 that need .* and 60 that do"
+        BadInput, match=r"8 questions of each class, but the label runs have 0 that need .* and 60 that do"
     ):
         load_examples([write_run(tmp_path / "run", rows)])
 
@@ -126,7 +126,7 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
         (
             "max_tokens",
             9,
-            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",  # noqa: E501
+            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",
         ),
     ],
 )
@@ -149,7 +149,7 @@ def test_runs_of_one_folder_name_can_be_fitted_together(tmp_path):
 
 def test_benefit_without_open_book_answers_is_refused_with_the_way_out(tmp_path):
     run = write_run(tmp_path / "run", planted_rows(60)[0])
-    with pytest.raises(BadSetting, match=r"label with passages, or fit with target='known'"):
+    with pytest.raises(BadSetting, match=r"Label with passages, or fit with target='known'"):
         load_examples([run], target="benefit")
 
 
@@ -172,8 +172,8 @@ def test_a_target_nobody_asked_for_is_named_with_its_reason_where_fitting_fails(
     known = [replace(row, closed=replace(row.closed, correct=True)) for row in rows]
     run = write_run(tmp_path / "run", known, states)
     with pytest.raises(
-        BadInput, match=r"on 'known' .*\('known' was chosen because 60 of 60 rows have no open-book answer"
+        BadInput, match=r"with target='known' .*\('known' was chosen because 60 of 60 rows have no open-book answer"
     ):
         load_examples([run])
-    with pytest.raises(BadInput, match=r"on 'known' needs 8 questions of each class; "):
+    with pytest.raises(BadInput, match=r"target='known' needs 8 questions of each class, "):
         load_examples([run], target="known")

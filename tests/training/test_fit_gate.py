@@ -69,7 +69,7 @@ def test_a_larger_loss_spares_more_searches(tmp_path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "known", "max_loss": 0.02}, "fitted on 'known'"),
+        ({"target": "known", "max_loss": 0.02}, "fitted on target='known'"),
         ({"threshold": 0.3, "max_loss": 0.02}, "mutually exclusive"),
         ({"max_loss": 1.5}, "max_loss=1.5 is not allowed"),
     ],
@@ -97,8 +97,8 @@ def test_another_seed_splits_otherwise(run, tmp_path):
         ("kbm", {"tau": "x"}, "fit kbm: tau='x' is not allowed: it must be a number."),
         ("fusion", {"cheap": 1}, "fit fusion: cheap=1 is not allowed: it must be true or false."),
         ("fusion", {"cheap": True, "early": True}, "mutually exclusive"),
-        ("uar", {"criteria": "intent"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
-        ("uar", {"criteria": "intent= ,time=x"}, "write intent=SPEC,knowledge=SPEC,time=SPEC"),
+        ("uar", {"criteria": "intent"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
+        ("uar", {"criteria": "intent= ,time=x"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
         ("probe", {"target": "both"}, "target='both' is not allowed: it must be 'known', 'benefit' or 'agree'."),
         ("probe", {"threshold": 2.0}, "threshold=2.0 is not allowed: it must be at most 1."),
     ],
@@ -122,7 +122,7 @@ def test_a_gate_takes_the_place_of_an_earlier_one(run, tmp_path):
 
 
 def test_no_runs_and_an_unknown_gate_are_refused(tmp_path):
-    with pytest.raises(BadSetting, match="give `labels`"):
+    with pytest.raises(BadSetting, match="Give `labels`"):
         fit("probe", [], out=tmp_path)
     with pytest.raises(UnknownName, match=r"unknown fitted gate 'prob'. Did you mean 'probe'"):
         fit("prob", ["run"], out=tmp_path)
@@ -186,5 +186,7 @@ def test_only_what_is_asked_for_is_handed_in():
 def test_a_fit_that_asks_for_what_nobody_has_is_refused():
     def one(examples, *, moon): ...
 
-    with pytest.raises(BadSetting, match="requires 'moon', which is not provided; provided: seed, work, watch"):
+    with pytest.raises(
+        BadSetting, match=r"requires the argument 'moon', which is not provided. .* Provided are: seed, work, watch"
+    ):
         select_injected_arguments(one, {"seed": 0})

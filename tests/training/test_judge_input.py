@@ -41,12 +41,12 @@ def with_drafts(examples, text):
 
 
 def test_answers_that_are_all_empty_are_refused(base, tmp_path):
-    with pytest.raises(BadInput, match="every closed-book answer is empty"):
+    with pytest.raises(BadInput, match="every answer from memory is empty"):
         fit_answer_judge(with_drafts(planted(base, 60), "  "), work=tmp_path)
 
 
 def test_an_llm_that_always_abstains_is_refused(base, tmp_path):
-    with pytest.raises(BadInput, match=r"every closed-book answer abstains \('I don't know"):
+    with pytest.raises(BadInput, match=r"every answer from memory declines to answer \('I don't know"):
         fit_answer_judge(with_drafts(planted(base, 60), "I don't know."), work=tmp_path)
 
 
@@ -66,7 +66,7 @@ def test_both_wants_open_answers(base, tmp_path):
     examples = planted(base, 60, by="draft")
     rows = [replace(row, open=None) for row in examples.rows]
     closed_only = replace(examples, table=replace(examples.table, rows=rows))
-    with pytest.raises(BadInput, match="both=True learns from graded open-book answers, and no row has one"):
+    with pytest.raises(BadInput, match="both=True needs graded answers with passages, but no question has one"):
         fit_answer_judge(closed_only, both=True, work=tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_rows_without_an_open_answer_are_left_out_of_agreement(tmp_path):
 def test_agreement_without_any_open_answer_is_refused(tmp_path):
     run = answered_twice(tmp_path, lambda i, row: replace(row, open=None))
     with pytest.raises(
-        BadInput, match="compares closed-book and open-book answers, and no row has an open-book answer"
+        BadInput, match="compares answers with and without passages, but no question has an answer with passages"
     ):
         load_examples([run], target="agree")
 
@@ -128,7 +128,8 @@ def test_the_card_says_what_agreement_means(base, tmp_path):
 def test_a_base_that_cannot_tell_the_labels_apart_is_refused(base):
     judge = CausalJudge(load_judge_base(f"hf:{base}"), ("Yesterday", "Nowhere"))  # both unknown to its tokenizer
     with pytest.raises(
-        BadSetting, match="cannot be a judge: its tokenizer gives the labels Yesterday and Nowhere the same first token"
+        BadSetting,
+        match="cannot be a judge: in its tokenizer the labels Yesterday and Nowhere start with the same token",
     ):
         _ = judge.label_tokens
 
@@ -149,7 +150,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path):
     save_fitted(fit_answer_judge(examples, work=tmp_path / "w", **SHORT), examples, tmp_path / "gate")
     (tmp_path / "gate").rename(tmp_path / "moved")  # another folder: what was opened before is not handed out again
     save_word_llama(folder, seed=1)
-    with pytest.raises(ArtifactError, match="Use the old base model, or fit the judge again"):
+    with pytest.raises(ArtifactError, match="Use the original weights, or fit the judge again"):
         load_gate(str(tmp_path / "moved")).score(examples.questions[:1], examples.readings[:1])
 
 
@@ -173,8 +174,8 @@ def one_sided(tmp_path, text, correct=False):
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("", "Every closed-book answer is empty: label with more tokens"),
-        ("I don't know.", r"Every closed-book answer abstains \('I don't know.'\): label with prompts"),
+        ("", "Every answer from memory is empty. Label with a larger `max_tokens`"),
+        ("I don't know.", r"Every answer from memory declines to answer \('I don't know.'\). Label with prompts"),
         ("zzz", "have 60 that need retrieval and 0 that do not. Label more questions"),
     ],
 )

@@ -240,12 +240,12 @@ def test_likelihood_is_the_mean_log_probability_of_the_gold_answer(llama):
 
 
 def test_a_probe_that_reads_after_the_draft_is_rejected():
-    with pytest.raises(BadSetting, match="Fit one with position='pre'"):
+    with pytest.raises(BadSetting, match="Fit a probe with position='pre'"):
         ConfidenceSource(FakeModel(), probe(1, position="post"))
 
 
 def test_a_probe_with_another_target_is_rejected():
     gate = probe(1)
     helped = replace(gate, artifact=replace(gate.artifact, manifest={**gate.artifact.manifest, "target": "benefit"}))
-    with pytest.raises(BadSetting, match=r"'benefit'.*Fit one with target='known'"):
+    with pytest.raises(BadSetting, match=r"'benefit'.*Fit a probe with target='known'"):
         ConfidenceSource(FakeModel(), helped)

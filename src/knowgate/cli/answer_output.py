@@ -1,4 +1,4 @@
-"""Print answers and decisions on the terminal, complete or while they are generated."""
+"""Print answers and decisions on the terminal, at once or while they are generated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ELLIPSIS = "…"
 
 
 def show_answer(answer: Answer) -> None:
-    """Print question, answer, decision and sources."""
+    """Print an answer with its decision and sources; also the question if it has an id, as in a batch."""
     if answer.question.id:
         create_console().print(Text(f"{answer.question.id}. {sanitize_text(get_original_text(answer.question))}"))
     show_rewritten_question(answer.question)
@@ -26,35 +26,35 @@ def show_answer(answer: Answer) -> None:
 
 
 def get_original_text(question: Question) -> str:
-    """Return the question as the user typed it, before it was rewritten to stand alone."""
+    """Return the question as the user typed it, before a follow-up was rewritten as a standalone question."""
     return str(question.meta.get("asked", question.text))
 
 
 def show_rewritten_question(question: Question) -> None:
-    """Print the question as it is answered, if it was rewritten."""
+    """Print the rewritten question; nothing if the question was not rewritten."""
     if get_original_text(question) != question.text:
         create_console().print(Text(f"  understood as: {sanitize_text(question.text)}", style="dim"))
 
 
 def show_streamed_answer(rag: AdaptiveRAG, question: Question) -> Answer:
-    """Answer a question and print decision, text and sources as they come.
+    """Answer a question, and print the decision, the text and the sources as soon as each is known.
 
-    The decision is printed again at the end if something was added to it after it was made.
+    The decision is printed again at the end if notes were added to it in the meantime.
     """
     line = StreamedLine()
-    shown: Decision | None = None
+    shown_decision: Decision | None = None
     with closing(rag.answer_stream(question)) as events, closing(line):
         for event in events:
             match event:
                 case DecisionEvent(decision):
-                    shown = decision
+                    shown_decision = decision
                     show_decision(decision)
                 case TextEvent(text):
                     line.add(text)
                 case AnswerEvent(answer):
                     line.add(_format_ending(answer))
                     line.close()
-                    if answer.decision != shown:
+                    if answer.decision != shown_decision:
                         show_decision(answer.decision)
                     show_sources(answer)
                     return answer
@@ -78,19 +78,19 @@ class StreamedLine:
         create_console().print(Text(sanitize_text(text), style="bold"), end="")
 
     def close(self) -> None:
-        """End the line, so that later output, also an error, starts on a new one."""
+        """End the line, so that later output starts on a new line. Does nothing if no text was printed."""
         if self.is_open:
             create_console().print()
         self.is_open = False
 
 
 def show_decision(decision: Decision) -> None:
-    """Print 'retrieve' or 'skip' with the reason."""
+    """Print the decision, 'retrieve' or 'skip', with its reason."""
     create_console().print(Text.assemble("  ", format_verdict(decision), " ", (sanitize_text(decision.reason), "dim")))
 
 
 def show_sources(answer: Answer) -> None:
-    """Print the passages, and the time if the question was not part of a batch."""
+    """Print the retrieved passages, and the time if the question was not answered in a batch."""
     console = create_console()
     for passage in answer.passages:
         console.print(f"  · {sanitize_text(passage.id)}: {sanitize_text(_shorten(passage.text))}", style="dim")
@@ -99,7 +99,11 @@ def show_sources(answer: Answer) -> None:
 
 
 def show_decision_basis(decision: Decision) -> None:
-    """Print what a decision is based on: distance from training questions, raw score, similar logged questions."""
+    """Print what a decision is based on, as far as the gate reports it.
+
+    That is the distance from the questions that the gate was fitted on, the score before calibration, and similar
+    logged questions.
+    """
     console = create_console()
     if decision.distance is not None:
         text = f"distance {decision.distance:.2f} from the questions the gate was fitted on; 99 % of them are within 1"
@@ -113,7 +117,7 @@ def show_decision_basis(decision: Decision) -> None:
 
 
 def format_verdict(decision: Decision) -> tuple[str, str]:
-    """Return the word for a decision and its color."""
+    """Return the word for a decision, 'retrieve' or 'skip', and its color on the terminal."""
     return ("retrieve", "yellow") if decision.retrieve else ("skip", "green")
 
 
@@ -127,11 +131,12 @@ class TruncationNotice:
     def check(self, answer: Answer) -> None:
         """Print the notice at the first answer that was cut off."""
         if not (answer.finished or self.was_printed):
-            STDERR_CONSOLE.print(f"{ELLIPSIS} cut at {self.max_tokens} tokens (--max-tokens)")
+            STDERR_CONSOLE.print(f"{ELLIPSIS} answer cut off at {self.max_tokens} tokens; change it with --max-tokens")
             self.was_printed = True
 
 
 def _format_ending(answer: Answer) -> str:
+    """Return an ellipsis for an answer that the token limit cut off."""
     return "" if answer.finished else ELLIPSIS
 
 

@@ -1,4 +1,4 @@
-"""`knowgate ask` and `knowgate decide`."""
+"""`knowgate ask` answers questions; `knowgate decide` only says which of them need retrieval."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ from knowgate.pipeline.settings import DecisionOptions, PipelineOptions
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.types import Answer, Decision, DecisionNote, Model, Question
 
-QuestionArguments = Annotated[list[str] | None, typer.Argument(help="Questions; without any, one per line from stdin.")]
+QuestionArguments = Annotated[
+    list[str] | None, typer.Argument(help="Questions to process. Default: one per line from stdin.")
+]
 RecordFolder = Annotated[
     Path | None,
-    typer.Option(parser=parse_path, metavar="DIR", help="Record the model's outputs here, for --model replay:DIR."),
+    typer.Option(
+        parser=parse_path, metavar="DIR", help="Folder to record the LLM's outputs in, for --model replay:DIR."
+    ),
 ]
 Interactive = Annotated[
     bool,
-    typer.Option("--interactive", "-i", help="A conversation with follow-up questions. An empty line ends it."),
+    typer.Option("--interactive", "-i", help="Hold a conversation with follow-up questions; an empty line ends it."),
 ]
 Explain = Annotated[
     bool,
     typer.Option(
-        help="Show what a decision is based on: a fitted gate's raw score, the distance from its training questions, "
-        "similar logged questions (dhicl, skr), and the guarantee of the threshold."
+        help="Show what each decision is based on: the raw score of a fitted gate, how far the question is from the "
+        "gate's training questions, similar logged questions (gates dhicl and skr), and the guarantee of the threshold."
     ),
 ]
 
@@ -59,13 +63,13 @@ def ask(
     explain: Explain = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Answer questions, retrieving only where the gate says so.
+    """Answer questions, and retrieve passages only for those that the gate says need them.
 
-    A line of standard input may be JSON: {"question": ...}, or a conversation,
+    A line of standard input is a question, or a JSON object: {"question": ...}, or a conversation,
     {"messages": [{"role": "user", "content": ...}, ...]}.
     """
     settings = load_command_settings(config, options, no_rules)
-    stream = None if interactive else read_arguments(questions)  # bad input is reported before a model is loaded
+    stream = None if interactive else read_arguments(questions)  # Bad input is reported before a model is loaded.
     rag = build_pipeline(settings, record)
     _print_guarantee(rag, explain)
     with _closing_log(rag.log):
@@ -77,7 +81,15 @@ def ask(
 
 
 def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain: bool, as_json: bool) -> None:
-    """Answer questions and print the results; with `live`, print each answer while it is generated."""
+    """Answer questions and print the results, then print warnings about all of them.
+
+    Args:
+        rag: The pipeline that answers.
+        stream: The questions.
+        live: Print each answer while it is generated.
+        explain: Also print what each decision is based on.
+        as_json: Print JSON records instead of text.
+    """
     skips, outliers = RerankSkipCounter(), OutlierCounter()
     truncation = answer_output.TruncationNotice(rag.max_tokens)
     questions = (_parse_question_line(rag.model, question) for question in stream)
@@ -95,7 +107,10 @@ def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain
     _print_skipped_lines(stream, None, as_json)
     outliers.print_warning()
     if rag.rerank_margin is not None and rag.reranker is not None:
-        STDERR_CONSOLE.print(f"{skips.skipped} of {skips.retrieved} retrieved questions were not reranked: margin.")
+        STDERR_CONSOLE.print(
+            f"{skips.skipped} of {skips.retrieved} retrieved questions were not reranked, because the best passage was "
+            "far ahead (--rerank-margin)."
+        )
 
 
 def decide(
@@ -108,7 +123,7 @@ def decide(
     explain: Explain = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say for each question whether to retrieve; answer nothing, retrieve nothing."""
+    """Say for each question whether it needs retrieval, without retrieving or answering."""
     settings = load_command_settings(config, options, no_rules)
     stream = read_arguments(questions)
     rag = build_pipeline(settings, record, retrieves=False)
@@ -129,13 +144,16 @@ def decide(
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """Print the guarantee if `explain` is set, or if it does not hold for this pipeline."""
+    """Print the gate's guarantee (if it has one) when `explain` is set or the guarantee does not hold here."""
     if (explain or rag.guarantee_violations) and rag.guarantee:
         STDERR_CONSOLE.print(rag.guarantee)
 
 
 def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_json: bool) -> None:
-    """With JSON output, print a record for each empty line before this question, or up to the end if it is None."""
+    """Print a JSON record for each empty input line before this question, so that ids stay equal to line numbers.
+
+    Prints nothing in text mode. With question=None, prints the records of all remaining empty lines.
+    """
     number = int(question.id) if question is not None and question.id else None
     if not as_json or (question is not None and number is None):
         return
@@ -145,7 +163,10 @@ def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_j
 
 @contextmanager
 def _closing_log(log: TrafficLog | None) -> Iterator[None]:
-    """Write pending entries of the log whatever happens, then print how many questions were logged."""
+    """Close the traffic log at the end of the block, also after an error, so that pending entries are written.
+
+    If there was no error, also prints how many questions were logged. Does nothing without a log.
+    """
     try:
         yield
     finally:
@@ -153,37 +174,38 @@ def _closing_log(log: TrafficLog | None) -> Iterator[None]:
             log.close()
     if log is not None:
         STDERR_CONSOLE.print(
-            f"{log.n_labeled} of {log.n_questions} questions were logged: answered both with and without passages."
+            f"{log.n_labeled} of {log.n_questions} questions were logged: those with an answer both with and without "
+            "passages."
         )
 
 
 @dataclass
 class RerankSkipCounter:
-    """Counts how often the margin rule skipped reranking."""
+    """Counts how often reranking was skipped because the best passage was far ahead (`rerank_margin`)."""
 
     retrieved: int = 0
     skipped: int = 0
 
     def count(self, answer: Answer) -> None:
-        """Count one answer."""
+        """Add one answer to the counts."""
         self.retrieved += bool(answer.passages)
         self.skipped += DecisionNote.NOT_RERANKED in answer.decision.notes
 
 
 @dataclass
 class OutlierCounter:
-    """Counts questions that lie far from those the gate was fitted on."""
+    """Collects how far each question lies from the gate's training questions, to warn about outliers."""
 
     gate: str = ""
     distances: list[float | None] = field(default_factory=list)
 
     def count(self, decision: Decision) -> None:
-        """Count one decision."""
+        """Add the distance of one decision."""
         self.gate = decision.gate
         self.distances.append(decision.distance)
 
     def print_warning(self) -> None:
-        """Print a warning if too many questions are outliers."""
+        """Print a warning if too many questions are far from the training questions; otherwise nothing."""
         share = compute_far_share(self.distances)
         if warning := format_far_warning(self.gate, share, len(self.distances)):
             STDERR_CONSOLE.print(warning)
@@ -193,9 +215,9 @@ class OutlierCounter:
 
 
 def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, as_json: bool) -> None:
-    """Answer the given questions, then lines of standard input until an empty one, as one conversation."""
+    """Answer questions as one conversation: first those given, then lines of standard input until an empty line."""
     conversation, truncation = Conversation(rag), answer_output.TruncationNotice(rag.max_tokens)
-    for number, text in enumerate(_read_turns(first), start=1):
+    for number, text in enumerate(_read_conversation(first), start=1):
         question = conversation.rewrite(text, str(number) if as_json else "")
         if as_json:
             answer = rag.answer(question)
@@ -209,21 +231,25 @@ def _run_conversation(rag: AdaptiveRAG, first: Sequence[str], *, explain: bool, 
         conversation.remember(answer)
 
 
-def _read_turns(first: Sequence[str]) -> Iterator[str]:
+def _read_conversation(first: Sequence[str]) -> Iterator[str]:
+    """Yield the given questions, then lines of standard input until an empty line or the end."""
     yield from first
-    while text := _read_turn():
+    while text := _read_line():
         yield text
 
 
-def _read_turn() -> str:
-    """Read a line of standard input; return '' at its end."""
+def _read_line() -> str:
+    """Read a line of standard input, with a prompt on a terminal. Returns '' at the end of the input."""
     if sys.stdin.isatty():
         STDERR_CONSOLE.print("> ", end="")
     return sys.stdin.readline().strip()
 
 
 def _parse_question_line(model: Model, question: Question) -> Question:
-    """Interpret a line as JSON with "messages" or "question"; any other line is the question itself."""
+    """Read the question of an input line: JSON with "messages" (a chat) or "question", or plain text.
+
+    The last question of a chat is rewritten by the model so that it can be understood alone.
+    """
     if not question.text.startswith("{"):
         return question
     if '"messages"' not in question.text:
@@ -231,15 +257,16 @@ def _parse_question_line(model: Model, question: Question) -> Question:
     where = f"line {question.id or 1}"
     messages = parse_json(question.text, where).get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise BadInput(f"{where}: 'messages' must be a list of objects with 'role' and 'content'.")
+        raise BadInput(f"{where}: 'messages' must be a list of objects, each with 'role' and 'content'.")
     return question_from_messages(model, messages, question.id)
 
 
 def _parse_question_record(question: Question) -> Question:
+    """Read the question of a JSON object with "question"; anything else is returned unchanged."""
     if '"question"' not in question.text:
         return question
     try:
         text = parse_json(question.text, "the line").get("question")
-    except BadInput:  # text in braces that is not JSON is a question
+    except BadInput:  # Text in braces that is not JSON is a question.
         return question
     return replace(question, text=text) if isinstance(text, str) and text.strip() else question

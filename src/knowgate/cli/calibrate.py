@@ -16,21 +16,29 @@ from knowgate.gates.calibration.threshold_calibration import CalibrationOptions,
 
 
 def calibrate_command(
-    gate: Annotated[str, typer.Argument(help="Folder of a fitted gate, or a gate such as logprob:mean.")],
+    gate: Annotated[str, typer.Argument(help="Gate to calibrate: the folder of a fitted gate, or e.g. logprob:mean.")],
     labels: Annotated[
         list[Path],
-        typer.Option(parser=parse_path, metavar="RUN", help="Label run with open-book answers; may be repeated."),
+        typer.Option(
+            parser=parse_path,
+            metavar="RUN",
+            help="Label run to choose the threshold on; needs answers with passages. May be repeated.",
+        ),
     ],
     options: CalibrationOptions,
     arbiter: Annotated[
         str | None,
-        typer.Option(metavar="DIR|rules", help="Arbiter after retrieval; the threshold is for both together."),
+        typer.Option(
+            metavar="DIR|rules",
+            help="Arbiter that you use after retrieval. The threshold is then valid for gate and arbiter together.",
+        ),
     ] = None,
 ) -> None:
-    """Choose a gate's threshold: by guarantee, by budget or by accuracy.
+    """Choose the threshold of a gate: for a guaranteed accuracy, a retrieval budget or the best accuracy.
 
-    Questions that the gate or the arbiter was fitted on are left out; no LLM is run. With --arbiter the threshold is
-    for gate and arbiter together, and the loss is still counted against always retrieving without the arbiter.
+    The gate retrieves if the need that it computes for a question is above the threshold. A fitted gate stores the new
+    threshold. Questions that the gate or the arbiter was fitted on are left out. No LLM runs. With --arbiter, the
+    threshold is for gate and arbiter together; the loss is still measured against always retrieving without an arbiter.
 
     Example: knowgate calibrate my-gate --labels run --max-loss 0.02 --confidence 0.95
     """
@@ -50,4 +58,4 @@ def calibrate_command(
         STDERR_CONSOLE.print(f"Use it: knowgate ask --gate always{arbiter_flag}")
     else:
         command = f"knowgate ask --gate {gate} --threshold {calibration.threshold:g}{arbiter_flag}"
-        STDERR_CONSOLE.print(f"This gate stores no threshold; pass it: {command}")
+        STDERR_CONSOLE.print(f"This gate cannot store a threshold. Pass it on the command line: {command}")

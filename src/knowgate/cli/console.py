@@ -1,6 +1,7 @@
-"""Output of commands: consoles, JSON lines and tables. Text is printed literally, without markup or control sequences.
+"""Output of commands: consoles, JSON lines and tables.
 
-Styles are given separately (`style=`, or rich's Text), never inside a text.
+Text is printed literally: markup of rich and control characters in it have no effect. Styles are given separately
+(`style=`, or rich's Text), never inside a text.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from rich.text import Text
 
 from knowgate.core.display import TextTable, sanitize_json, sanitize_line, sanitize_text
 
-PIPED_WIDTH = 220  # columns of a table whose output is not a terminal
+PIPED_WIDTH = 220  # width of a table in characters if the output is not a terminal
 
 
 @dataclass(frozen=True)
 class SanitizedRenderable:
-    """Renderable whose text is sanitized. Control segments that rich itself makes are kept."""
+    """Wrapper around a rich renderable that escapes control characters in its text.
+
+    Control sequences that rich itself generates are kept.
+    """
 
     inner: RenderableType
 
@@ -34,7 +38,7 @@ class SanitizedRenderable:
 
 
 class SanitizingHook(RenderHook):
-    """Sanitizes everything that a console prints, except the cursor movements of progress bars."""
+    """Escapes control characters in everything that a console prints, except cursor movements of rich."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [item if isinstance(item, Control) else SanitizedRenderable(item) for item in renderables]
@@ -46,7 +50,7 @@ def create_console(*, stderr: bool = False, soft_wrap: bool = True, width: int |
     Args:
         stderr: Print to stderr instead of stdout.
         soft_wrap: Let the terminal wrap long lines. Tables need False, to fit their columns to the terminal.
-        width: Columns; by default those of the terminal.
+        width: Width in characters. Default: the width of the terminal.
     """
     console = Console(stderr=stderr, soft_wrap=soft_wrap, width=width, markup=False, emoji=False, highlight=False)
     console.push_render_hook(SanitizingHook())
@@ -57,7 +61,7 @@ STDERR_CONSOLE = create_console(stderr=True)
 
 
 def create_wide_console() -> Console:
-    """Create a console for tables: as wide as the terminal, or wide enough for all columns if piped."""
+    """Create a console for tables, as wide as the terminal, or PIPED_WIDTH if the output is not a terminal."""
     return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
@@ -70,10 +74,10 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def print_page_location(page: Path) -> None:
-    """Print where an HTML page was written, and its size."""
+    """Print to stderr where an HTML page was written, and its size."""
     size = page.stat().st_size
     text = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-    STDERR_CONSOLE.print(f"Page: {page.resolve()} ({text}, readable without network)")
+    STDERR_CONSOLE.print(f"Page: {page.resolve()} ({text}, can be read offline)")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

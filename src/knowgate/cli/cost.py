@@ -33,22 +33,30 @@ def cost_command(
     log: LogArgument,
     options: Prices,
     gate: Annotated[
-        str | None, typer.Option(help="For a label run: the gate to cost. For a log: the fitted gate that it ran with.")
+        str | None,
+        typer.Option(help="Gate whose cost to show. Required for a label run; for a log, the fitted gate it ran with."),
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="Retrieve above this need. [default: the gate's own, or as the log ran]")
+        float | None,
+        typer.Option(
+            help="Need for retrieval (0 to 1) above which the gate retrieves. [default: the gate's own threshold, or "
+            "the one that the log ran with]"
+        ),
     ] = None,
     prices: Annotated[
         Path | None,
         typer.Option(
             parser=parse_path,
             metavar="FILE",
-            help="TOML: search, input_token, output_token, gpu_hour. Prices given as flags replace the file's.",
+            help="TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take "
+            "precedence.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Show what 1,000 questions cost with always, never and gated retrieval, and the break-even price of a search.
+    """Compare what 1,000 questions cost if you always retrieve, never retrieve, or use a gate.
+
+    Also prints the break-even price: the price of a search above which the gate is cheaper than always retrieving.
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
@@ -65,23 +73,25 @@ def cost_command(
         _print_summary(comparison)
     if are_assumed:
         STDERR_CONSOLE.print(
-            "Prices are assumed (US dollars). Give yours with --prices, or with --price-search and the others."
+            "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the "
+            "other price flags."
         )
     print_log_summary(logged, traffic)
 
 
 def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | None) -> float:
+    """Return the given threshold, else the gate's own, else the only one that the log ran with."""
     if threshold is not None:
         return check_number(threshold, "--threshold", maximum=1)
     named = name_thresholds(log, gate)
     if not named:
         used = ", ".join(f"{value:g}" for value in sorted(log.thresholds)) or "none"
-        raise BadSetting(f"the log ran with several thresholds or none ({used}). Name one with --threshold.")
+        raise BadSetting(f"cannot tell which threshold to use: the log ran with {used}. Set one with --threshold.")
     return next(iter(named))
 
 
 def build_cost_table(comparison: CostComparison) -> TextTable:
-    """Build the table with a row for each policy."""
+    """Build the cost table, with one row each for always, never and gated retrieval."""
     columns = ("per 1,000 questions", "money", "searches", "tokens read", "tokens written", "GPU seconds", "lost")
     rows = []
     for name, cost in comparison.policies.items():
@@ -91,15 +101,18 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
 
 
 def _make_cells(cost: TrafficCost, prices: Prices) -> tuple[str, ...]:
+    """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
     amounts = (cost.searches, cost.prompt, cost.completion, cost.gpu, cost.lost.value if cost.lost else None)
     return (_format(cost.money(prices), "{:,.4g}"), *(_format(amount, "{:,.0f}") for amount in amounts))
 
 
 def _format(amount: float | None, template: str) -> str:
+    """Format an amount per question as an amount per `COST_QUESTIONS` questions."""
     return MISSING_VALUE if amount is None else template.format(COST_QUESTIONS * amount)
 
 
 def _print_summary(comparison: CostComparison) -> None:
+    """Print what the gate saves, if the costs are known, and the break-even price."""
     always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
@@ -109,18 +122,21 @@ def _print_summary(comparison: CostComparison) -> None:
 
 
 def describe_break_even(comparison: CostComparison) -> str:
-    """Say from which price of a search the gate is cheaper than always retrieving."""
+    """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown."""
     price = comparison.break_even
     if price == 0:
-        return "The gate pays at any price of a search: skipping saves more of the LLM's work than deciding takes."
+        return "The gate is cheaper at any price of a search: skipping saves more LLM time than deciding takes."
     if price is not None:
-        return f"The gate pays if a search costs more than {price:.3g}."
+        return f"The gate is cheaper if a search costs more than {price:.3g}."
     costs = (comparison.always, comparison.gated)
     missing = dict.fromkeys(name for cost in costs for name in cost.missing_amounts(comparison.prices))
     if not missing:
-        return "The gate skips nothing at this threshold, so it pays at no price of a search."
+        return "The gate skips no search at this threshold, so it is never cheaper."
     flags = " ".join(f"--price-{name.replace('_', '-')} 0" for name in missing)
-    return f"Amounts that have a price are not on record, so the total is unknown. Leave them out: {flags}"
+    return (
+        "The total is unknown, because the log does not record some amounts that have a price. "
+        f"Set these prices to 0 to leave them out: {flags}"
+    )
 
 
 def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`knowgate doctor`: checks of the installation and of the server's settings, with what to type if one fails."""
+"""`knowgate doctor`: checks the installation or the server's settings, and says how to fix problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.auth.api_keys import read_keys
 from knowgate.server.options import ServeOptions, load_serve_options
 
-# Package -> (module, extra that installs it)
+# Package -> (module to import, optional dependency group of knowgate that installs the package)
 OPTIONAL_PACKAGES = {
     "torch": ("torch", "local"),
     "transformers": ("transformers", "local"),
@@ -42,7 +42,7 @@ OPTIONAL_PACKAGES = {
 REQUIRED_SERVER_MODULES = ("starlette", "uvicorn", "aiohttp", "prometheus_client")
 FAST_SERVER_MODULES = ("uvloop", "httptools")
 INSTALL_SERVER = "pip install 'knowgate[serve]'"
-UPSTREAM_TIMEOUT = 3.0  # seconds
+UPSTREAM_TIMEOUT = 3.0  # seconds to wait for a connection to the upstream server
 MIN_FREE_GB = 2
 
 
@@ -52,10 +52,10 @@ class Finding:
 
     Attributes:
         name: What was checked.
-        state: What was found.
-        advice: What to type; empty if all is well.
-        is_broken: Whether knowgate cannot work like this.
-        is_minor: Whether it is shown only with `--all`.
+        state: Result of the check, in words.
+        advice: Command that fixes the problem; empty if there is no problem.
+        is_broken: Whether knowgate does not work until the problem is fixed.
+        is_minor: Whether the result is shown only with `--all`.
     """
 
     name: str
@@ -66,20 +66,28 @@ class Finding:
 
 
 def doctor(
-    everything: Annotated[bool, typer.Option("--all", help="Show all checks, also of optional packages.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show all checks, including optional packages.")] = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Check instead whether `knowgate serve` would start and answer.")
+        bool, typer.Option("--serve", help="Check the server's settings instead: whether `knowgate serve` would start.")
     ] = False,
     config: Annotated[
-        Path | None, typer.Option(parser=parse_path, metavar="FILE", help="With --serve: the settings file to check.")
+        Path | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="FILE",
+            help="Settings file to check with --serve. Default: knowgate.toml in this folder, if there is one.",
+        ),
     ] = None,
 ) -> None:
-    """Check packages, weights, cache and GPU, and say what to type if something is missing."""
+    """Check packages, weights, cache and GPU, and say how to fix what is missing.
+
+    The exit code is 1 if something is broken.
+    """
     findings = list(check_serving(config) if serve else check_installation())
-    listed = [finding for finding in findings if everything or not finding.is_minor]
+    shown = [finding for finding in findings if everything or not finding.is_minor]
     console = create_console()
-    width = max(len(finding.name) for finding in listed)
-    for finding in listed:
+    width = max(len(finding.name) for finding in shown)
+    for finding in shown:
         color = "red" if finding.is_broken else "yellow" if finding.advice else "green"
         console.print(Text.assemble(f"{finding.name:<{width}}  ", (finding.state, color)))
         if finding.advice:  # on its own line, so that it can be copied
@@ -90,13 +98,20 @@ def doctor(
 
 
 def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgate demo") -> Text:
-    """Summarize the checks in one line that says what to do next."""
+    """Summarize the checks in one line that says what to do next.
+
+    Args:
+        findings: Results of the checks.
+        next_command: Command to suggest if all checks passed.
+    """
     n_broken = sum(finding.is_broken for finding in findings)
     n_missing = sum(bool(finding.advice) and not finding.is_broken for finding in findings)
     if n_broken:
-        return Text(f"Not ready: {n_broken} broken. Type what is shown above, then: knowgate doctor", "bold red")
+        return Text(f"Not ready: {n_broken} broken. Type the commands shown above, then: knowgate doctor", "bold red")
     if n_missing:
-        return Text(f"Ready, except for {n_missing} that you may not need. Type what is shown above.", "bold yellow")
+        return Text(
+            f"Ready. Optional parts that are missing: {n_missing}. To add them, type the commands above.", "bold yellow"
+        )
     return Text(f"All {len(findings)} checks passed. Next: {next_command}", "bold green")
 
 
@@ -104,7 +119,7 @@ def summarize_findings(findings: Sequence[Finding], next_command: str = "knowgat
 
 
 def check_installation() -> Iterator[Finding]:
-    """Check packages, weights, cache, GPU and benchmark data."""
+    """Check packages, weights, cache, GPU and benchmark data, and yield a result for each."""
     yield Finding("knowgate", f"{VERSION}, python {platform.python_version()}")
     for package, (module, extra) in OPTIONAL_PACKAGES.items():
         if _is_installed(module):
@@ -123,7 +138,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _check_weights(name: str) -> Finding:
-    """Check whether embedded weights are downloaded and intact."""
+    """Check whether model weights are downloaded and match their checksum."""
     label, spec = f"weights {name}", weights.get_weights(name)
     if not weights.is_cached(name):
         if spec.embedded:
@@ -153,16 +168,18 @@ def _check_cache() -> Finding:
 
 
 def _check_gpu() -> Finding:
+    """Report whether models run on a GPU or on the CPU. Neither is a problem."""
     if not _is_installed("torch"):
         return Finding("GPU", "unknown without torch")
     import torch
 
     if torch.cuda.is_available():
         return Finding("GPU", f"{torch.cuda.get_device_name(0)}, bf16")
-    return Finding("GPU", f"none: fp32 on {torch.get_num_threads()} CPU thread(s)")
+    return Finding("GPU", f"none: models run on {torch.get_num_threads()} CPU thread(s) in fp32")
 
 
 def _check_benchmark_data() -> Finding:
+    """Check the folder that KNOWGATE_BENCH names, if it is set."""
     folder = os.environ.get("KNOWGATE_BENCH")
     if not folder:
         return Finding("benchmark data", "KNOWGATE_BENCH is not set (only bench: data needs it)", is_minor=True)
@@ -175,7 +192,13 @@ def _check_benchmark_data() -> Finding:
 
 
 def check_serving(config: Path | None = None) -> Iterator[Finding]:
-    """Check whether `knowgate serve` would start with a settings file. Nothing is started or changed."""
+    """Check whether `knowgate serve` would start, and yield a result for each check.
+
+    Nothing is started or changed. If the settings file is invalid, the checks that depend on it are left out.
+
+    Args:
+        config: The settings file. Default: knowgate.toml in the current folder, if there is one.
+    """
     yield _check_server_packages()
     try:
         settings = load_settings(config)
@@ -187,12 +210,13 @@ def check_serving(config: Path | None = None) -> Iterator[Finding]:
     yield _check_port(options)
     yield _check_keys(options)
     if options.upstream is None:
-        yield Finding("upstream", f"none: {settings.model} answers in the server's process")
+        yield Finding("upstream", f"none: the server runs {settings.model} itself")
     else:
         yield _check_upstream(options.upstream)
 
 
 def _check_server_packages() -> Finding:
+    """Check whether the packages of the server are installed; some only make it faster."""
     missing = [name for name in REQUIRED_SERVER_MODULES if not _is_installed(name)]
     if missing:
         return Finding("server", f"{', '.join(missing)} not installed", INSTALL_SERVER, is_broken=True)
@@ -203,6 +227,7 @@ def _check_server_packages() -> Finding:
 
 
 def _check_documents(settings: PipelineOptions) -> Finding:
+    """Check whether the settings name documents or an index to retrieve from."""
     if settings.index is None and settings.docs is None:
         return Finding("documents", "none", "knowgate serve --docs FOLDER, or docs = ... in knowgate.toml")
     if settings.docs is not None and not settings.docs.exists():
@@ -224,11 +249,11 @@ def _check_port(options: ServeOptions) -> Finding:
 
 
 def _check_keys(options: ServeOptions) -> Finding:
-    """Check the API keys; a server that can be reached from outside needs some."""
+    """Check the file of API keys. A server that other machines can reach must have API keys."""
     if options.keys is None:
         if options.is_local:
-            return Finding("API keys", "none: only this machine is answered")
-        state = f"none, but {options.host} can be reached from outside"
+            return Finding("API keys", "none: only clients on this machine are served")
+        state = f"none, but other machines can reach {options.host}"
         return Finding("API keys", state, "knowgate keys add NAME", is_broken=True)
     try:
         n_keys = len(read_keys(options.keys))
@@ -239,7 +264,7 @@ def _check_keys(options: ServeOptions) -> Finding:
 
 
 def _check_upstream(url: str) -> Finding:
-    """Check whether a server listens at a URL, without sending a request."""
+    """Check whether the upstream LLM server accepts connections, without sending a request."""
     parts, address = urlsplit(url), redact_urls(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -247,4 +272,4 @@ def _check_upstream(url: str) -> Finding:
     except OSError as error:
         state = f"{address}: {error.strerror or error}"
         return Finding("upstream", state, "start it, or correct its address", is_broken=True)
-    return Finding("upstream", f"{address} listens")
+    return Finding("upstream", f"{address} accepts connections")

@@ -1,7 +1,8 @@
-"""Messages for every way a command can fail: wrong usage, errors of the library, and internal errors.
+"""Error messages of commands: for wrong usage, errors of the library, and internal errors.
 
-An internal error gets a short id and a report file. The id depends on where the error occurred, so that one defect has
-one id and one file. Nothing here raises: what cannot be written is left out.
+An internal error gets a short id and a report file. The id is computed from the place in the code where the error
+occurred, so the same bug always has the same id and file. Nothing here raises an exception: if the report cannot be
+written, the message does not mention it.
 """
 
 from __future__ import annotations
@@ -26,16 +27,17 @@ from knowgate.core.files import cache_dir
 from knowgate.core.redaction import redact_secrets
 from knowgate.errors import KnowgateError
 
-EXIT_INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
+EXIT_INTERNAL_ERROR = 70  # the conventional exit code for internal errors (EX_SOFTWARE in sysexits.h)
 REPORT_FOLDER = "errors"
 SETTINGS_FILE_PREFIX = "the config file"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
-# typer has its own copy of click, so its base class is not the one that `import click` gives.
+# Base class of usage errors. typer has its own copy of click, so this is not the class that `import click` gives.
 CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+# Patterns that recognize a message that already says what to do: by a command, the allowed values, or an imperative.
 ADVICE_VERBS = (
-    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|Look|"
-    "Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|Update|"
-    "Use|Wait|Write"
+    "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Enter|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|"
+    "Look|Make|Mark|Mend|Move|Name|Put|Record|Remove|Rename|Repair|Restore|Run|Save|Set|Shorten|Split|Take|Try|Type|"
+    "Update|Use|Wait|Write"
 )
 COMMAND_PATTERN = r"\bknowgate [a-z]|\bpip install\b|(^|[\s'(])--[a-z]"
 CHOICES_PATTERN = r"\b[Aa]llowed: |\b[Kk]nown( options)?: |\bmust (be|begin|hold|have)\b|\bat (least|most)\b"
@@ -47,15 +49,20 @@ NEXT_STEP_PATTERN = re.compile(f"{COMMAND_PATTERN}|{CHOICES_PATTERN}|{ADVICE_PAT
 
 
 def describe_internal_error(error: BaseException, arguments: Sequence[str]) -> str:
-    """Write a report of an unexpected exception, and return the message that names it."""
+    """Write a report file about an unexpected exception, and return a message that names the file.
+
+    Args:
+        error: The exception.
+        arguments: Words of the command line, for the report.
+    """
     error_id = compute_error_id(error)
     file = _write_report(error_id, format_error_report(error, arguments))
-    request = f"Please send the report {file}" if file else "Please run it again with --debug and send the output"
+    request = f"Please send the report {file}" if file else "Please repeat it with --debug and send the output"
     return f"{_describe_exception(error)} (id {error_id}). {request} to the maintainers of knowgate."
 
 
 def _describe_exception(error: BaseException) -> str:
-    """Describe an unexpected exception in a few words."""
+    """Describe an unexpected exception in a few words. Usually only its type is named."""
     if isinstance(error, MemoryError):
         return "this machine is out of memory: use a smaller model, fewer questions or a smaller index"
     if isinstance(error, RecursionError):
@@ -66,12 +73,12 @@ def _describe_exception(error: BaseException) -> str:
 def compute_error_id(error: BaseException) -> str:
     """Return eight hex digits that identify the place in the code where an exception occurred."""
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]
+    lines = [f"{Path(frame.filename).name}:{frame.name}:{frame.lineno}" for frame in frames[-8:]]  # innermost
     return hashlib.sha256("\n".join([type(error).__name__, *lines]).encode()).hexdigest()[:8]
 
 
 def format_error_report(error: BaseException, arguments: Sequence[str]) -> str:
-    """Format time, command line, versions and traceback, without secrets."""
+    """Format the report of an error: time, command line, versions and traceback, without secrets."""
     lines = [
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         f"knowgate {shlex.join(arguments)}",
@@ -89,6 +96,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _list_versions() -> Iterator[str]:
+    """Yield name and version of the installed packages that matter for a report."""
     from importlib import metadata
 
     for package in REPORTED_PACKAGES:
@@ -97,7 +105,11 @@ def _list_versions() -> Iterator[str]:
 
 
 def _write_report(error_id: str, text: str) -> Path | None:
-    """Write a report into the cache folder or, if that fails, the folder for temporary files."""
+    """Write a report to the cache folder or, if that fails, to the folder for temporary files.
+
+    Returns:
+        The file; None if it could not be written.
+    """
     for get_folder in (cache_dir, tempfile.gettempdir):
         with contextlib.suppress(OSError, ValueError, RuntimeError, KnowgateError):
             file = Path(get_folder()) / REPORT_FOLDER / f"{error_id}.log"
@@ -111,7 +123,7 @@ def _write_report(error_id: str, text: str) -> Path | None:
 
 
 def explain_usage_error(error: Any) -> str:
-    """Explain an error of typer in one sentence, with the known options or commands."""
+    """Explain a usage error of typer, and list the known options or commands or name the help page."""
     if hasattr(error, "option_name") and hasattr(error, "possibilities"):
         return _explain_unknown_option(error)
     sentence = " ".join(error.format_message().split()).rstrip(".") or "no command was given"
@@ -124,7 +136,10 @@ def explain_usage_error(error: Any) -> str:
 
 
 def _explain_unknown_option(error: Any) -> str:
-    """List the known options and suggest the most similar one, also if an old name was mistyped."""
+    """Explain an unknown option: suggest the most similar one, and list the known options.
+
+    Old names of renamed options count as similar, too. The suggestion then is the new name.
+    """
     command, name = error.ctx.command if error.ctx else None, error.option_name
     parameters = command.params if command else ()
     visible = sorted(flag for item in parameters if not getattr(item, "hidden", False) for flag in item.opts)
@@ -135,7 +150,7 @@ def _explain_unknown_option(error: Any) -> str:
     hint = f" Did you mean '{candidates[matches[0]]}'?" if matches else ""
     hint += getattr(command, "suggest_elsewhere", lambda option: "")(name)
     if getattr(command, "commands", None):
-        hint += f" Options of a command follow its name: {error.ctx.command_path} NAME {name}."
+        hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
     return f"unknown option '{name}'.{hint} Known: {', '.join(known)}."
 
 
@@ -143,7 +158,16 @@ def _explain_unknown_option(error: Any) -> str:
 
 
 def explain_library_error(message: str, arguments: Sequence[str], commands: Mapping[str, Any]) -> str:
-    """Translate a library message for the command that is running: name flags, and say what to type next."""
+    """Adapt an error message of the library to the command that is running.
+
+    Python arguments in the message are replaced by flags of the command. If the message does not say what to do, the
+    help page of the command is named.
+
+    Args:
+        message: The message.
+        arguments: Words of the command line.
+        commands: All commands, keyed by name.
+    """
     path, command = find_command(arguments, commands)
     options = {option.name: option.opts[0] for option in getattr(command, "params", ())}
     flags = {name: flag for name, flag in options.items() if flag.startswith("--")}
@@ -152,26 +176,31 @@ def explain_library_error(message: str, arguments: Sequence[str], commands: Mapp
 
 
 def has_next_step(message: str) -> bool:
-    """Return whether a message names a command, an option or the allowed values, or says what to do."""
+    """Return whether a message says what to do: it names a command, an option or the allowed values."""
     return NEXT_STEP_PATTERN.search(message) is not None
 
 
 def add_next_step(message: str, path: Sequence[str]) -> str:
-    """Add where to find help to a message that does not say what to do itself."""
+    """Append the help page of a command to a message that does not say what to do."""
     if has_next_step(message):
         return message
     return f"{message.rstrip()} See: {' '.join(['knowgate', *path])} --help"
 
 
 def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple[list[str], Any]:
-    """Find the command that a command line runs: its names, such as ['fit', 'fusion'], and the command."""
+    """Find the command that a command line runs.
+
+    Returns:
+        The words that name the command, such as ['fit', 'fusion'], and the command. The command is None if there is
+        none or if it cannot be loaded.
+    """
     path, command = list[str](), None
     for word in arguments:
         if word in commands:
             path.append(word)
             try:
                 command = commands[word]
-            except KnowgateError:  # the command of another package that cannot be loaded
+            except KnowgateError:  # a command that another package provides and that cannot be loaded
                 return path, None
             commands = getattr(command, "commands", {})
         elif not word.startswith("-"):
@@ -180,9 +209,9 @@ def find_command(arguments: Sequence[str], commands: Mapping[str, Any]) -> tuple
 
 
 def translate_arguments(message: str, flags: Mapping[str, str]) -> str:
-    """Replace the Python arguments that a library message names by the flags of a command.
+    """Replace Python arguments in a message of the library by the flags of a command.
 
-    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, and an argument in backticks its flag.
+    `samples=0` becomes `--samples 0`, `mask=True` becomes `--mask`, and an argument name in backticks becomes its flag.
 
     Args:
         message: A message of the library.

@@ -32,15 +32,24 @@ from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlf
 
 OptionalRuns = Annotated[
     list[Path] | None,
-    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run to evaluate on; may be repeated."),
+    typer.Option(
+        "--labels",
+        parser=parse_path,
+        metavar="RUN",
+        help="Label run (a folder made by `knowgate label`) to evaluate on; may be repeated.",
+    ),
 ]
 
 
 class TrackerOptions(Options):
     """Experiment trackers that `knowgate eval` logs to."""
 
-    mlflow: bool = Field(default=False, description="Also log a run to MLflow (extra mlflow; MLFLOW_TRACKING_URI).")
-    wandb: bool = Field(default=False, description="Also log a run to Weights & Biases (extra wandb; WANDB_PROJECT).")
+    mlflow: bool = Field(
+        default=False, description="Also log the results to MLflow, at MLFLOW_TRACKING_URI. Needs the extra mlflow."
+    )
+    wandb: bool = Field(
+        default=False, description="Also log the results to Weights & Biases, in WANDB_PROJECT. Needs the extra wandb."
+    )
 
 
 def eval_(
@@ -49,18 +58,21 @@ def eval_(
     trackers: TrackerOptions,
     runs: OptionalRuns = None,
     data: Annotated[
-        str | None, typer.Option(help="Instead of --labels: questions (data specs, comma-separated) to answer now.")
+        str | None,
+        typer.Option(help="Questions that the LLM answers now, as comma-separated data specs. Replaces --labels."),
     ] = None,
     gates: GatesOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
-    """Compare gates, and say which to use at which threshold: accuracy, searches, ranking, calibration, cost.
+    """Compare gates and recommend one with a threshold.
+
+    The tables show accuracy, searches, ranking, calibration and cost of every gate on the same questions.
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
     check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
     if options.out is not None:
-        check_report_folder(options.out)  # before the work, not after it
+        check_report_folder(options.out)  # fail before the evaluation, not after it
     if "price_search" not in report.model_fields_set and options.price_retrieval is not None:
         report = report.replace(price_search=options.price_retrieval)
     progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
@@ -89,6 +101,7 @@ def eval_(
 
 
 def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
+    """Log the results to the requested experiment trackers, if any, and print the run ids."""
     if trackers.mlflow:
         STDERR_CONSOLE.print(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
     if trackers.wandb:
@@ -96,6 +109,7 @@ def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
 
 
 def _print_warnings(evaluation: Evaluation) -> None:
+    """Print caveats of the data, and a warning for each gate whose training questions were unlike these."""
     n = len(evaluation.table.rows)
     warnings = [*evaluation.table.list_caveats()]
     warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
@@ -105,7 +119,7 @@ def _print_warnings(evaluation: Evaluation) -> None:
 
 
 def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, as_json: bool) -> None:
-    """Print the tables and then the verdict, which stays visible; or one JSON object."""
+    """Print either one JSON object, or the tables followed by the recommendation."""
     if as_json:
         print_json(build_summary(evaluation, report.max_loss))
         return

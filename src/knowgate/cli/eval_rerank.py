@@ -1,4 +1,4 @@
-"""`knowgate eval-rerank`: which reranker is better, and by how much?"""
+"""`knowgate eval-rerank`: compare rerankers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from knowgate.models import load_model
 from knowgate.retrieval.rerankers import load_reranker
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_BASE, is_aligned_reranker, read_reranker_manifest
 
-NAMED_SPEC = re.compile(r"([\w .-]+)=(.+)")  # NAME=SPEC; paths and URLs contain other characters before an '='
+# NAME=SPEC. A path or URL that contains '=' does not match, because '/' or ':' comes before its '='.
+NAMED_SPEC = re.compile(r"([\w .-]+)=(.+)")
 
 
 class RerankEvaluationOptions(Options):
@@ -36,45 +37,57 @@ class RerankEvaluationOptions(Options):
 
     base: str | None = Field(
         default=None,
-        description="Cross-encoder before alignment. Default: one stored in the folder of a reranker.",
+        description="Cross-encoder that the rerankers were trained from, to compare with. Default: the copy that "
+        "`knowgate fit reranker` stored with a reranker, if any.",
         json_schema_extra={"metavar": "DIR"},
     )
     model: list[str] = Field(
-        default_factory=list, description="Also answer with the first passages, with this model; may be repeated."
+        default_factory=list,
+        description="LLM that also answers with the passages each reranker puts first; may be repeated.",
     )
-    top: str = Field(default="1,3", description="With `model`: numbers of passages, separated by commas.")
+    top: str = Field(
+        default="1,3",
+        description="Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.",
+    )
     controls: bool = Field(
         default=False,
-        description="Also compare rankers that read no question: shortest first, passage means.",
+        description="Also compare two baselines that ignore the question: shortest passage first, and passages ranked "
+        "by how much they helped on training questions.",
         json_schema_extra={"flag": "--controls"},
     )
     rerank_margin: Share | None = Field(
-        default=None, description="Skip reranking if the best passage leads by this share of its score."
+        default=None,
+        description="Also compare the last reranker with a shortcut: keep the retriever's order if its first passage "
+        "leads the second by at least this share of its score.",
     )
-    split: Literal["test", "dev", "train"] = Field(default="test", description="Which questions to compare on.")
-    limit: Count | None = Field(default=None, description="Use only the first questions, up to this number.")
+    split: Literal["test", "dev", "train"] = Field(default="test", description="Split of the questions to compare on.")
+    limit: Count | None = Field(default=None, description="Maximum number of questions per data set.")
 
 
 def eval_rerank(
     pref: PreferencesOption,
     rerank: Annotated[
         list[str],
-        typer.Option(metavar="[NAME=]DIR|SPEC", help="Reranker to compare; may be repeated. Named by its folder."),
+        typer.Option(
+            metavar="[NAME=]DIR|SPEC",
+            help="Reranker to compare; may be repeated. Without NAME=, the folder name is used.",
+        ),
     ],
     out: Annotated[
         Path,
         typer.Option(
             parser=parse_path,
             metavar="DIR",
-            help="Folder for report.html, rerank.md, rerank.json and caches; the same command continues there.",
+            help="Output folder: report.html, rerank.md, rerank.json and caches. If interrupted, run the command again.",
         ),
     ],
     options: RerankEvaluationOptions,
 ) -> None:
-    """Compare rankers on held-out preferences, and by the answers they lead to; with paired intervals.
+    """Compare rerankers by how often they put a passage that helps the LLM first.
 
-    The retriever's order and the oracle's are always included. Folders of several sources (`prefer --source`) make a
-    table each; the LLMs answer the questions of the first.
+    With --model, also compare the accuracy of the answers. The retriever's order and the best possible order (oracle)
+    are always included. Preferences from several sources (`prefer --source`) are shown in one table per source; the
+    LLMs answer the questions of the first source only.
 
     Example: knowgate eval-rerank --pref pref --rerank my-reranker --model smollm --out result
     """
@@ -83,8 +96,8 @@ def eval_rerank(
     sources = comparisons.group_held_out_preferences(folders, options.split, options.limit)
     if empty := [source.name for source in sources if not source.rows]:
         raise BadInput(
-            f"the preferences by {', '.join(empty)} hold no question of the split '{options.split}'. Measure more with "
-            "`knowgate prefer`, or use another --split."
+            f"no question of the split '{options.split}' has preferences by {', '.join(empty)}. Measure more questions "
+            "with `knowgate prefer`, or use another --split."
         )
     specs = add_base_reranker(parse_named_specs(rerank), options.base)
     _print_warnings(specs, sources, options.split)
@@ -97,7 +110,9 @@ def eval_rerank(
     print_tables(tables)
     verdict = build_reranker_verdict(comparison)
     print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
-    STDERR_CONSOLE.print(f"Written to {out}. 95 % bootstrap intervals over questions; differences are paired.")
+    STDERR_CONSOLE.print(
+        f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired."
+    )
 
 
 def _compare(
@@ -112,26 +127,35 @@ def _compare(
         try:
             return comparisons.compare_rerankers(sources, rerankers, answerers, settings)
         except KeyboardInterrupt:
-            STDERR_CONSOLE.print(f"Scores and answers so far are stored in {out}; the same command continues.")
+            STDERR_CONSOLE.print(f"Scores and answers so far are stored in {out}. Run the same command to continue.")
             raise
 
 
 def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=SPEC. A spec without a name is named by its folder."""
+    """Parse texts of the form NAME=SPEC into specs by name. A spec without a name is named after its folder.
+
+    Raises:
+        BadSetting: Two rerankers have the same name.
+    """
     specs: dict[str, str] = {}
     for text in texts:
         match = None if expand_path(text).is_dir() else NAMED_SPEC.fullmatch(text)
         name, spec = (match[1], match[2]) if match else (Path(text).name, text)
         if name in specs:
             raise BadSetting(
-                f"two rerankers are called '{name}'. Name them: --rerank one={specs[name]} --rerank two={spec}"
+                f"two rerankers have the name '{name}'. Give each its own: "
+                f"--rerank one={specs[name]} --rerank two={spec}"
             )
         specs[name] = spec
     return specs
 
 
 def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, str]:
-    """Put the cross-encoder before alignment first: the given one, or one that `fit reranker` stored."""
+    """Put the base reranker first: the cross-encoder before it was aligned to an LLM.
+
+    It is the spec already named 'base', else `base`, else the copy that `fit reranker` stored in a reranker's folder.
+    Without any of these, the specs are returned as they are.
+    """
     if RERANKER_BASE in specs:
         return {RERANKER_BASE: specs[RERANKER_BASE], **specs}
     stored = [str(Path(spec) / RERANKER_BASE) for spec in specs.values() if (Path(spec) / RERANKER_BASE).is_dir()]
@@ -140,6 +164,8 @@ def add_base_reranker(specs: Mapping[str, str], base: str | None) -> dict[str, s
 
 
 def _cache_reranker(name: str, spec: str, out: Path, progress: ProgressCallback) -> CachedReranker:
+    """Load a reranker that caches its scores in `out` and reports progress under its name."""
+
     def on_progress(done: int, total: int) -> None:
         progress(done, total, stage=f"reranking: {name}")
 
@@ -147,6 +173,8 @@ def _cache_reranker(name: str, spec: str, out: Path, progress: ProgressCallback)
 
 
 def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback) -> dict[str, CachedAnswerer]:
+    """Load the LLMs, by name. Their answers are cached in `out`."""
+
     def on_progress(done: int, total: int) -> None:
         progress(done, total, stage="answering", unit="answers")
 
@@ -158,14 +186,21 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 
 
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
+    """Warn about the train split, rerankers that are not aligned, and rerankers aligned to another LLM."""
     if split == "train":
-        STDERR_CONSOLE.print("Rerankers are trained on the train split: these numbers say nothing about new questions.")
+        STDERR_CONSOLE.print(
+            "Rerankers are trained on the train split, so these numbers say nothing about new questions."
+        )
     for name, spec in specs.items():
         if not is_aligned_reranker(spec):
             if name != RERANKER_BASE:
-                STDERR_CONSOLE.print(f"'{spec}' was not aligned by `knowgate fit reranker`; it is measured as it is.")
+                STDERR_CONSOLE.print(
+                    f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same."
+                )
             continue
         aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
         if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
             llm = aligned_to.get("model", "?")
-            STDERR_CONSOLE.print(f"'{name}' was aligned to {llm}; these preferences are another LLM's.")
+            STDERR_CONSOLE.print(
+                f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM."
+            )

@@ -1,4 +1,4 @@
-"""`knowgate eval-self`: does the LLM know what it knows?"""
+"""`knowgate eval-self`: measure whether the LLM can tell which questions it can answer."""
 
 from __future__ import annotations
 
@@ -23,35 +23,45 @@ SELF_JUDGE = "self"
 class SelfAssessmentOptions(Options):
     """Options of `knowgate eval-self`."""
 
-    model: str = Field(default="smollm", description="Model spec.")
+    model: str = Field(default="smollm", description="Model spec of the LLM that assesses itself.")
     words: str = Field(
         default="true/false",
-        description="Label words, known/unknown, separated by commas: true/false,false/true,yes/no,1/2,bar/foo.",
+        description="Word pairs the LLM answers with, `known/unknown`, separated by commas. Example: true/false,yes/no,1/2.",
     )
-    history: str | None = Field(default=None, description="History log for the rows with history.")
-    k: Count = Field(default=20, description="Logged questions shown.")
+    history: str | None = Field(
+        default=None,
+        description="History log of earlier questions. Adds methods that show similar logged questions to the LLM.",
+    )
+    k: Count = Field(default=20, description="Number of logged questions shown to the LLM. Used with `history`.")
     judge: str | None = Field(
-        default=None, description="Model spec that reads free statements; 'self' for the LLM itself."
+        default=None,
+        description="Adds a method in which the LLM says freely whether it knows the answer. This model spec reads the "
+        "statement; 'self' means the LLM itself.",
     )
     gates: list[str] | None = Field(
-        default=None, description="Gates to assess as well (fit uar, for example): folders and specs."
+        default=None, description="Gates to compare with the LLM's self-assessment, as folders or specs."
     )
     plug_in: bool = Field(
         default=False,
         description="Allow gates that were fitted on another LLM.",
         json_schema_extra={"flag": "--plug-in"},
     )
-    limit: Count | None = Field(default=None, description="Use only the first questions, up to this number.")
+    limit: Count | None = Field(default=None, description="Maximum number of questions per set.")
 
 
 def eval_self(
     data: Annotated[
-        list[str], typer.Option(help="Self-assessment sets (label --kb-sat), e.g. jsonl:kbsat.jsonl; repeatable.")
+        list[str],
+        typer.Option(help="Self-assessment set made by `label --kb-sat`, e.g. jsonl:kbsat.jsonl; may be repeated."),
     ],
     options: SelfAssessmentOptions,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the KB-SAT table: accuracy and predictions of self-assessment, direct, with history, with calibration."""
+    """Measure whether the LLM can tell which questions it can answer (the KB-SAT test).
+
+    Prints one row per method: the LLM is asked directly, sees similar logged questions (--history), states its
+    judgment freely (--judge), or a gate decides (--gates).
+    """
     model = load_model(options.model)
     judge = model if options.judge == SELF_JUDGE else load_model(options.judge) if options.judge else None
     gates = split_gate_specs(options.gates) if options.gates else []
@@ -65,7 +75,7 @@ def eval_self(
             create_console().print(f"{spec}: {known} known, {len(questions) - known} unknown")
             heads = ("labels", "method", "accuracy", "says known", "says unknown", "AUROC")
             create_console().print(ROW_FORMAT.format(*heads))
-        # Rows are printed as they are computed: one with history takes seconds per question on a CPU.
+        # Each row is printed as soon as it is computed, because a row with history takes seconds per question on a CPU.
         for row in assessor.assess_all(options.words.split(","), judge, gates):
             if as_json:
                 print_json({"data": spec, "model": model.name, **asdict(row)})
@@ -74,6 +84,7 @@ def eval_self(
 
 
 def _format_row(row: SelfAssessment) -> str:
+    """Format one method's results as a line of the table."""
     unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
     auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
     return ROW_FORMAT.format(

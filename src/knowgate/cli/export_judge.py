@@ -16,19 +16,21 @@ from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
 
 def export_judge_command(
     gate: Annotated[
-        Path, typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted judge, or ik (lora).")
+        Path,
+        typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted gate: judge, gain or ik (lora)."),
     ],
     out: Annotated[
         Path,
-        typer.Option(parser=parse_path, metavar="DIR", help="Folder of the new gate, with adapter/judge.gguf."),
+        typer.Option(parser=parse_path, metavar="DIR", help="Folder to write the new gate to."),
     ],
     numbers: Annotated[
-        Literal["q8_0", "f16"], typer.Option(help="Format of the weights: 8 bits, or 16 and twice the size.")
+        Literal["q8_0", "f16"], typer.Option(help="Number format of the weights: 8 bits, or 16 bits at twice the size.")
     ] = "q8_0",
 ) -> None:
-    """Copy a gate with its judge merged into one GGUF file that llama.cpp runs: in less memory, and without torch.
+    """Copy a gate and convert its judge (a fine-tuned model) to a GGUF file, which llama.cpp runs.
 
-    For bases of the kinds Llama and Qwen2. To run it the extra llamacpp is needed.
+    The new gate needs less memory and no torch, but it needs the extra llamacpp. Judges based on Llama and Qwen2 models
+    can be exported. A guarantee is not copied: run knowgate calibrate on the new gate.
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
@@ -38,8 +40,9 @@ def export_judge_command(
 
 
 def _describe(exported: ExportedJudge) -> str:
+    """Describe the size of the exported judge, how to use it, and how much its probabilities changed."""
     folder = exported.folder
-    text = f"{folder}: the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
+    text = f"Exported to {folder}; the judge takes {exported.megabytes:,.0f} MB. Use it: knowgate ask --gate {folder}"
     if exported.max_deviation is None:
         return f"{text} (first: pip install 'knowgate[llamacpp]')"
-    return f"{text}\nOn check questions, a probability changed by at most {exported.max_deviation:.4f}."
+    return f"{text}\nOn check questions, the judge's probabilities changed by at most {exported.max_deviation:.4f}."

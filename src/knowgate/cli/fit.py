@@ -1,6 +1,7 @@
-"""`knowgate fit`: a group with a command for each gate that can be fitted, one for arbiters and one for rerankers.
+"""`knowgate fit`: a group with one command per gate that can be fitted, one for arbiters and one for rerankers.
 
-The flags of a command are those of `FitOptions` and the options that the gate's fit function declares.
+The command of a gate has the flags of `FitOptions` (shared by all gates) and one flag for each option that the gate's
+fit function declares.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from knowgate.gates.fitted_gate import FittedGate
 
 ARBITER, RERANKER, GATES_PANEL = "arbiter", "reranker", "Gates, and when they retrieve"
+# Old names of flags and the new ones, so that an error about an old flag can name the new one.
 RENAMED_OPTIONS = {"--rate": "--learning-rate"}
 RENAMED_GATE_OPTIONS = {"uar": {"--base": "--model"}}
 RECOMMENDED_QUESTIONS, MIN_TEST_QUESTIONS = 600, 50
@@ -44,18 +46,30 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
 
 Labels = Annotated[
     list[Path] | None,
-    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run; may be repeated."),
+    typer.Option(
+        "--labels",
+        parser=parse_path,
+        metavar="RUN",
+        help="Folder of a label run (made by knowgate label); may be repeated.",
+    ),
 ]
 GateFolder = Annotated[
     Path,
-    typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder of the fitted gate; use it as --gate DIR."),
+    typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write the gate to; use it as --gate DIR."),
 ]
 ArbiterFolder = Annotated[
     Path,
-    typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder of the arbiter; use it as --arbiter DIR."),
+    typer.Option(
+        "--out", parser=parse_path, metavar="DIR", help="Folder to write the arbiter to; use it as --arbiter DIR."
+    ),
 ]
 ArbiterMode = Annotated[
-    str, typer.Option("--mode", metavar="|".join(FITTED_ARBITERS), help="What it uses; see the options of each.")
+    str,
+    typer.Option(
+        "--mode",
+        metavar="|".join(FITTED_ARBITERS),
+        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora).",
+    ),
 ]
 
 
@@ -64,10 +78,14 @@ ArbiterMode = Annotated[
 
 @dataclass(frozen=True)
 class FitGateCommand(CommandEntry):
-    """The command of one gate, made from the signature of its fit function."""
+    """A `knowgate fit GATE` command; its flags are made from the signature of the gate's fit function."""
 
     def describe(self, name: str) -> str:
-        """Return the gate's summary; a gate of another package is loaded for its docstring."""
+        """Return the line that `knowgate fit --help` shows for a gate.
+
+        Built-in gates have a summary. A gate of another package has to be loaded, and the first line of its fit
+        function's docstring is used; if it cannot be loaded, the line is the error message.
+        """
         if name in FITTED_GATES:
             return FITTED_GATES[name].summary
         try:
@@ -76,7 +94,7 @@ class FitGateCommand(CommandEntry):
             return str(error)
 
     def load(self, name: str) -> Any:
-        """Make the command."""
+        """Make the command of the gate `name`."""
         renamed = {**RENAMED_OPTIONS, **RENAMED_GATE_OPTIONS.get(name, {})}
         command = create_command(name, make_gate_command(name), renamed)
         command.suggest_elsewhere = suggest_owning_gates
@@ -84,7 +102,10 @@ class FitGateCommand(CommandEntry):
 
 
 def suggest_owning_gates(option: str) -> str:
-    """Name the gates that have an option that was given to another gate."""
+    """Return a sentence that names the gates that have this option; '' if no gate has it.
+
+    It is appended to the error about an option that the chosen gate does not have.
+    """
     name = option.lstrip("-").removeprefix("no-").replace("-", "_")
     owners = [gate for gate in FITTED_GATES if name in read_fit_options(load_fit_function(gate))]
     return f" It is an option of: {', '.join(owners)}." if owners else ""
@@ -92,18 +113,18 @@ def suggest_owning_gates(option: str) -> str:
 
 @dataclass(frozen=True)
 class FitArbiterCommand(CommandEntry):
-    """The command of arbiters, with the options of every mode."""
+    """The command `knowgate fit arbiter`, with the options of every arbiter mode."""
 
     def load(self, name: str) -> Any:
-        """Make the command."""
+        """Make the command `knowgate fit arbiter`."""
         return create_command(name, make_arbiter_command(), RENAMED_OPTIONS)
 
 
 class FitGroup(LazyGroup):
-    """The commands of `knowgate fit`."""
+    """The group `knowgate fit`; a command is imported only when it is used."""
 
     def get_entries(self) -> Mapping[str, CommandEntry]:
-        """Return the commands by name."""
+        """Return the commands of the group by name: all gates, then `arbiter` and `reranker`."""
         target = "knowgate.cli.fit_reranker:fit_reranker_command"
         return {
             **{name: FitGateCommand("", "", GATES_PANEL) for name in list_fittable_gates()},
@@ -112,7 +133,7 @@ class FitGroup(LazyGroup):
         }
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command, or raise an error that suggests a similar name."""
+        """Return a command. An unknown name raises an error that suggests a similar one."""
         if cmd_name not in self.commands and not cmd_name.startswith("-") and not ctx.resilient_parsing:
             raise UnknownName("fitted gate", cmd_name, self.commands)
         return self.commands.get(cmd_name)
@@ -121,19 +142,21 @@ class FitGroup(LazyGroup):
 app = typer.Typer(
     cls=FitGroup,
     no_args_is_help=True,
-    help="Fit a gate to your LLM: splits, training, calibration, measures on held-out questions, a card."
-    "\n\nEach has its own options: knowgate fit probe --help",
+    help="Fit a gate to your LLM: train it on label runs, calibrate it, measure it on held-out questions, write a card."
+    "\n\nEvery gate has its own options; to see them: knowgate fit probe --help",
 )
 
 
 def make_fit_parameter(option: FitOption, panel: str, flags: Mapping[str, str], *, unset: bool = False) -> Any:
-    """Make the typer parameter of an option that a fit function declares; the library checks its values.
+    """Make the command-line flag of an option that a fit function declares.
+
+    The flag does not check values; the fit function does.
 
     Args:
         option: The option.
-        panel: Heading of the help page.
-        flags: Flag of each option, to translate option names in the help.
-        unset: Make the default None, so that the fit function's own default applies.
+        panel: Whose options they are; the help page shows them under the heading "Options of PANEL".
+        flags: Maps option names to flags, to replace option names in the help text by flags.
+        unset: Make None the default of the flag, so that the fit function's own default applies.
     """
     values = [str(value) for value in option.allowed]
     is_switch = option.kind is bool and option.default is False
@@ -154,13 +177,18 @@ def make_fit_parameter(option: FitOption, panel: str, flags: Mapping[str, str], 
 
 
 def _choose_shown_default(option: FitOption, unset: bool) -> str | bool:
-    """Return what the help page shows as default: nothing for switches, and the library's default if unset."""
+    """Return what the help page shows as the default value: False for nothing, True for the flag's own default.
+
+    Switches that are off by default show nothing. With `unset`, the flag's own default is None, so the default of the
+    fit function is shown instead.
+    """
     if option.kind is bool and option.default is False:
         return False
     return str(option.default) if unset and option.default is not None else True
 
 
 def _make_fit_parameters(options: Mapping[str, FitOption], panel: str, *, unset: bool = False) -> list[Any]:
+    """Make the command-line flags of all options of a fit function; see `make_fit_parameter`."""
     flags = {name: f"--{name.replace('_', '-')}" for name in options}
     return [make_fit_parameter(option, panel, flags, unset=unset) for option in options.values()]
 
@@ -172,12 +200,14 @@ def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind `knowgate fit NAME`, with the flags of that gate."""
     function = load_fit_function(name)
     required = read_requirements(function)
+    # Flags that would have no effect are left out: `max_loss` applies to the target `benefit` only, and
+    # `keep_questions` to gates that read hidden states only.
     excluded = {"max_loss"} if required.target == "known" else set()
     excluded |= set() if required.reads_states else {"keep_questions"}
     shared = [flag for flag in make_flags(FitOptions) if flag.name not in excluded]
 
     def declare(labels: Labels = None, *, out: GateFolder) -> None:
-        """Declare the flags that are no options."""
+        """Declare the two flags that are not fields of an options model; only the signature is used."""
 
     def command(labels: list[Path] | None, out: Path, **values: Any) -> None:
         given = {flag.name: values.pop(flag.name) for flag in shared}
@@ -195,7 +225,7 @@ def make_gate_command(name: str) -> Callable[..., None]:
 def fit_and_print(
     name: str, labels: list[Path], out: Path, options: FitOptions, gate_options: Mapping[str, Any]
 ) -> None:
-    """Fit a gate and print its metrics, its threshold and warnings."""
+    """Fit a gate, and print its metrics on stdout and its threshold, notes and warnings on stderr."""
     with show_progress(f"fitting {name}", "examples", STDERR_CONSOLE) as show:
         watch = FitProgressBar(show)
         gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
@@ -216,15 +246,18 @@ def fit_and_print(
     n_test = manifest["split"]["test"]
     if n_test < MIN_TEST_QUESTIONS:
         STDERR_CONSOLE.print(
-            f"Only {n_test} questions were held out to measure on: intervals are wide and calibration is rough. Label "
-            f"{RECOMMENDED_QUESTIONS} questions or more.",
+            f"Only {n_test} questions were held out to measure the gate on, so the intervals are wide and the "
+            f"calibration is rough. Label {RECOMMENDED_QUESTIONS} questions or more.",
             style="yellow",
         )
     STDERR_CONSOLE.print(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
 
 
 def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Make a table of each label run's test questions; a pooled number can hide a run on which the gate fails."""
+    """Make a table of the AUROC on each label run's test questions.
+
+    A number over all runs can hide one run on which the gate fails.
+    """
     table = Table("label run", "test questions", "AUROC", box=None)
     for name, run in runs.items():
         table.add_row(name, str(run["n"]), format_estimate(run["auroc"]))
@@ -232,7 +265,7 @@ def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _describe_gate(gate: FittedGate) -> Text:
-    """Describe when the gate retrieves, and warn if it is not better than chance."""
+    """Describe when the gate retrieves, with a warning if its AUROC is not provably above 0.5 (chance)."""
     manifest = gate.artifact.manifest
     text, low = (
         Text(f"It retrieves {describe_retrieval_rule(manifest['threshold'])}."),
@@ -260,7 +293,7 @@ def make_arbiter_command() -> Callable[..., None]:
     def declare(
         labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = "features", seed: SeedOption = 0
     ) -> None:
-        """Declare the flags that all modes share."""
+        """Declare the flags that all modes share; only the signature is used."""
 
     def command(labels: list[Path] | None, out: Path, mode: str, seed: int, **values: Any) -> None:
         given = {name: value for name, value in values.items() if value is not None}
@@ -274,7 +307,7 @@ def make_arbiter_command() -> Callable[..., None]:
 
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
-    """Fit an arbiter and print its metrics."""
+    """Fit an arbiter and print its metrics, with a warning if it shows no gain in accuracy."""
     with show_progress("fitting an arbiter", "examples", STDERR_CONSOLE) as show:
         watch, command = FitProgressBar(show), format_command_line()
         arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)
@@ -290,8 +323,8 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
     gain = manifest["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
         STDERR_CONSOLE.print(
-            "On the held-out questions no gain over always giving the open-book answer is shown: label more questions, "
-            "or use --arbiter rules.",
+            "On the held-out questions the arbiter is not provably better than always giving the open-book answer. "
+            "Label more questions, or use --arbiter rules.",
             style="yellow",
         )
 
@@ -301,7 +334,12 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
 
 @dataclass
 class FitProgressBar:
-    """Shows the progress of a fit and remembers the milestones ('epoch 0.5') that it has printed."""
+    """Shows the progress of a fit as a bar, and prints milestones (such as the end of an epoch) as lines.
+
+    Attributes:
+        show: Updates the progress bar.
+        printed: Names of the milestones printed so far, such as 'epoch 0.5'.
+    """
 
     show: ProgressCallback
     printed: set[str] = field(default_factory=set)
@@ -313,12 +351,12 @@ class FitProgressBar:
             self.printed.add(progress.words.partition(",")[0])
 
     def select_new_notes(self, notes: Iterable[str]) -> list[str]:
-        """Return the notes without those on milestones that were printed already."""
+        """Return the notes of a model card, without those about milestones that were printed already."""
         return [note for note in notes if note.partition(":")[0] not in self.printed]
 
 
 def format_estimate(estimate: Mapping[str, float | None]) -> str:
-    """Format a value with its interval."""
+    """Format a value with its 95 % interval, such as '0.712 [0.650, 0.771]'."""
     if estimate["value"] is None:
         return "not defined"
     if estimate["low"] is None:

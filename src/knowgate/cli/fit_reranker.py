@@ -26,38 +26,57 @@ from knowgate.training import reranker_artifact as artifact
 from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
-PAPER_QUESTIONS = 7_622
+PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
 
 
 class FitRerankerOptions(Options):
     """Options of `knowgate fit reranker`."""
 
-    base: str | None = Field(default=None, description="Cross-encoder to start from. Default: minilm.")
+    base: str | None = Field(
+        default=None,
+        description="Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm.",
+    )
     relevance: list[str] | None = Field(
         default=None,
-        description="Data whose gold answers train relevance first; may be repeated. Without preferences: a base.",
+        description="Question set with gold answers (data spec), on which the reranker first learns which passages "
+        "contain the answer; may be repeated. Without preferences this is the only training, and the result can be "
+        "aligned to an LLM later.",
     )
     relevance_index: str | None = Field(
-        default=None, description="Index of passages without the answer for `relevance`. Default: the data's own."
+        default=None,
+        description="Index in which `relevance` finds passages without the answer. Default: the passages of the "
+        "question set itself.",
     )
-    limit: Count | None = Field(default=None, description="Only the first questions of each `relevance`.")
-    loss: str = Field(default="infonce", description="infonce (the paper's) or listwise (graded shifts).")
-    temperature: float = Field(default=1.0, description="Temperature of the loss.")
-    epochs: int | None = Field(default=None, description="Passes over the questions. Default: 1, of relevance 2.")
-    batch: int | None = Field(default=None, description="Questions per update. Default: 8, of relevance 16.")
+    limit: Count | None = Field(default=None, description="Maximum number of questions to use of each `relevance` set.")
+    loss: str = Field(
+        default="infonce",
+        description="Training loss: infonce (helpful against harmful passages, as in the CBDR paper) or listwise "
+        "(learns by how much each passage helps).",
+    )
+    temperature: float = Field(
+        default=1.0, description="Temperature of the training loss; lower values weigh the hardest passages more."
+    )
+    epochs: int | None = Field(
+        default=None, description="Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
+    )
+    batch: int | None = Field(
+        default=None, description="Questions per training step. Default: 8 for preferences, 16 for `relevance`."
+    )
     learning_rate: float | None = Field(
-        default=None, description="Peak learning rate. Default: 6e-5, of relevance 5e-5."
+        default=None,
+        description="Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.",
     )
     question_unread: bool = Field(
         default=False,
-        description="A control: learn which passages are preferred whatever the question is.",
+        description="Hide the question from the reranker. This control experiment shows how much of the ranking "
+        "depends on the passage alone.",
         json_schema_extra={"flag": "--question-unread"},
     )
-    seed: Seed = Field(default=0, description="Seed of training.")
+    seed: Seed = Field(default=0, description="Random seed of the training.")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
-        """Hyperparameters that were given."""
+        """The training hyperparameters that the user gave, under the names of `RerankerTrainingOptions`."""
         values = {"epochs": self.epochs, "batch": self.batch, "rate": self.learning_rate, "seed": self.seed}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -65,16 +84,21 @@ class FitRerankerOptions(Options):
 def fit_reranker_command(
     pref: Annotated[
         list[Path] | None,
-        typer.Option("--pref", parser=parse_path, metavar="PREF", help="Preference folder to learn from; repeatable."),
+        typer.Option(
+            "--pref", parser=parse_path, metavar="PREF", help="Preference folder (made by knowgate prefer); repeatable."
+        ),
     ] = None,
     *,
     out: Annotated[
         Path,
-        typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder of the reranker; use it as --rerank DIR."),
+        typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write to; use it as --rerank DIR."),
     ],
     options: FitRerankerOptions,
 ) -> None:
-    """Train a cross-encoder on which passages the LLM can use, from preferences; or, from --relevance alone, a base.
+    """Train a reranker (a cross-encoder) that ranks the passages first that help your LLM to answer.
+
+    It learns from preferences, which knowgate prefer measures. With --relevance alone it learns which passages contain
+    the answer, for any LLM; align such a reranker to your LLM later with --base and --pref.
 
     Example: knowgate fit reranker --pref pref --out my-reranker
     """
@@ -84,17 +108,18 @@ def fit_reranker_command(
         _fit_relevance(out, options)
     else:
         raise BadSetting(
-            "fit reranker learns from preferences: give --pref PREF, made by knowgate prefer (or --relevance DATA for "
-            "a base to align later)."
+            "knowgate fit reranker has nothing to learn from. Give --pref PREF, a folder made by knowgate prefer, or "
+            "--relevance DATA to train a reranker on relevance only."
         )
 
 
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
+    """Align a reranker to an LLM: train it on the preferences of that LLM, save it and print its metrics."""
     settings = load_common_settings(folders)
     hyperparameters = RerankerTrainingOptions(options.loss, options.temperature, **options.hyperparameters)
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
-    check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # before the work, not after it
+    check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.
     with show_progress("training", "questions", STDERR_CONSOLE) as show:
         fitted = training.fit_reranker(
             rows,
@@ -111,6 +136,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
 
 
 def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
+    """Train a reranker on relevance only (which passages contain the answer), and save it."""
     check_replaceable(out, artifact.RELEVANCE_MANIFEST, "a reranker trained on relevance")
     hyperparameters = replace(training.RELEVANCE_TRAINING, **options.hyperparameters)
     groups = _load_relevance_groups(options) or []
@@ -121,12 +147,13 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
     data = ", ".join(options.relevance or [])
     artifact.save_relevance(fitted, out, data=data, command=format_command_line())
     STDERR_CONSOLE.print(
-        f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it: knowgate fit "
-        f"reranker --base {out} --pref PREF --out DIR"
+        f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
+        f"knowgate fit reranker --base {out} --pref PREF --out DIR"
     )
 
 
 def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | None:
+    """Load the training groups of `relevance`; None if the option was not given."""
     if not options.relevance:
         return None
     questions = [question for spec in options.relevance for question in load_questions(spec, options.limit)]
@@ -134,11 +161,16 @@ def _load_relevance_groups(options: FitRerankerOptions) -> list[RankingGroup] | 
     groups = training.make_relevance_groups(questions, retriever)
     if not groups:
         names = ", ".join(options.relevance)
-        raise BadInput(f"{names} has no question with a passage that contains its answer; --relevance needs some.")
+        raise BadInput(
+            f"no question of {names} has a passage that contains its gold answer, so --relevance has nothing to learn "
+            "from. Give other data, or --relevance-index INDEX to search for passages."
+        )
     return groups
 
 
 def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], None]:
+    """Return a progress callback for the training that updates a progress bar."""
+
     def watch(stage: str, progress: RerankerProgress) -> None:
         pace = f"{progress.rate:.1f} questions/s, loss {progress.loss:.3f}"
         show(progress.done, progress.total, pace, stage=stage)
@@ -147,20 +179,24 @@ def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], N
 
 
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
+    """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker."""
     if fitted.tested:
         create_console(soft_wrap=False).print(_make_metric_table(artifact.measure_ranking_gains(fitted)))
     else:
         STDERR_CONSOLE.print(
-            "No held-out question of these preferences has passages of both kinds, so nothing was measured. Prefer "
-            "more questions (some hundred), or a folder of test questions: knowgate prefer --split test"
+            "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
+            "preferences of some hundred questions, or of test questions only: knowgate prefer --split test"
         )
     n_groups, cut = fitted.alignment.groups, fitted.cut
     if n_groups < MIN_USEFUL_QUESTIONS:
         STDERR_CONSOLE.print(
-            f"Only {n_groups} questions were learned from; the paper has {PAPER_QUESTIONS:,}. Prefer more."
+            f"The reranker was trained on {n_groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
+            "preferences of more questions with knowgate prefer."
         )
     if cut.questions or cut.passages:
-        STDERR_CONSOLE.print(f"Cut to the paper's limits: {cut.questions} questions, {cut.passages} passages.")
+        STDERR_CONSOLE.print(
+            f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages."
+        )
     STDERR_CONSOLE.print(
         f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. "
         f"Use it: knowgate ask --rerank {out}"
@@ -168,6 +204,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
 
 
 def _make_metric_table(gains: artifact.RankingGains) -> Table:
+    """Make a table of the ranking metrics on held-out questions, before and after alignment."""
     table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
     parts: Sequence[Mapping[str, Any]] = (gains.before, gains.after, gains.gain)
     for name in RANK_METRIC_NAMES:

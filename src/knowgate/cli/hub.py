@@ -11,18 +11,28 @@ from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.options import parse_path
 from knowgate.integrations.hub import pull_artifact, push_artifact
 
-ADDRESS_HELP = "hf:OWNER/NAME of the Hugging Face hub, or a folder."
+ADDRESS_HELP = "Shared location: hf:OWNER/NAME for the Hugging Face hub, or a folder."
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(parser=parse_path, metavar="DIR", help="Fitted gate, arbiter or reranker.")],
+    folder: Annotated[
+        Path, typer.Argument(parser=parse_path, metavar="DIR", help="Folder of a fitted gate, arbiter or reranker.")
+    ],
     target: Annotated[str, typer.Argument(metavar="TARGET", help=ADDRESS_HELP)],
-    public: Annotated[bool, typer.Option("--public", help="Make a new repository public instead of private.")] = False,
+    public: Annotated[
+        bool, typer.Option("--public", help="Make a new hub repository public instead of private.")
+    ] = False,
     questions: Annotated[
-        bool, typer.Option("--with-questions", help="Include the ten questions that check a server's hidden states.")
+        bool,
+        typer.Option(
+            "--with-questions",
+            help="Include the ten sample questions of the gate, which check a server's hidden states.",
+        ),
     ] = False,
 ) -> None:
-    """Upload what you fitted to the Hugging Face hub (token: HF_TOKEN), or copy it to a shared folder.
+    """Upload a fitted gate, arbiter or reranker to the Hugging Face hub, or copy it to a shared folder.
+
+    The hub needs an access token in the environment variable HF_TOKEN.
 
     Example: knowgate push my-gate hf:acme/faq-gate
     """
@@ -32,10 +42,14 @@ def push(
 
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=ADDRESS_HELP)],
-    out: Annotated[Path, typer.Option(parser=parse_path, metavar="DIR", help="Folder to write.")],
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the hub. Default: the newest.")] = None,
+    out: Annotated[Path, typer.Option(parser=parse_path, metavar="DIR", help="Folder to write the download to.")],
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the hub repository. Default: the newest.")
+    ] = None,
 ) -> None:
-    """Download what somebody pushed; it is checked before it is stored.
+    """Download a gate, arbiter or reranker that was uploaded with `knowgate push`.
+
+    The files are checked before they are stored.
 
     Example: knowgate pull hf:acme/faq-gate --out faq-gate
     """

@@ -1,4 +1,4 @@
-"""`knowgate index`."""
+"""`knowgate index`: build or update a retrieval index."""
 
 from __future__ import annotations
 
@@ -12,19 +12,25 @@ from knowgate.cli.options import parse_path
 from knowgate.cli.progress import show_progress
 from knowgate.retrieval.index import IndexOptions, IndexReport, build_index
 
-SOURCE_HELP = "Folder (txt, md, html, pdf) or JSONL {id, title, text}."
-EMBEDDER_HELP = "Embedding for dense and hybrid: minilm (default), mpnet, m3e, a hub name or folder, openai:MODEL@URL."
+SOURCE_HELP = "Documents to index: a folder of txt, md, html and pdf files, or a JSONL file with id, title and text."
+EMBEDDER_HELP = (
+    "Embedding model for the retrievers dense and hybrid: minilm (default), mpnet, m3e, the name or folder of a "
+    "Hugging Face model, or openai:MODEL@URL."
+)
 
 
 def index(
     source: Annotated[Path, typer.Argument(parser=parse_path, metavar="SOURCE", help=SOURCE_HELP)],
     out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="DIR", help="Index folder; an existing index is updated.")
+        Path, typer.Option(parser=parse_path, metavar="DIR", help="Folder of the index; an existing index is updated.")
     ],
     options: IndexOptions,
     embedder: Annotated[str | None, typer.Option(help=EMBEDDER_HELP)] = None,
 ) -> None:
-    """Build a retrieval index, or update one: only new and changed documents are embedded again."""
+    """Build a retrieval index, or update an existing one.
+
+    An update embeds only new and changed documents.
+    """
     with show_progress("indexing", "passages", STDERR_CONSOLE) as show:
 
         def report_progress(stage: str, done: int, total: int) -> None:
@@ -36,11 +42,11 @@ def index(
 
 
 def format_index_report(report: IndexReport, out: Path) -> str:
-    """Describe in two or three sentences what the index holds and what changed."""
+    """Describe what the index contains, what changed, and which files were skipped."""
     size = f"{report.documents} documents, {report.passages} passages in {out}."
     skipped = "".join(f" Skipped {count} {suffix} files." for suffix, count in sorted(report.skipped.items()))
     skipped += f" {report.summarize_problems()}" if report.problems else ""
     if not report.written:
-        return f"Nothing had changed: {size}{skipped}"
+        return f"The documents have not changed: {size}{skipped}"
     changes = f"{report.added} added, {report.changed} changed, {report.removed} removed, {report.unchanged} unchanged."
     return f"{size} {changes}{skipped}"

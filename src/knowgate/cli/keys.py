@@ -1,4 +1,4 @@
-"""`knowgate keys`: the API keys of a server."""
+"""`knowgate keys`: create, list and revoke the API keys of a server."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ from knowgate.cli.options import parse_path
 from knowgate.core.display import sanitize_text
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
 
-app = typer.Typer(help="API keys of `knowgate serve --keys FILE`.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage the API keys that clients of `knowgate serve --keys FILE` must use.", no_args_is_help=True
+)
 DEFAULT_KEYS_FILE = Path("keys.json")
 KeysFile = Annotated[
     Path | None,
     typer.Option(
-        "--keys", parser=parse_path, metavar="FILE", help="File of keys; it contains only hashes. Default: keys.json."
+        "--keys", parser=parse_path, metavar="FILE", help="File that stores the hashes of API keys. Default: keys.json."
     ),
 ]
-Name = Annotated[str, typer.Argument(help="Owner of the key.")]
-Rate = Annotated[int | None, typer.Option(min=1, help="Requests per minute; further ones are answered 429.")]
+Name = Annotated[str, typer.Argument(help="Name of the person or application that the key is for.")]
+Rate = Annotated[
+    int | None,
+    typer.Option(min=1, help="Maximum requests per minute. Further requests get HTTP status 429. Default: no limit."),
+]
 
 
 @app.command()
 def add(name: Name, keys: KeysFile = None, rate: Rate = None) -> None:
-    """Create a key and print it. It cannot be shown again."""
+    """Create an API key and print it. Only its hash is stored, so the key cannot be shown again."""
     file = keys or DEFAULT_KEYS_FILE
     create_console().print(add_key(file, name, rate=rate), markup=False)
-    message = f"Its hash is stored in {file}. Start the server with: knowgate serve --keys {file}"
+    message = f"The hash of the key is stored in {file}. Start the server with: knowgate serve --keys {file}"
     STDERR_CONSOLE.print(sanitize_text(message), markup=False)
 
 
 @app.command("list")
 def list_keys(keys: KeysFile = None) -> None:
-    """List the owners of keys and their limits."""
+    """List all API keys with their names, creation dates and limits."""
     rows = [
         (
             sanitize_text(key.name),
@@ -50,6 +55,6 @@ def list_keys(keys: KeysFile = None) -> None:
 
 @app.command()
 def revoke(name: Name, keys: KeysFile = None) -> None:
-    """Delete a key. Running servers reject it at once."""
+    """Revoke an API key. Running servers reject it from the next request on."""
     revoke_key(keys or DEFAULT_KEYS_FILE, name)
-    STDERR_CONSOLE.print(sanitize_text(f"The key of {name} is revoked."), markup=False)
+    STDERR_CONSOLE.print(sanitize_text(f"The API key of {name} is revoked."), markup=False)

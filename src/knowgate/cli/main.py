@@ -1,6 +1,6 @@
 """Entry point of the command line. Data goes to stdout, messages to stderr.
 
-Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 worse than allowed
+Exit codes: 0 success, 1 an error that the user can fix, 2 wrong usage, 3 an evaluation is worse than allowed
 (`compare --fail-if-worse`), 70 an internal error, 130 interrupted.
 """
 
@@ -36,9 +36,10 @@ EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
 DEBUG_FLAG = "--debug"
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_CODES_HELP = (
-    "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 worse than allowed "
+    "Exit codes: 0 success, 1 an error that you can fix, 2 wrong usage, 3 an evaluation is worse than allowed "
     "(compare --fail-if-worse), 70 an internal error, 130 interrupted."
 )
+# Environment variables that turn off progress bars and warnings of other packages.
 QUIET_ENVIRONMENT = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
@@ -63,12 +64,14 @@ def root_command(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
     debug: Annotated[
         bool,
-        typer.Option(DEBUG_FLAG, help="Show the traceback of an error; also after the command, or KNOWGATE_DEBUG=1."),
+        typer.Option(
+            DEBUG_FLAG, help="Show the traceback of an error. May also follow the command. Same as KNOWGATE_DEBUG=1."
+        ),
     ] = False,
 ) -> None:
     """Decide, question by question, whether an LLM already knows the answer or must retrieve.
 
-    Enable completion with TAB: knowgate --install-completion
+    To complete commands with TAB, run: knowgate --install-completion
     """
     if version:
         typer.echo(f"knowgate {VERSION}")
@@ -84,9 +87,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code. Errors become one sentence on stderr."""
+    """Run a command and return its exit code. Errors are printed on stderr as one line, never raised.
+
+    Args:
+        arguments: Words of the command line without the program name. Default: those of this process.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    end = words.index("--") if "--" in words else len(words)
+    end = words.index("--") if "--" in words else len(words)  # words after "--" are not options
     without_debug = [word for word in words[:end] if word != DEBUG_FLAG] + words[end:]
     is_debug = len(without_debug) < len(words) or os.environ.get("KNOWGATE_DEBUG", "") not in ("", "0")
     try:
@@ -96,9 +103,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def silence_libraries() -> None:
-    """Turn off progress bars, warnings and logs of other packages. Must run before they are imported.
+    """Turn off progress bars, warnings and logs of other packages. Must be called before they are imported.
 
-    Only the `knowgate` command does this. Variables that the user has set are kept.
+    Only the `knowgate` command does this, not the library. Environment variables that the user has set are kept.
     """
     for name, value in QUIET_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -108,7 +115,7 @@ def silence_libraries() -> None:
 
 
 def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
-    """Run a command; print expected errors and return their exit codes."""
+    """Run a command and return its exit code. Expected errors are printed; unexpected ones are raised."""
     try:
         return _run(arguments)
     except KnowgateError as error:
@@ -135,15 +142,15 @@ def _run(arguments: list[str]) -> int:
             stream.reconfigure(errors="backslashreplace")  # characters that the terminal cannot encode
     code = typer.main.get_command(app).main(arguments, prog_name="knowgate", standalone_mode=False)
     if code == EXIT_INTERRUPTED:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt  # typer catches it and returns the code instead
     return code if isinstance(code, int) else 0
 
 
 def _log_to_stderr() -> None:
-    """Print log messages of knowgate to stderr."""
+    """Print log messages of knowgate, but not of other packages, to stderr."""
     logger = logging.getLogger("knowgate")
     logger.setLevel(logging.INFO)
-    for handler in list(logger.handlers):  # of an earlier run in this process, whose stderr may be closed
+    for handler in list(logger.handlers):  # handlers of an earlier run in this process, whose stderr may be closed
         logger.removeHandler(handler)
     handler = logging.StreamHandler()
     handler.setFormatter(SanitizingFormatter())
@@ -158,14 +165,17 @@ class SanitizingFormatter(logging.Formatter):
 
 
 def _print_error(message: str, code: int, is_debug: bool) -> int:
-    """Print a message on one line, after the traceback if debugging, and return the exit code."""
+    """Print an error message on one line of stderr and return the exit code.
+
+    With `is_debug`, the traceback of the current exception is printed before it.
+    """
     from rich.text import Text
 
     from knowgate.cli.console import STDERR_CONSOLE
 
     error = sys.exception()
     line = Text.assemble(("Error:", "red"), " ", sanitize_text(" ".join(message.split())))
-    with contextlib.suppress(OSError):  # stderr is closed or its disk is full; the exit code still tells
+    with contextlib.suppress(OSError):  # stderr is closed or its disk is full; the exit code still shows the error
         if is_debug and error is not None:
             sys.stderr.write(format_traceback(error))
         STDERR_CONSOLE.print(line)
@@ -184,6 +194,7 @@ def _explain_os_error(error: OSError) -> str:
 
 
 def _is_in_cache(path: str) -> bool:
+    """Return whether a path is inside the cache folder."""
     try:
         return path.startswith(str(cache_dir()))
     except KnowgateError:  # there is no cache folder

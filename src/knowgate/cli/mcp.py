@@ -1,4 +1,4 @@
-"""`knowgate mcp`: a server of the Model Context Protocol for agents."""
+"""`knowgate mcp`: a server that offers tools to agents by the Model Context Protocol (MCP)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def mcp(
     options: PipelineOptions,
     no_rules: NoRules = False,
     config: ConfigFile = None,
-    http: Annotated[bool, typer.Option("--http", help="Serve HTTP on http://HOST:PORT/mcp instead of stdio.")] = False,
-    host: Annotated[str, typer.Option(help="With --http: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --http: port to listen on.")] = 8000,
+    http: Annotated[
+        bool, typer.Option("--http", help="Serve HTTP at http://HOST:PORT/mcp instead of using stdin and stdout.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on with --http.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on with --http.")] = 8000,
     fall_open: Annotated[
-        bool, typer.Option("--fall-open", help="If the gate fails, retrieve instead of returning an error.")
+        bool, typer.Option("--fall-open", help="Retrieve if the gate fails, instead of returning an error.")
     ] = False,
 ) -> None:
-    """Serve the tools decide, search, ask and feedback to agents, by the Model Context Protocol.
+    """Offer the tools decide, search, ask and feedback to agents, by the Model Context Protocol (MCP).
 
-    An MCP client starts it by itself:
+    MCP clients start this command themselves. Add it to the configuration of the client:
     "mcpServers": {"knowgate": {"command": "knowgate", "args": ["mcp", "--docs", "DIR"]}}
     """
     settings = load_command_settings(config, options, no_rules)

@@ -1,14 +1,18 @@
-"""Flags of a command, derived from the option model of the library function that it calls.
+"""Flags of a command, derived from the option model of the library function that the command calls.
 
-A command names the model as a parameter; every field becomes a flag:
+A command has a parameter whose type is the option model. Every field of the model becomes a flag:
 
     def label(data: ..., out: ..., options: LabelOptions) -> None:
         run_label(data, out=out, options=options)
 
-The flag is `--` and the field's name with dashes. A field can say more in `Field(json_schema_extra={...})`:
-`flag_name` (instead of the field's name), `flag` ("--mask/--no-mask", or None for no flag), `metavar`, and `panel` (a
-heading of the help page).
-Fields whose flags are not given stay unset, so that `options.model_fields_set` holds only what was typed.
+The flag is `--` and the name of the field, with dashes instead of underscores. A field can change this in
+`Field(json_schema_extra={...})` with these keys:
+- `flag_name`: name of the flag instead of the name of the field,
+- `flag`: the complete flag, such as "--mask/--no-mask", or None for no flag,
+- `metavar`: placeholder of the value on the help page,
+- `panel`: heading of the help page under which the flag appears.
+
+If a flag is not given, its field stays unset, so `options.model_fields_set` contains exactly the flags that were typed.
 """
 
 from __future__ import annotations
@@ -29,13 +33,14 @@ from knowgate.cli.options import parse_path
 from knowgate.core.options import Options
 from knowgate.core.validation import MAX_COUNT
 
-FLAG_TYPES = (str, Path, float, int, bool)  # in order of preference, where a field accepts several
+FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types is parsed as the first of these
 
 
 def expand_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Replace every parameter that is an option model by one flag for each of its fields.
+    """Return a function in whose signature each option model is replaced by one flag for each of its fields.
 
-    Commands of the main table are expanded when they are loaded; use it as a decorator for commands of a group.
+    The function is returned unchanged if it has no option models. Commands of the main table are expanded when they are
+    loaded. For a command of a group, use this function as a decorator.
     """
     signature = inspect.signature(function, eval_str=True)
     models = {name: parameter.annotation for name, parameter in signature.parameters.items() if _is_model(parameter)}
@@ -57,14 +62,14 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def make_flags(model: type[Options]) -> list[inspect.Parameter]:
-    """Make a typer parameter for each field of an option model that has a flag."""
+    """Make a typer parameter for each field of an option model, except for fields without a flag."""
     flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
     names = {name: flag.partition("/")[0] for name, flag in flags.items() if flag}
     return [_make_flag(name, model.model_fields[name], str(flags[name]), names) for name in names]
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
-    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask'; None if it has none."""
+    """Return the flag of a field, such as '--max-tokens' or '--mask/--no-mask'; None if it has no flag."""
     extra = _get_extra(field)
     if "flag" in extra:
         return str(extra["flag"]) if extra["flag"] else None
@@ -79,7 +84,14 @@ def _is_model(parameter: inspect.Parameter) -> bool:
 
 
 def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str]) -> inspect.Parameter:
-    """Make the typer parameter of one field."""
+    """Make the typer parameter of one field.
+
+    Args:
+        name: Name of the field.
+        field: The field.
+        flag: Flag of the field.
+        names: Flags of all fields of the model, keyed by field name, to replace field names in the help text.
+    """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
     is_list = _is_list(field.annotation)
     is_number = flag_type in (int, float)
@@ -100,11 +112,12 @@ def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str])
 
 
 def _get_extra(field: FieldInfo) -> dict[str, Any]:
+    """Return the `json_schema_extra` of a field; empty if it has none."""
     return dict(field.json_schema_extra) if isinstance(field.json_schema_extra, dict) else {}
 
 
 def _flatten(annotation: Any) -> Iterable[Any]:
-    """Yield the plain types of an annotation: of unions, of Annotated, and of the items of lists."""
+    """Yield the plain types in an annotation, looking inside unions, Annotated and lists."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
         yield from _flatten(arguments[0])
@@ -118,41 +131,51 @@ def _flatten(annotation: Any) -> Iterable[Any]:
 
 
 def _is_list(annotation: Any) -> bool:
-    """Whether a field takes several values, so that its flag can be repeated."""
+    """Return whether a field takes several values, so that its flag can be repeated."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
+        # A field that also accepts one text, such as `str | list[str]`, takes a single value on the command line.
         return str not in arguments and any(_is_list(argument) for argument in arguments)
     return origin in (list, tuple, frozenset) or getattr(origin, "__name__", "") in ("Sequence", "Iterable")
 
 
 def _get_flag_type(annotation: Any) -> type:
-    """Choose the type that a flag is parsed as."""
+    """Return the type as which the value of a flag is parsed; str if no other type fits."""
     plain = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 
 
 def _get_metavar(annotation: Any) -> str | None:
-    """Show the values of a Literal as 'a|b'."""
+    """Return the allowed values of a Literal as 'a|b', for the help page; None for other types."""
     options = [annotation, *typing.get_args(annotation)]
     literal = next((option for option in options if typing.get_origin(option) is typing.Literal), None)
     return "|".join(map(str, typing.get_args(literal))) if literal else None
 
 
 def _format_default(field: FieldInfo) -> str:
-    """Show a default in the help. typer cannot, because a flag that is not given stays unset."""
+    """Return the sentence of the help text that names the default; empty if that is obvious or already said.
+
+    typer cannot add it, because the default of every flag is None there.
+    """
     default = None if field.is_required() else field.get_default(call_default_factory=True)
-    is_told = isinstance(default, bool) or default in (None, "", (), []) or "Default" in (field.description or "")
-    return "" if is_told else f" Default: {default}."
+    is_obvious = isinstance(default, bool) or default in (None, "", (), [])
+    return "" if is_obvious or "Default" in (field.description or "") else f" Default: {default}."
 
 
 def _get_bound(field: FieldInfo, kind: type, name: str) -> float | None:
-    """Return the smallest or largest value that a field allows; None if there is none worth showing."""
+    """Return the minimum or maximum of a field; None if it has none or it is too large to be worth showing.
+
+    Args:
+        field: The field.
+        kind: `annotated_types.Ge` for the minimum, `annotated_types.Le` for the maximum.
+        name: Attribute of `kind` that holds the value.
+    """
     bounds = [getattr(item, name) for item in _iter_metadata(field) if isinstance(item, kind)]
     return bounds[0] if bounds and bounds[0] < MAX_COUNT else None
 
 
 def _iter_metadata(field: FieldInfo) -> Iterator[Any]:
-    """Yield the constraints of a field, also those inside 'Annotated[...] | None'."""
+    """Yield the constraints of a field, including those inside `Annotated[...] | None`."""
     yield from field.metadata
     for part in typing.get_args(field.annotation):
         for item in getattr(part, "__metadata__", ()):

@@ -16,19 +16,28 @@ from knowgate.errors import BadSetting
 
 
 def parse_path(text: str) -> Path:
-    """Parse a path. An empty one, as from an unset shell variable, would mean the current folder."""
+    """Parse a path; raise BadSetting if it is empty.
+
+    An unset shell variable gives an empty path, which would silently mean the current folder.
+    """
     if not text.strip():
-        raise BadSetting("a path on the command line is empty. Name a folder or file ('.' is this folder).")
+        raise BadSetting("a path on the command line is empty. Name a folder or file; '.' means the current folder.")
     return expand_path(text)
 
 
 def parse_log_location(text: str) -> Path | DatabaseAddress:
-    """Parse the location of a log: a path, or the address of a database."""
+    """Parse the location of a log of questions: a path, or the address of a PostgreSQL database."""
     return parse_database_address(text) if is_postgres_address(text) else parse_path(text)
 
 
 def parse_integers(option: str, text: str, *, minimum: int = 0) -> list[int]:
-    """Parse integers separated by commas, such as '1,3'."""
+    """Parse integers separated by commas, such as '1,3'.
+
+    Args:
+        option: The flag, for error messages.
+        text: The value of the flag.
+        minimum: Smallest allowed integer.
+    """
     try:
         numbers = [int(word) for word in text.split(",") if word.strip()]
     except ValueError:
@@ -39,36 +48,42 @@ def parse_integers(option: str, text: str, *, minimum: int = 0) -> list[int]:
 
 
 def format_command_line() -> str:
-    """Return the current command line for a model card: folders without their location, no logins or keys."""
+    """Return the current command line for a model card.
+
+    Absolute paths are cut to their last part, and logins and keys in URLs are removed.
+    """
     words = [Path(word).name if Path(word).is_absolute() else redact_urls(word) for word in sys.argv[1:]]
     return shlex.join(["knowgate", *(word for word in words if word != "--debug")])
 
 
 LabelsOption = Annotated[
-    list[Path], typer.Option("--labels", parser=parse_path, metavar="RUN", help="Label run; may be repeated.")
+    list[Path],
+    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Folder of a label run; may be repeated."),
 ]
 PreferencesOption = Annotated[
-    list[Path], typer.Option("--pref", parser=parse_path, metavar="PREF", help="Preference folder; may be repeated.")
+    list[Path],
+    typer.Option("--pref", parser=parse_path, metavar="PREF", help="Folder of `knowgate prefer`; may be repeated."),
 ]
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first questions, this many.")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of splits, samples and training.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N questions.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print results as JSON, one object per line.")]
 GatesOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--gates", help="Gate specs and folders, separated by commas. Default: auto, all that the rows allow."
+        "--gates",
+        help="Gates to compare: specs or folders, separated by commas. Default: auto (every gate the rows allow).",
     ),
 ]
-PlugInOption = Annotated[bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM.")]
-LangOption = Annotated[
-    str | None, typer.Option("--lang", help="Force the prompt language: en or zh. Default: detected.")
+PlugInOption = Annotated[
+    bool, typer.Option("--plug-in", help="Allow gates that were fitted on another LLM than yours.")
 ]
+LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[
     Path | None,
     typer.Option(
         "--prompts",
         parser=parse_path,
         metavar="free|FILE",
-        help="Wording: free (long answers), or your own TOML file.",
+        help="Wording of the prompts: free (for long answers), or your own TOML file.",
     ),
 ]

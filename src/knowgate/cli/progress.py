@@ -1,4 +1,4 @@
-"""Progress of long jobs: a bar on a terminal, otherwise a line on stderr now and then."""
+"""Progress of long jobs: a progress bar on a terminal, otherwise occasional lines on stderr."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rich.console import Console
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.core.display import sanitize_text
 
-FIRST_LINE_SECONDS, MAX_LINE_INTERVAL = 3.0, 60.0
-WAITING_LINE_SECONDS = 5.0
+FIRST_LINE_SECONDS, MAX_LINE_INTERVAL = 3.0, 60.0  # seconds before the first line, and at most between lines
+WAITING_LINE_SECONDS = 5.0  # between lines of a job without countable steps
 MINUTE, HOUR = 60.0, 3600.0
 
 
 class ProgressCallback(Protocol):
-    """What a job calls to report its progress."""
+    """Callback with which a job reports its progress."""
 
     def __call__(self, done: int, total: int, pace: str = "", *, stage: str = "", unit: str = "") -> None:
         """Report progress.
 
         Args:
-            done: Items that are done.
-            total: Items in total.
-            pace: Speed in words, if the job knows it better than the clock.
-            stage: Name of the current stage.
-            unit: What the items are called.
+            done: Number of items that are done.
+            total: Number of all items.
+            pace: Speed in words; by default, it is computed from the elapsed time.
+            stage: Name of the current stage of the job; empty if it has only one.
+            unit: What the items are called, if different from the other stages.
         """
 
     def say(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line of text that stays on the terminal above the progress bar."""
 
 
 @contextmanager
 def show_progress(task: str, unit: str, console: Console) -> Iterator[ProgressCallback]:
-    """Show the progress of a job.
+    """Show the progress of a job while the `with` block runs. Yields the callback for the job.
 
     Args:
         task: What the job does ("labeling").
@@ -55,11 +55,12 @@ def show_progress(task: str, unit: str, console: Console) -> Iterator[ProgressCa
 
 
 def show_question_progress(task: str, console: Console) -> AbstractContextManager[ProgressCallback]:
-    """Show the progress of a job over questions."""
+    """Show the progress of a job whose items are questions; see `show_progress`."""
     return show_progress(task, "questions", console)
 
 
 def _create_bar(console: Console) -> Any:
+    """Create a progress display of rich that disappears when the job ends."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     stage = TextColumn("{task.description}", markup=False)
@@ -70,7 +71,7 @@ def _create_bar(console: Console) -> Any:
 
 @dataclass
 class ProgressBar:
-    """Progress bar of rich; every stage has a bar of its own."""
+    """Shows progress as bars on a terminal. Each stage of a job has its own bar."""
 
     task: str
     unit: str
@@ -92,19 +93,28 @@ class ProgressBar:
 
 @dataclass(frozen=True)
 class StageStart:
-    """State of a stage when it was first reported. A resumed job does not start at 0."""
+    """First report of a stage, from which its speed is computed.
+
+    Attributes:
+        done: Number of items that were already done; above 0 if the job was resumed.
+        at: Time of the report.
+    """
 
     done: int
     at: float
 
     def compute_rate(self, done: int, now: float) -> float:
-        """Return the items per second; 0 if unknown."""
+        """Return the items per second since the first report; 0 if no time has passed."""
         return (done - self.done) / (now - self.at) if now > self.at else 0.0
 
 
 @dataclass
 class ProgressLines:
-    """Prints a line after a few seconds and then in intervals that double, up to one minute."""
+    """Shows progress as lines of text, for output that is not a terminal.
+
+    The first line is printed after a few seconds. The interval between lines then doubles up to one minute. Nothing is
+    printed when all items are done.
+    """
 
     task: str
     unit: str
@@ -131,12 +141,15 @@ class ProgressLines:
 
 
 def format_pace(rate: float, unit: str) -> str:
-    """Format a rate as '3.2 questions/s'; empty if unknown."""
+    """Format a speed as '3.2 questions/s'; empty if the rate is 0, which means unknown."""
     return f"{rate:{',.0f' if rate >= 10 else '.2g'}} {unit}/s" if rate > 0 else ""
 
 
 def format_progress_line(task: str, done: int, total: int, unit: str, rate: float, pace: str = "") -> str:
-    """Format as 'labeling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'."""
+    """Format progress as 'labeling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'.
+
+    Speed and remaining time are left out if the rate is 0, which means unknown.
+    """
     parts = [f"{task}: {done:,} of {total:,} {unit}"]
     if pace or rate > 0:
         parts.append(pace or format_pace(rate, unit))
@@ -146,7 +159,7 @@ def format_progress_line(task: str, done: int, total: int, unit: str, rate: floa
 
 
 def format_duration(seconds: float) -> str:
-    """Format as '40 s', '4 min' or '2.5 h'."""
+    """Format a duration as '40 s', '4 min' or '2.5 h'."""
     if seconds < 1.5 * MINUTE:
         return f"{max(1, round(seconds))} s"
     if seconds < 1.5 * HOUR:
@@ -158,7 +171,7 @@ def format_duration(seconds: float) -> str:
 def show_waiting(task: str, interval: float = WAITING_LINE_SECONDS) -> Iterator[None]:
     """Show that a job without countable steps is running: a clock on a terminal, otherwise lines on stderr.
 
-    The stream is fixed at the start, because silenced libraries may replace sys.stderr meanwhile.
+    Output always goes to the sys.stderr of the start, because code that silences libraries may replace it meanwhile.
     """
     console = Console(file=sys.stderr, markup=False, emoji=False, highlight=False)
     with _show_clock(console, task) if console.is_terminal else _print_seconds(console, task, interval):
@@ -167,6 +180,7 @@ def show_waiting(task: str, interval: float = WAITING_LINE_SECONDS) -> Iterator[
 
 @contextmanager
 def _show_clock(console: Console, task: str) -> Iterator[None]:
+    """Show a spinner and the elapsed time on a terminal."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     description = TextColumn("{task.description}", markup=False)
@@ -177,7 +191,7 @@ def _show_clock(console: Console, task: str) -> Iterator[None]:
 
 @contextmanager
 def _print_seconds(console: Console, task: str, interval: float) -> Iterator[None]:
-    """Print the elapsed seconds in regular intervals, from a background thread."""
+    """Print the elapsed seconds at regular intervals from a background thread."""
     console.print(f"{task} ...", soft_wrap=True)
     start, is_done = time.monotonic(), threading.Event()
 
@@ -196,7 +210,10 @@ def _print_seconds(console: Console, task: str, interval: float) -> Iterator[Non
 
 @contextmanager
 def show_arbitration_progress(arbiter: str | None) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of an arbiter; nothing if there is none."""
+    """Show the progress of arbitration, the choice between answers with and without passages.
+
+    If `arbiter` is None, the yielded callback shows nothing.
+    """
     if arbiter is None:
         yield lambda done, total: None
         return

@@ -1,4 +1,4 @@
-"""`knowgate refit`: fit and prove a gate on the questions in a server's log."""
+"""`knowgate refit`: fit a gate on the questions in a server's log, and prove how many answers it loses at most."""
 
 from __future__ import annotations
 
@@ -29,43 +29,50 @@ class RefitOptions(Options):
     """Options of `knowgate refit`."""
 
     docs: str | None = Field(
-        default=None, description="Documents, if the settings name none.", json_schema_extra={"metavar": "DIR"}
+        default=None,
+        description="Documents to retrieve from. Default: those of the settings file.",
+        json_schema_extra={"metavar": "DIR"},
     )
     index: str | None = Field(
         default=None,
-        description="Instead of `docs`: an index.",
+        description="Index to search, instead of `docs`.",
         json_schema_extra={"metavar": "DIR|http:URL"},
     )
-    model: str | None = Field(default=None, description="The LLM. Default: as in the settings.")
-    count: Count = Field(default=500, description="Questions to label, at most; the newest ones.")
+    model: str | None = Field(default=None, description="LLM that answers. Default: the one in the settings file.")
+    count: Count = Field(default=500, description="Maximum number of logged questions to label; the newest are used.")
     max_loss: float = Field(
         default=DEFAULT_MAX_LOSS,
-        description="Share of answers that skipping may lose, at most; to be proven at 95 %.",
+        description="Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
     )
     out: Path = Field(
         default=Path("knowgate-refit"),
-        description="Folder for gate, report and settings; the same command continues there.",
+        description="Folder for the gate, the report and the settings. An interrupted run continues there.",
         json_schema_extra={"metavar": "DIR"},
     )
-    seed: Seed = Field(default=0, description="Seed of splits, samples and training.")
+    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
 
 
 def refit(
-    log: Annotated[str, typer.Argument(metavar="DB", help="Log of `knowgate serve --decisions DB --keep-questions`.")],
+    log: Annotated[
+        str, typer.Argument(metavar="DB", help="Log written by `knowgate serve --decisions DB --keep-questions`.")
+    ],
     *,
     config: ConfigFile = None,
     options: RefitOptions,
 ) -> None:
-    """Fit and prove a gate on the questions that the server was asked, and write settings for it.
+    """Fit a gate on the questions that your server was asked, prove its loss, and write settings that use it.
 
-    Labels the newest questions of the log with the LLM and the documents of the settings. If most questions have an
-    answer that people corrected, those are gold answers; otherwise agreement of both answers is the grade.
+    Answers the newest logged questions with and without passages, by the LLM and the documents of the settings file.
+    Answers that people corrected are gold answers. If fewer than half of the questions have one, an answer without
+    passages counts as right if it agrees with the answer with passages.
 
     Example: knowgate refit decisions.db --config knowgate.toml --out refit
     """
     source = parse_log_location(log)
     if isinstance(source, Path) and not is_server_log(source):
-        raise BadSetting(f"'{log}' is not a log of the server. Start it with --decisions FILE --keep-questions.")
+        raise BadSetting(
+            f"'{log}' is not a log of the server. Start the server with --decisions FILE --keep-questions."
+        )
     settings = load_settings(config, model=options.model, docs=options.docs, index=options.index)
     questions = _write_logged_questions(source, options.count, options.out)
     first_run_options = _make_first_run_options(settings, questions, options)
@@ -73,14 +80,14 @@ def refit(
         with show_progress("refitting", "questions", STDERR_CONSOLE) as show:
             result = first_run(first_run_options, ConsoleReporter(show))
     except (KeyboardInterrupt, KnowgateError):
-        STDERR_CONSOLE.print(f"What is done is safe in {options.out}; the same command continues.")
+        STDERR_CONSOLE.print(f"Finished work is kept in {options.out}. Run the same command again to continue.")
         raise
     print_result(result, first_run_options)
     create_console().print(f"knowgate serve --config {result.config}")
 
 
 def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) -> Path:
-    """Write the questions of a log to a file."""
+    """Write the newest logged questions, with corrected answers, to OUT/questions.jsonl and return that path."""
     out.mkdir(parents=True, exist_ok=True)
     lines = []
     for question in read_logged_questions(log, count):
@@ -91,6 +98,7 @@ def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) 
 
 
 def _make_first_run_options(settings: PipelineOptions, questions: Path, options: RefitOptions) -> FirstRunOptions:
+    """Make the options of the first run that labels the logged questions and fits the gate."""
     return FirstRunOptions(
         docs=str(settings.docs or ""),
         index=settings.index or "",
@@ -98,17 +106,23 @@ def _make_first_run_options(settings: PipelineOptions, questions: Path, options:
         questions=str(questions),
         count=options.count,
         max_loss=options.max_loss,
-        out=options.out / "run",  # a folder of its own, which nothing else is written to
+        out=options.out / "run",  # A first run requires a folder that contains nothing else.
         config=options.out / "knowgate.toml",
         seed=options.seed,
     )
 
 
 def get_served_model(settings: PipelineOptions) -> str:
-    """Return the spec of the LLM that answers: that of the upstream if the server's settings name one."""
+    """Return the spec of the LLM that answers: the upstream's if the [serve] settings name one, else `model`.
+
+    Raises:
+        BadSetting: The settings name an upstream without its model.
+    """
     options = load_serve_options(settings)
     if not options.upstream:
         return settings.model
     if not options.upstream_model:
-        raise BadSetting("[serve] names an upstream but no 'upstream_model': add it, so that its LLM can be asked.")
+        raise BadSetting(
+            "[serve] in the settings names an upstream but no 'upstream_model'. Add the name of the upstream's LLM."
+        )
     return f"openai:{options.upstream_model}@{options.upstream}"

@@ -1,4 +1,4 @@
-"""`knowgate replay`: what other thresholds would have saved and risked on logged traffic."""
+"""`knowgate replay`: show what other thresholds would have saved and risked on logged traffic."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ from knowgate.stats.proportions import Proportion
 LogArgument = Annotated[
     str,
     typer.Argument(
-        metavar="LOG", help="Lines of `knowgate ask --json`, the server's log (--decisions), or a label run folder."
+        metavar="LOG",
+        help="Output of `knowgate ask --json`, the decision log of the server (`serve --decisions`), or a label run.",
     ),
 ]
+# Column titles by how both answers are known. "Differ" means that the answers with and without passages disagree;
+# "lost" means that only the answer with passages is correct.
 RISK_COLUMNS = {
     "retrieved": "differ, of {} retrieved",
     "audited": "differ, of {} audited",
@@ -47,29 +50,42 @@ def replay_command(
     prices: ReplayPrices,
     gate: Annotated[
         str | None,
-        typer.Option(help="For a label run: the gate to try. For a log: a fitted gate whose threshold to add."),
+        typer.Option(
+            help="Gate to replay. Required for a label run; for a log, a fitted gate whose own threshold to show too."
+        ),
     ] = None,
     arbiter: Annotated[
         str | None,
-        typer.Option(metavar="DIR|rules", help="For a label run: the arbiter that chooses after retrieval."),
+        typer.Option(
+            metavar="DIR|rules",
+            help="Arbiter that chooses between the answers with and without passages. Label runs only.",
+        ),
     ] = None,
     arm: Annotated[
         str | None,
-        typer.Option(metavar="a|b", help="For the server's log: decisions of this arm. Default: the commonest gate's."),
+        typer.Option(
+            metavar="a|b",
+            help="Arm of an A/B test whose decisions to replay. Server logs only. Default: the gate that decided most.",
+        ),
     ] = None,
-    thresholds: Annotated[str, typer.Option(help="As 0.1..0.9 (steps of 0.1) or 0.25,0.5,0.75.")] = "0.1..0.9",
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the table.")] = False,
+    thresholds: Annotated[
+        str, typer.Option(help="Thresholds to try: a range in steps of 0.1 (0.1..0.9), or a list.")
+    ] = "0.1..0.9",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
-    """Show what each threshold would have saved and risked on logged traffic, against always retrieving.
+    """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
 
-    Risk on a log is weak evidence: answers with and without passages that disagree. On a label run it is graded.
+    On a log, the risk is the share of questions whose answers with and without passages disagree, which is weak
+    evidence. On a label run, it is the share of correct answers lost.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-retrieval 0.001
     """
     requested = parse_thresholds(thresholds)
     location = parse_log_location(log)
     if arbiter is not None and not (isinstance(location, Path) and location.is_dir()):
-        raise BadSetting("--arbiter needs a label run; a log holds only the answers that were given.")
+        raise BadSetting(
+            "--arbiter needs a label run: a log does not record both answers. Leave --arbiter out, or give a label run."
+        )
     logged = read_traffic(location, gate, arbiter, arm)
     names = name_thresholds(logged, gate)
     traffic = Traffic(logged.events)
@@ -82,7 +98,11 @@ def replay_command(
 
 
 def parse_thresholds(text: str) -> list[float]:
-    """Parse '0.1..0.9', in steps of 0.1, or a list of numbers."""
+    """Parse thresholds written as a range in steps of 0.1 ('0.1..0.9') or as a list ('0.25,0.5').
+
+    Raises:
+        BadSetting: The text is neither, or a threshold is outside 0 to 1.
+    """
     first, dots, last = text.partition("..")
     try:
         if dots:
@@ -93,23 +113,28 @@ def parse_thresholds(text: str) -> list[float]:
     except (ValueError, OverflowError):
         values = []
     if not values or not all(0 <= value <= 1 for value in values):
-        raise BadSetting(f"--thresholds '{text}' is not valid. Write 0.1..0.9, or numbers from 0 to 1 as 0.25,0.5.")
+        raise BadSetting(
+            f"--thresholds '{text}' is not valid. Give a range such as 0.1..0.9, or numbers from 0 to 1: 0.25,0.5"
+        )
     return values
 
 
 def read_traffic(
     log: Path | DatabaseAddress, gate: str | None, arbiter: str | None = None, arm: str | None = None
 ) -> LoggedTraffic:
-    """Read lines of `ask --json`, the server's log, or a label run."""
+    """Read logged traffic: output of `ask --json`, a decision log of the server, or a label run."""
     if not isinstance(log, Path) or is_server_log(log):
         return read_server_log(log, arm)
     if arm is not None:
-        raise BadSetting("--arm needs the server's log; other logs hold one gate. Leave it out.")
+        raise BadSetting("--arm needs a decision log of the server: other logs have one gate only. Leave --arm out.")
     return read_label_run_traffic(log, gate, arbiter) if log.is_dir() else read_traffic_log(log)
 
 
 def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
-    """Return the thresholds that have a name: that of the traffic, and that of --gate."""
+    """Return descriptions of special thresholds: the one the log ran with, and the own threshold of `gate`.
+
+    A log that ran with several thresholds has none to describe.
+    """
     names = dict.fromkeys(log.thresholds, "as it ran") if len(log.thresholds) == 1 else {}
     if gate is None:
         return names
@@ -118,17 +143,21 @@ def name_thresholds(log: LoggedTraffic, gate: str | None) -> dict[float, str]:
 
 
 def _get_gate_threshold(log: LoggedTraffic, gate: str) -> float:
+    """Return the own threshold of a gate. Raises BadSetting if the log was made with another gate."""
     loaded = load_gate(gate)
     if loaded.name not in log.gates:
         raise BadSetting(
-            f"the log holds needs of the gate {', '.join(log.gates)}, not of '{gate}' ({loaded.name}). "
-            "A threshold means nothing for another gate. Leave --gate out."
+            f"the log was made with the gate {', '.join(log.gates)}, not with '{gate}' ({loaded.name}). A threshold "
+            "applies to one gate only. Leave --gate out, or name the gate of the log."
         )
     return loaded.threshold
 
 
 def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, with_money: bool) -> TextTable:
-    """Build the table. Risks come before savings other than searches, so that any terminal has room for them."""
+    """Build the table with one row per threshold.
+
+    Narrow terminals drop columns from the right, so risks come before all savings except searches.
+    """
     kinds = ["retrievals", "tokens", "seconds", *(["money"] if with_money else [])]
     risks = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
     rows = []
@@ -145,6 +174,7 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
 
 
 def _format_saving(saving: SavedAmount | None) -> str:
+    """Format an amount saved and its share of what always retrieving takes; '-' if unknown."""
     if saving is None:
         return "-"
     amount = f"{saving.saved:,.0f}" if abs(saving.saved) >= 100 else f"{saving.saved:.3g}"
@@ -156,26 +186,27 @@ def _format_share(share: Proportion) -> str:
 
 
 def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
-    """Print what the numbers are based on."""
+    """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
-    STDERR_CONSOLE.print(f"{n} questions of the gate {', '.join(log.gates)} on {', '.join(log.models)}.")
+    STDERR_CONSOLE.print(f"{n} questions decided by the gate {', '.join(log.gates)} for {', '.join(log.models)}.")
     if log.bad_lines:
         STDERR_CONSOLE.print(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
         STDERR_CONSOLE.print(
             "Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + "."
         )
-    closed, opened = traffic.count_known("closed"), traffic.count_known("opened")
-    if min(closed, opened) < n:
+    n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
+    if min(n_skip_costs, n_retrieval_costs) < n:
         STDERR_CONSOLE.print(
-            f"The cost of retrieving is on record for {opened} of them, that of skipping for {closed}; the others are "
-            "taken at the mean."
+            f"The log records the cost of retrieving for {n_retrieval_costs} of them and the cost of skipping for "
+            f"{n_skip_costs}. For the others, the mean is assumed."
         )
     if log.n_estimated:
         STDERR_CONSOLE.print(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
         STDERR_CONSOLE.print(
-            "No question has both answers, so the risk is unknown. Use a gate that drafts, or a label run."
+            "The risk is unknown: no question has answers both with and without passages. Log with a gate that drafts "
+            "an answer first, or use a label run."
         )
 
 

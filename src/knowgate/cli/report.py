@@ -18,20 +18,28 @@ from knowgate.evaluation.report.terminal import render_tables
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(parser=parse_path, metavar="RUN...", help="Folders of `knowgate label`.")
+        list[Path],
+        typer.Argument(parser=parse_path, metavar="RUN...", help="Label runs: folders made by `knowgate label`."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(parser=parse_path, metavar="FILE", show_default="./report.html", help="The page: one HTML file."),
+        typer.Option(
+            parser=parse_path, metavar="FILE", show_default="./report.html", help="HTML file to write the page to."
+        ),
     ] = None,
-    html: Annotated[bool, typer.Option("--html/--no-html", help="Write the page.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout instead of the tables.")] = False,
+    html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
-    """Show the knowledge boundary of one or more label runs, side by side."""
+    """Show which questions the LLM answers from memory and where passages help or harm, for one or more label runs.
+
+    Prints tables with the runs side by side and writes an HTML page.
+    """
     reports = read_run_reports(runs)
     for run in reports:
         if not run.boundary.counts.rows:
-            raise BadInput(f"'{run.path}' has no rows yet. Run its `knowgate label` command again: it continues.")
+            raise BadInput(
+                f"the label run '{run.path}' has no rows yet. Run its `knowgate label` command again to continue it."
+            )
     if as_json:
         print_json({"runs": [run_report_to_dict(run) for run in reports]})
     else:
@@ -44,4 +52,4 @@ def report(
         print_page_location(file)
     if not as_json:
         labels = " ".join(f"--labels {run.path}" for run in reports)
-        STDERR_CONSOLE.print(f"Would a gate pay? knowgate eval {labels} --out DIR")
+        STDERR_CONSOLE.print(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")

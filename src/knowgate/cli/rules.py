@@ -1,4 +1,7 @@
-"""`knowgate rules`: list the rules that decide before the gate, and try them on questions."""
+"""`knowgate rules`: list the rules that decide before the gate, and test them on questions.
+
+A rule decides for simple cases, such as small talk, without asking the gate.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,21 @@ from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
 from knowgate.gates.rules.rule_set import RuleMatch, load_rules
 
-app = typer.Typer(help="Rules that decide before the gate: list them, try them on questions.")
+app = typer.Typer(help="List the rules that decide before the gate, or test them on questions.")
 RulesFile = Annotated[
     Path | None,
-    typer.Option("--rules", parser=parse_path, metavar="FILE", help="Your own rules (TOML), before the packaged ones."),
+    typer.Option(
+        "--rules",
+        parser=parse_path,
+        metavar="FILE",
+        help="TOML file with your own rules, which come before the packaged ones.",
+    ),
 ]
 
 
 @app.callback(invoke_without_command=True)
 def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
-    """List the rules in order: the first one that matches decides."""
+    """List the rules in order. The first rule that matches a question decides."""
     if context.invoked_subcommand:
         return
     table = Table("rule", "does", "because", box=None)
@@ -32,7 +40,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
         table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
     create_console(soft_wrap=False).print(table)
     STDERR_CONSOLE.print("Try them: knowgate rules test QUESTIONS.txt")
-    STDERR_CONSOLE.print("Your own: knowgate ask --rules FILE; none: knowgate ask --no-rules")
+    STDERR_CONSOLE.print("Use your own rules: knowgate ask --rules FILE. Use no rules: knowgate ask --no-rules")
 
 
 @app.command("test")
@@ -42,13 +50,14 @@ def try_rules(
         typer.Argument(
             parser=parse_path,
             metavar="FILE",
-            help="Text, one question per line, or JSONL with question, text or messages. Default: standard input.",
+            help="Questions: a text file with one per line, or JSONL with the key question, text or messages. "
+            "Default: standard input.",
         ),
     ] = None,
     rules: RulesFile = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show for each question which rule decides, or that the gate does; then count."""
+    """Show for each question which rule decides, or that the gate decides, and count the questions of each rule."""
     rule_set, counts = load_rules(rules), Counter[str]()
     for question in read_arguments(None) if file is None else read_question_file(file):
         match = rule_set.decide(question.text)
@@ -59,6 +68,7 @@ def try_rules(
 
 
 def _print_match(question: str, match: RuleMatch | None, as_json: bool) -> None:
+    """Print a question with the rule that decides it; if `match` is None, the gate decides."""
     if as_json:
         fields = {"rule": match.rule, "action": match.action, "reason": match.reason} if match else {"rule": None}
         print_json({"question": question, **fields})

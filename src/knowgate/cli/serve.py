@@ -20,7 +20,10 @@ from knowgate.server.options import ServeOptions, load_serve_options
 DEMO_QUESTIONS = ("Who is the head of the calibration laboratory?", "What is the capital of France?", "Thanks a lot!")
 DemoFlag = Annotated[
     bool,
-    typer.Option("--demo", help="Serve the embedded model and the packaged handbook, and print requests to try."),
+    typer.Option(
+        "--demo",
+        help="Try the server without any setup: use a small built-in model and a sample handbook, and print requests to send.",
+    ),
 ]
 
 
@@ -34,11 +37,11 @@ def serve(
 ) -> None:
     """Serve an OpenAI-compatible endpoint that retrieves only if the gate says so.
 
-    Applications change their base URL to http://HOST:PORT/v1 and nothing else. SIGHUP reloads gate, threshold, rules
-    and documents. SIGTERM stops the server after all streams have ended.
+    In applications, change the base URL to http://HOST:PORT/v1. Nothing else has to change. The signal SIGHUP reloads
+    the gate, threshold, rules and documents. SIGTERM stops the server after all running streams have ended.
     """
     if demo:
-        if not {"docs", "index"} & pipeline.model_fields_set:
+        if not {"docs", "index"} & pipeline.model_fields_set:  # documents that the user names replace the handbook
             pipeline = pipeline.replace(docs=_find_handbook())
         options = options.replace(keep_questions=True)
     read_settings = partial(load_command_settings, config, pipeline, no_rules)
@@ -54,20 +57,21 @@ def serve(
 
 
 def _find_handbook() -> Path:
+    """Return the folder of the sample documents for `knowgate serve --demo`."""
     return demo_folder() / "handbook"
 
 
 def _print_demo_requests(address: str) -> None:
-    """Print requests that can be copied into another terminal."""
+    """Print curl commands for the demo that can be copied into another terminal."""
     chats = [
         f'{{"model": "knowgate", "messages": [{{"role": "user", "content": "{question}"}}]}}'
         for question in DEMO_QUESTIONS
     ]
     lines = [
-        f"The documents are the handbook of an invented company: {_find_handbook()}. Try:",
+        f"The documents are the handbook of a fictional company, in {_find_handbook()}. Try:",
         *(f"  curl {address}/v1/chat/completions -d '{body}'" for body in chats),
         f'  curl {address}/v1/decide -d \'{{"question": "{DEMO_QUESTIONS[0]}"}}\'',
-        f"  curl {address}/metrics        # in a browser: {address}/docs",
-        f"Every OpenAI client works with the base URL {address}/v1",
+        f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs",
+        f"OpenAI clients work with the base URL {address}/v1",
     ]
     STDERR_CONSOLE.print("\n".join(lines), markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`knowgate start`: a guided first run. On a terminal it asks for what was not given."""
+"""`knowgate start`: a guided first run. On a terminal it prompts for options that were not given."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOption
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.models import load_model
 
-RECOMMENDED_QUESTIONS = 240  # leave enough questions for a trained gate to be proven
+RECOMMENDED_QUESTIONS = 240  # With that many, a trained gate can be proven on the held-out ones.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in FirstRunOptions.model_fields}
 
 
 def start(
     options: FirstRunOptions,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: use defaults for what is not given.")] = False,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not prompt; use defaults for options that are not given.")
+    ] = False,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the report in a browser when it is done.")] = False,
 ) -> None:
-    """From your documents and your LLM to a gate that is proven on your questions, or the word that none is.
+    """Make a gate for your documents and your LLM, and prove on your questions that it loses few answers.
 
-    Indexes, labels a hundred questions, fits and calibrates a gate, writes a report and knowgate.toml. Interrupted at
-    any place, the same command continues.
+    Builds an index, answers a hundred questions with and without passages, fits and calibrates a gate, and writes a
+    report and knowgate.toml. If no gate can be proven, the settings always retrieve. After an interruption, run the
+    same command again to continue.
 
     Example: knowgate start --docs handbook/ --questions questions.jsonl
     """
@@ -49,7 +52,7 @@ def start(
     except (KeyboardInterrupt, KnowgateError):
         if read_progress(merged.out) is not None:
             STDERR_CONSOLE.print(
-                f"What is done is safe in {merged.out}; the same command continues: {format_start_command(merged)}"
+                f"Finished work is kept in {merged.out}. To continue, run: {format_start_command(merged)}"
             )
         raise
     print_result(result, merged)
@@ -58,14 +61,17 @@ def start(
 
 
 def merge_options(options: FirstRunOptions) -> FirstRunOptions:
-    """Combine the flags with the options of an earlier start in the same folder; flags take precedence."""
+    """Combine the given flags with the options of an earlier, interrupted run in the same folder.
+
+    Flags take precedence. If there was an earlier run, prints that it continues and which options changed.
+    """
     earlier = read_progress(options.out)
     if earlier is None:
         return options
     given = {name: getattr(options, name) for name in options.model_fields_set}
     reusable = set(FirstRunOptions.model_fields) - {"out", "config", "seed"}
     reused = {name: value for name, value in earlier.options.items() if name in reusable}
-    if given.keys() & {"docs", "index"}:  # one source of documents replaces the other
+    if given.keys() & {"docs", "index"}:  # A new source of documents replaces the earlier one.
         reused |= {"docs": "", "index": ""}
     merged = FirstRunOptions(**{**reused, **given})
     changes = "; ".join(merged.describe_changes(earlier.options))
@@ -75,7 +81,10 @@ def merge_options(options: FirstRunOptions) -> FirstRunOptions:
 
 
 def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
-    """Format the command line of a first run, without logins and keys in URLs."""
+    """Format the command line that starts this run, with changed options; passwords and keys in URLs are removed.
+
+    Options that have their default value are left out.
+    """
     defaults, changed = FirstRunOptions(), options.replace(**changes)
     words = [
         word
@@ -90,26 +99,32 @@ def format_start_command(options: FirstRunOptions, **changes: Any) -> str:
 
 
 def is_terminal() -> bool:
-    """Return whether a user can be asked."""
+    """Return whether a user is at the terminal who can answer prompts."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOptions:
-    """Ask for documents, LLM and questions that were not given."""
+    """Prompt for the documents, the LLM and the questions, except those that were given as flags.
+
+    Args:
+        options: Options so far; they are the defaults of the prompts.
+        given: Names of the options that were given as flags.
+    """
     if not given & {"docs", "index"}:
         text = "Your documents (a folder of txt, md, html or pdf, or a JSONL file)"
         options = options.replace(docs=_prompt_until_valid(text, options.docs, _check_docs), index="")
     if "model" not in given:
-        text = "Your LLM (smollm is embedded; a server: openai:MODEL@URL; see `knowgate models`)"
+        text = "Your LLM (smollm comes with knowgate; openai:MODEL@URL for a server; more: `knowgate models`)"
         options = options.replace(model=_prompt_until_valid(text, options.model, _check_model))
     if "questions" not in given:
-        text = "A file of questions that your users ask (Enter for none: the LLM writes some)"
+        text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
         answer = _prompt_until_valid(text, options.questions, guess_data_spec, may_be_empty=True)
         options = options.replace(questions=answer)
     return options
 
 
 def _prompt_until_valid(text: str, default: str, check: Callable[[str], object], *, may_be_empty: bool = False) -> str:
+    """Prompt again until `check` accepts the answer; its errors are printed. An allowed empty answer is not checked."""
     while True:
         value = default or ("" if may_be_empty else None)
         answer = str(typer.prompt(text, default=value, show_default=bool(default), err=True)).strip()
@@ -123,11 +138,12 @@ def _prompt_until_valid(text: str, default: str, check: Callable[[str], object],
 
 def _check_docs(text: str) -> None:
     if not parse_path(text).exists():
-        raise KnowgateError(f"there is no folder or file '{text}'. Name a folder of documents.")
+        raise KnowgateError(f"the folder or file '{text}' does not exist. Enter the path of your documents.")
 
 
 def _check_model(text: str) -> None:
-    if text != FirstRunOptions().model:  # the default always exists, and takes a while to unpack the first time
+    # The default model always exists, and unpacking it the first time would delay the next prompt.
+    if text != FirstRunOptions().model:
         load_model(text)
 
 
@@ -136,7 +152,7 @@ def _check_model(text: str) -> None:
 
 @dataclass(frozen=True)
 class ConsoleReporter:
-    """Prints messages and progress bars on stderr."""
+    """Shows the messages, warnings and progress bars of a first run on stderr."""
 
     bars: ProgressCallback
 
@@ -154,7 +170,7 @@ class ConsoleReporter:
 
 
 def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
-    """Print how the gate was chosen and measured; on stdout, the commands to use it."""
+    """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout)."""
     STDERR_CONSOLE.print()
     for line in result.choice.explanations:
         STDERR_CONSOLE.print(f"- {line}")
@@ -163,7 +179,7 @@ def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
         STDERR_CONSOLE.print(f"- {line}", style="yellow")
     if not result.choice.guarantee:
         STDERR_CONSOLE.print(f"- {NO_GUARANTEE_MESSAGE}")
-        STDERR_CONSOLE.print(f"- More questions prove more: {_suggest_more_questions(result, options)}")
+        STDERR_CONSOLE.print(f"- A proof needs more questions: {_suggest_more_questions(result, options)}")
     STDERR_CONSOLE.print(f"Report: {result.page.resolve()}")
     STDERR_CONSOLE.print(f"Settings: {result.config.resolve()}. Use them:")
     for line in list_next_commands(result, options):
@@ -171,14 +187,22 @@ def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
 
 
 def _suggest_more_questions(result: FirstRunResult, options: FirstRunOptions) -> str:
+    """Return the command that labels more questions, preceded by how to get them if all were used."""
     if result.has_more:
         return format_start_command(options, count=max(RECOMMENDED_QUESTIONS, 2 * options.count))
-    source = f"add some to {options.questions}" if options.questions else "give those of your users (--questions FILE)"
+    source = (
+        f"add some to {options.questions}"
+        if options.questions
+        else "collect questions of your users (--questions FILE)"
+    )
     return f"{source}, then {format_start_command(options, count=max(RECOMMENDED_QUESTIONS, options.count))}"
 
 
 def list_next_commands(result: FirstRunResult, options: FirstRunOptions) -> list[str]:
-    """List three commands that use the settings; knowgate.toml in the current folder needs no flag."""
+    """List three commands to try next, which use the written settings.
+
+    Settings in ./knowgate.toml are found automatically; for another file the commands contain --config.
+    """
     config = [] if result.config == DEFAULT_CONFIG else ["--config", str(result.config)]
     command = " ".join(["knowgate ask", *map(shlex.quote, config)])
     example, file = shlex.quote(result.example), shlex.quote(get_question_file(options.questions))
@@ -186,7 +210,7 @@ def list_next_commands(result: FirstRunResult, options: FirstRunOptions) -> list
 
 
 def get_question_file(questions: str) -> str:
-    """Return the user's file of questions if `ask` can read it line by line, otherwise an example name."""
+    """Return the user's question file if `knowgate ask` can read it from stdin, otherwise the name of an example."""
     kind, _, file = guess_data_spec(questions).partition(":") if questions else ("", "", "")
     is_readable = kind in ("lines", "jsonl") and not file.endswith(".gz")
     return str(expand_path(file)) if is_readable else "questions.txt"

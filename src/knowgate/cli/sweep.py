@@ -1,4 +1,4 @@
-"""`knowgate sweep`: vary one setting over recorded rows."""
+"""`knowgate sweep`: vary one setting of a gate and tabulate the results on label runs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from knowgate.papers import sweeps
 from knowgate.papers.cbdr_tables import build_beta_tables
 from knowgate.papers.dhicl_tables import EXAMPLE_COUNTS, LABEL_WORD_PAIRS, DhiclVariants, build_dhicl_tables
 
-app = typer.Typer(help="Vary one setting over recorded rows: thresholds, beta, variants, data sets, LLMs, IK.")
+app = typer.Typer(help="Vary one setting of a gate, such as the threshold, and show a table of the results.")
 DropSeen = Annotated[
-    bool, typer.Option("--drop-seen", help="Leave out questions a gate was fitted on, instead of raising an error.")
+    bool,
+    typer.Option(
+        "--drop-seen", help="Leave out questions that a gate was fitted on, instead of stopping with an error."
+    ),
 ]
-AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print Markdown.")]
+AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")]
 
 
 @app.command()
@@ -39,7 +42,7 @@ def thresholds(
     drop_seen: DropSeen = False,
     markdown: AsMarkdown = False,
 ) -> None:
-    """Every threshold from 0.1 to 0.9, as the IK paper sweeps it.
+    """Measure gates at every threshold from 0.1 to 0.9, as in the IK paper.
 
     Example: knowgate sweep thresholds --labels runs/test --gates my-ik
     """
@@ -57,11 +60,11 @@ def beta(
     drop_seen: DropSeen = False,
     markdown: AsMarkdown = False,
 ) -> None:
-    """Answer directly if confidence is above beta: 0.5 to 0.98, as CBDR sweeps it.
+    """Measure gates that answer directly if confidence is above beta, for beta from 0.5 to 0.98, as in CBDR.
 
-    Confidence is the raw softmax of a fitted gate (fit the probe with --target known --balanced), 1 - need of another.
-    Runs of the same questions with different passages (`label --rerank`, `--k`) make a table: accuracy
-    (retrieval rate) by beta, reranker and k.
+    Confidence is the uncalibrated probability of a fitted gate (fit the probe with --target known --balanced), or
+    1 - need for any other gate. If the runs have the same questions with different passages (`label --rerank`,
+    `--k`), the table shows accuracy (retrieval rate) by beta, reranker and k.
 
     Example: knowgate sweep beta --labels runs/test --labels runs/test-reranked --gates my-probe
     """
@@ -71,10 +74,12 @@ def beta(
 @app.command()
 def variants(
     labels: LabelsOption,
-    gate: Annotated[str, typer.Option(help="How the names of the stored gates begin.")] = "dhicl",
+    gate: Annotated[str, typer.Option(help="Prefix of the names of the stored gates to show.")] = "dhicl",
     markdown: AsMarkdown = False,
 ) -> None:
-    """Stored variants of a gate, for example k and label words of DH-ICL (made by `knowgate eval --data`).
+    """Compare variants of a gate whose decisions are stored in the runs, such as DH-ICL with different k.
+
+    `knowgate eval --data` stores decisions.
 
     Example: knowgate sweep variants --labels runs/test --gate dhicl
     """
@@ -89,11 +94,13 @@ def transfer(
     labels: LabelsOption,
     fit: Annotated[
         str,
-        typer.Option(help="What to fit: any gate of `knowgate fit`, or e.g. ik:mode=text,tokens=8."),
+        typer.Option(
+            help="Gate to fit: any gate of `knowgate fit`, with options if needed, e.g. ik:mode=text,tokens=8."
+        ),
     ] = "fusion",
     markdown: AsMarkdown = False,
 ) -> None:
-    """Fitted on one data set, tested on others: a matrix of AUROC.
+    """Fit a gate on each training run, test it on each test run, and show the AUROC of every pair.
 
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
@@ -106,12 +113,12 @@ def transfer(
 
 @app.command("plug-in")
 def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: AsMarkdown = False) -> None:
-    """Gates fitted on one LLM gating another: a matrix of AUROC; * marks a gate of another LLM.
+    """Show the AUROC of each gate on each run. * marks a gate that was fitted on another LLM than the run's.
 
     Example: knowgate sweep plug-in --gates gate-of-a,gate-of-b --labels runs-of-a --labels runs-of-b
     """
     if not gates:
-        raise BadSetting("sweep plug-in compares fitted gates. Name their folders: --gates GATE,GATE")
+        raise BadSetting("sweep plug-in needs fitted gates to compare. Give their folders: --gates GATE,GATE")
     _print([sweeps.sweep_plug_in(split_gate_specs(gates, labels), labels)], markdown)
 
 
@@ -123,33 +130,42 @@ class IkSweepOptions(Options):
         description="Label run to test on; may be repeated. Default: the test split of --labels.",
         json_schema_extra={"metavar": "RUN"},
     )
-    tokens: str = Field(default="0,8,32,128", description="Numbers of draft tokens T, separated by commas.")
-    rows: str = Field(default="all", description="Training sizes, separated by commas; 'all' for as many as there are.")
+    tokens: str = Field(
+        default="0,8,32,128", description="Numbers of draft tokens T that the judge reads, separated by commas."
+    )
+    rows: str = Field(default="all", description="Numbers of training questions, separated by commas; 'all' means all.")
     grades: str = Field(
         default="",
-        description="Graders whose verdicts are learned: exact, contains, judge, separated by commas. Default: the "
-        "runs' own.",
+        description="Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the "
+        "grader of the label runs.",
     )
-    judge: str | None = Field(default=None, description="Model spec of the judge, for --grades judge.")
-    mode: str = Field(default="lora", description="lora (fine-tuned judge) or text (head over embeddings).")
-    base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM that was labeled.")
-    epochs: Count | None = Field(default=None, description="Passes over the examples. Default: as `fit ik`.")
+    judge: str | None = Field(default=None, description="Model spec of the LLM that grades. Used with --grades judge.")
+    mode: str = Field(
+        default="lora",
+        description="Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).",
+    )
+    base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM of the label runs.")
+    epochs: Count | None = Field(
+        default=None, description="Number of passes over the training questions. Default: as in `fit ik`."
+    )
     out: Path | None = Field(
         default=None,
-        description="Folder for the judges; the same command continues where it stopped.",
+        description="Folder to store the judges in. If interrupted, run the same command again to continue.",
         json_schema_extra={"metavar": "DIR"},
     )
-    seed: Seed = Field(default=0, description="Seed of splits, samples and training.")
+    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
 
 
 @app.command()
 @expand_options
 def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = False) -> None:
-    """IK's ablations: how many draft tokens, how many training questions, whose labels. Fits a judge for each.
+    """Repeat the ablations of the IK paper: number of draft tokens, number of training questions, and grader.
+
+    A judge is fitted for every combination.
 
     Example: knowgate sweep ik --labels runs/train --tokens 0,8,32 --rows 1000,5000 --grades contains,judge --judge M
     """
-    from knowgate.papers.ik_ablations import IkAblations, sweep_ik  # imports what fitting needs
+    from knowgate.papers.ik_ablations import IkAblations, sweep_ik  # slow: imports the training libraries
 
     sizes = _split(options.rows)
     numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
@@ -172,25 +188,41 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
 class DhiclSweepOptions(Options):
     """Options of `knowgate sweep dhicl`."""
 
-    history: str = Field(default="history.db", description="The log, made by `knowgate history import`.")
+    history: str = Field(
+        default="history.db", description="History log of earlier questions, made by `knowgate history import`."
+    )
     model: str | None = Field(
-        default=None, description="Model spec: it decides now, and the run stores it. Default: what is stored."
+        default=None,
+        description="Model spec of the LLM that decides now; its decisions are stored in the runs. Default: use stored "
+        "decisions.",
     )
     gates: list[str] | None = Field(
-        default=None, description="Other gates in the first table: folders and specs, separated by commas."
+        default=None, description="Other gates to show in the first table: folders and specs, separated by commas."
     )
-    k: Count = Field(default=20, description="Examples, if their number does not vary.")
-    counts: str = Field(default=",".join(map(str, EXAMPLE_COUNTS)), description="Numbers of examples.")
-    words: str = Field(default=",".join(LABEL_WORD_PAIRS), description="Label words, known/unknown.")
-    embedder: str | None = Field(default=None, description="Embedding of the log, if not its own.")
+    k: Count = Field(
+        default=20, description="Number of logged questions shown to the LLM, in tables where it does not vary."
+    )
+    counts: str = Field(
+        default=",".join(map(str, EXAMPLE_COUNTS)),
+        description="Numbers of logged questions to compare, separated by commas.",
+    )
+    words: str = Field(
+        default=",".join(LABEL_WORD_PAIRS),
+        description="Word pairs the LLM answers with, `known/unknown`, to compare, separated by commas.",
+    )
+    embedder: str | None = Field(
+        default=None,
+        description="Embedding model that finds similar logged questions. Default: the one stored with the log.",
+    )
 
 
 @app.command()
 @expand_options
 def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown = False) -> None:
-    """DH-ICL's tables on label runs: accuracy (retrieval rate), compared with never, always and matched random.
+    """Build the tables of the DH-ICL paper on label runs: accuracy and retrieval rate of each variant.
 
-    Other gates, ablations (calibration, time-sensitive rows, no history), cold start, number of examples, label words.
+    The tables compare DH-ICL with other gates, without calibration, without history, with an empty log (cold start),
+    and with other numbers of examples and label words.
 
     Example: knowgate sweep dhicl --labels runs/trivia --labels runs/web --history log.db --model smollm --gates my-uar
     """
@@ -208,19 +240,21 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
 
 @app.command()
 def latency(
-    data: Annotated[str, typer.Option(help="Questions: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")],
+    data: Annotated[
+        str, typer.Option(help="Questions to decide on: jsonl:FILE, bench:NAME/SPLIT or hub:NAME?split=...")
+    ],
     gates: GatesOption = None,
-    model: Annotated[str, typer.Option(help="Model spec.")] = "smollm",
+    model: Annotated[str, typer.Option(help="Model spec of the LLM.")] = "smollm",
     limit: LimitOption = 50,
     plug_in: PlugInOption = False,
     markdown: AsMarkdown = False,
 ) -> None:
-    """How long gates take to decide on one question at a time: median and 95th percentile.
+    """Measure how long gates take to decide on one question: median, 95th percentile and mean.
 
     Example: knowgate sweep latency --data bench:triviaqa/test --gates dhicl:log.db,my-uar,logprob:mean
     """
     if not gates:
-        raise BadSetting("sweep latency needs gates to time: --gates dhicl:log.db,my-uar,logprob:mean")
+        raise BadSetting("sweep latency needs gates to time. Example: --gates dhicl:log.db,my-uar,logprob:mean")
     questions, llm = load_questions(data, limit), load_model(model)
     latencies = sweeps.time_gates(split_gate_specs(gates), questions, llm, load_answer_prompts(), plug_in=plug_in)
     _print([sweeps.build_latency_table(latencies)], markdown)

@@ -62,7 +62,7 @@ def wrap_errors(name: str) -> Iterator[None]:
     except Exception as error:
         message = " ".join(str(error).split())[:MAX_ERROR_CHARS] or "no reason given"
         is_network = any(word in message.lower() for word in NETWORK_WORDS)
-        advice = "Check its server and address." if is_network else "Test it without knowgate first."
+        advice = "Check its server and address." if is_network else "Try it without knowgate first."
         raise AdapterError(f"{name} failed: {type(error).__name__}: {message}. {advice}") from error
 
 

@@ -1,4 +1,8 @@
-"""Passage preferences of an LLM: the record of one question, the folder of a preference run, and ranking metrics."""
+"""Which passages help an LLM and which hurt it: records per question, the folder of a run, and ranking metrics.
+
+The confidence of the LLM in its answer is measured without and with each passage. The difference is the passage's
+`shift`. Passages that raise it most are the positives that a reranker learns from; those that lower it are negatives.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +23,20 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Passage, Question
 
 DEFAULT_TOP = 5  # positives and negatives kept per question (CBDR, section 3.2.2)
-MIN_SHIFT = 1e-6  # smaller shifts are noise: the same passage differs by that much between batches
+MIN_SHIFT = 1e-6  # smaller shifts are noise, because the same passage differs by that much between batches
 PAIRS_FILE = "pairs.jsonl"
 COMMON_SETTINGS = ("model_fingerprint", "prompts_fingerprint", "source", "cut_to")  # must be equal to be combined
-CUTOFFS = (1, 3, 5)
+CUTOFFS = (1, 3, 5)  # ranking metrics look at the first 1, 3 and 5 passages
 
 
 @dataclass(frozen=True)
 class CandidatePassage:
-    """A candidate passage and what it does to the LLM.
+    """A candidate passage, and how it changes the LLM's confidence in its answer.
 
     Attributes:
-        score: Score of the retriever.
-        shift: Value with the passage minus the value without it.
-        correct: Grade of the answer with the passage; None if answers were not graded.
+        score: Score of the retriever; None if it gave none.
+        shift: The LLM's confidence with the passage minus its confidence without it.
+        correct: Whether the answer with the passage is right; None if answers were not graded.
     """
 
     id: str
@@ -44,23 +48,23 @@ class CandidatePassage:
 
     @property
     def passage(self) -> Passage:
-        """The candidate as a passage."""
+        """The passage without the measurements."""
         return Passage(self.id, self.text, self.title, self.score)
 
 
 @dataclass(frozen=True)
 class Preference:
-    """The preferences of one question.
+    """A question with its candidate passages, and which of them help or hurt the LLM most.
 
     Attributes:
-        split: train, dev or test.
-        base: Value without a passage.
+        split: Part of the data that the question belongs to: train, dev or test.
+        base: The LLM's confidence without a passage; None if it was not measured.
         candidates: Candidate passages in the order of the retriever.
         positives: Indices of the candidates that help most, strongest first.
         negatives: Indices of the candidates that hurt most, strongest first.
-        duplicates: Passages dropped because another has the same text.
-        cut: Passages shortened to fit the context window.
-        error: Why measuring failed; None if it did not.
+        duplicates: Number of passages dropped because another has the same text.
+        cut: Number of passages shortened to fit the context window.
+        error: Why the measurement failed; None if it succeeded.
     """
 
     id: str
@@ -80,20 +84,21 @@ class Preference:
 
     @property
     def is_kept(self) -> bool:
-        """Whether there are positives and negatives, as training and ranking metrics need."""
+        """Whether the question can be used for training and ranking metrics: it has positives and negatives."""
         return bool(self.positives and self.negatives)
 
     def to_question(self) -> Question:
-        """Return the question."""
+        """Return the question without its passages."""
         return Question(self.question, self.id, self.answers, self.lang, self.choices, meta=self.meta)
 
     @property
     def pool(self) -> tuple[int, ...]:
-        """Indices of all positives and negatives in the order of the retriever; rankers are measured on them."""
+        """Indices of all positives and negatives in the order of the retriever. Rerankers are measured on these."""
         return tuple(sorted({*self.positives, *self.negatives}))
 
     def keep_pool(self) -> Preference:
-        """Return the row without candidates outside the pool; ranking metrics stay the same."""
+        """Return the row with only the candidates in the pool, which leaves ranking metrics unchanged."""
+        # Positives and negatives are indices of candidates, so they are renumbered.
         new_index = {old: new for new, old in enumerate(self.pool)}
         return replace(
             self,
@@ -104,7 +109,7 @@ class Preference:
 
 
 class PreferenceFolder(RowFolder):
-    """A preference run on disk: all rows in `preferences.jsonl`, CBDR's training records in `pairs.jsonl`."""
+    """The folder of a preference run: all rows in `preferences.jsonl`, training records of CBDR in `pairs.jsonl`."""
 
     version: ClassVar[int] = 1
     manifest_name: ClassVar[str] = "pref.json"
@@ -118,27 +123,32 @@ class PreferenceFolder(RowFolder):
             yield preference_from_json(record, where)
 
     def append(self, rows: Sequence[Preference]) -> None:
-        """Append finished rows."""
+        """Append finished rows to the file."""
         self.append_records([row_to_json(row) for row in rows])
 
 
 def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
-    """Parse the record of a preference; `where` names its location in errors."""
+    """Parse a row of `preferences.jsonl`; raises ArtifactError if it is invalid.
+
+    Args:
+        record: JSON object of the row.
+        where: File and line of the record, for error messages.
+    """
     try:
         row = read_record(Preference, record, where)
     except BadInput as error:
         problem = str(error).rstrip(".")
-        raise ArtifactError(f"invalid preference row: {problem}. Make it again: knowgate prefer") from None
+        raise ArtifactError(f"invalid preference row: {problem}. Create the folder again: knowgate prefer") from None
     if invalid := [index for index in (*row.positives, *row.negatives) if index >= len(row.candidates)]:
         raise ArtifactError(
-            f"{where} refers to candidate {invalid[0]} of {len(row.candidates)}: the file is damaged. "
-            "Make it again: knowgate prefer"
+            f"{where} refers to candidate {invalid[0]}, but has only {len(row.candidates)} candidates. The file is "
+            "damaged. Create the folder again: knowgate prefer"
         )
     return row
 
 
 def to_cbdr_record(row: Preference) -> dict[str, Any]:
-    """Convert a row to a record of CBDR's data set, with the shifts as scores."""
+    """Convert a row to a training record in CBDR's format; the scores are the shifts of the passages."""
     positives = [row.candidates[index] for index in row.positives]
     negatives = [row.candidates[index] for index in row.negatives]
     return {
@@ -165,10 +175,15 @@ class PassageSelection:
 def select_passages(
     shifts: Sequence[float], correct: Sequence[bool | None], top: int = DEFAULT_TOP
 ) -> PassageSelection:
-    """Select the candidates with the largest rises and falls (CBDR, section 3.2.2).
+    """Select the candidates that raise or lower the LLM's confidence most (CBDR, section 3.2.2).
 
-    If answers were graded, candidates that lead to a right answer are the positives and the others the negatives: a
-    question that is right without a passage cannot rise, and one that is wrong cannot fall.
+    If answers were graded, candidates that lead to a right answer are positives and the others are negatives, whatever
+    their shift.
+
+    Args:
+        shifts: Confidence with each candidate minus the confidence without it.
+        correct: Whether the answer with each candidate is right; None if it was not graded.
+        top: Maximum number of positives, and of negatives.
     """
     order = sorted(range(len(shifts)), key=lambda index: -shifts[index])
     if any(grade is not None for grade in correct):
@@ -181,15 +196,15 @@ def select_passages(
 
 
 def deduplicate_passages(passages: Sequence[Passage]) -> list[Passage]:
-    """Drop passages whose normalized text repeats an earlier one."""
-    first: dict[str, Passage] = {}
+    """Keep the first of all passages with the same text; case, punctuation and articles do not matter."""
+    by_text: dict[str, Passage] = {}
     for passage in passages:
-        first.setdefault(normalize(passage.text) or passage.text, passage)
-    return list(first.values())
+        by_text.setdefault(normalize(passage.text) or passage.text, passage)
+    return list(by_text.values())
 
 
 def hash_preferences(rows: Sequence[Preference]) -> str:
-    """Hash everything that a reranker learns from."""
+    """Hash the training data of a reranker: the ids, positives, negatives and candidates of all rows."""
     parts = [
         f"{row.id}|{row.positives}|{row.negatives}|{[asdict(candidate) for candidate in row.candidates]}"
         for row in rows
@@ -198,14 +213,18 @@ def hash_preferences(rows: Sequence[Preference]) -> str:
 
 
 def load_common_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
-    """Return the settings of the first folder; raise BadSetting if the others differ in `COMMON_SETTINGS`."""
+    """Return the settings of the first folder, after checking that the folders can be combined.
+
+    Raises:
+        BadSetting: Another folder differs in one of the `COMMON_SETTINGS`.
+    """
     settings: list[dict[str, Any]] = [folder.manifest()["settings"] for folder in folders]
     for folder, other in zip(folders[1:], settings[1:], strict=True):
         for key in COMMON_SETTINGS:
             if other.get(key) != settings[0].get(key):
                 raise BadSetting(
-                    f"'{folder.path}' cannot be combined with '{folders[0].path}': {key} is {other.get(key)} there and "
-                    f"{settings[0].get(key)} here."
+                    f"the preference folders '{folders[0].path}' and '{folder.path}' cannot be combined, because their "
+                    f"'{key}' differs: {settings[0].get(key)} and {other.get(key)}. Use only one of them."
                 )
     return settings[0]
 
@@ -214,22 +233,25 @@ def load_common_settings(folders: Sequence[PreferenceFolder]) -> dict[str, Any]:
 
 
 def rank_scores(scores: Sequence[float]) -> list[int]:
-    """Return indices by descending score; equal scores keep their order."""
+    """Return the indices of scores from highest to lowest; equal scores keep their order."""
     return sorted(range(len(scores)), key=lambda index: -scores[index])
 
 
 def precision_at(hits: Sequence[bool], k: int) -> float:
-    """Return the share of positives among the first k; missing passages count as misses."""
+    """Return the share of positives among the first k passages; if there are fewer than k, the rest count as misses.
+
+    `hits` says for each ranked passage whether it is a positive.
+    """
     return sum(hits[:k]) / k
 
 
 def recall_at(hits: Sequence[bool], k: int) -> float:
-    """Return the share of the positives that are among the first k."""
+    """Return the share of all positives that are among the first k passages; `hits` must contain a positive."""
     return sum(hits[:k]) / sum(hits)
 
 
 def reciprocal_rank_at(hits: Sequence[bool], k: int) -> float:
-    """Return 1 / rank of the first positive; 0 if it comes after k."""
+    """Return 1 / rank of the first positive passage; 0 if there is none among the first k."""
     return next((1 / rank for rank, hit in enumerate(hits[:k], start=1) if hit), 0.0)
 
 
@@ -238,14 +260,25 @@ RANK_METRIC_NAMES = tuple(f"{name}@{k}" for k in CUTOFFS for name in RANK_METRIC
 
 
 def rank_hits(row: Preference, scores: Sequence[float]) -> list[bool]:
-    """Order the pool of a row by score, and return which of its passages are positives."""
+    """Rank the positives and negatives of a row by score, and return for each rank whether it is a positive.
+
+    `scores` has a score for every candidate of the row; higher is better.
+    """
     positives = set(row.positives)
     ranked = [row.pool[number] for number in rank_scores([scores[index] for index in row.pool])]
     return [index in positives for index in ranked]
 
 
 def compute_rank_metrics(rows: Sequence[Preference], scores: Sequence[Sequence[float]]) -> dict[str, FloatArray]:
-    """Compute every metric for every row; rows need positives and negatives."""
+    """Compute all ranking metrics (P, R and MRR at 1, 3 and 5) for every row.
+
+    Args:
+        rows: Rows with positives and negatives.
+        scores: For each row, the score of every candidate.
+
+    Returns:
+        The values of each metric by its name, such as 'P@3', with one number per row.
+    """
     hits = [rank_hits(row, values) for row, values in zip(rows, scores, strict=True)]
     return {
         f"{name}@{k}": np.array([metric(row_hits, k) for row_hits in hits], dtype=np.float64)

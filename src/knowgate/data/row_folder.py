@@ -1,7 +1,7 @@
-"""Folders of rows that grow batch by batch: a manifest, and one JSON line per question.
+"""Folders that hold a manifest and a JSON Lines file with one row per question, written batch by batch.
 
-A process may be killed at any moment: rows are appended and flushed batch by batch, and an incomplete last line is
-removed when the folder is opened again.
+The writing process may be killed at any moment. Rows are flushed to disk after each batch, and an incomplete last line
+is removed when writing continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
 
 @dataclass(frozen=True)
 class FolderManifest:
-    """Fields that every manifest has: how the rows were made, and counts of them."""
+    """Fields that every manifest has: the settings that the rows were made with, and totals such as counts."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     totals: Mapping[str, float | None] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class FolderManifest:
 
 @dataclass(frozen=True)
 class RowHeader:
-    """Fields that every row has."""
+    """Fields that every row has: the id of the question, and why it failed (None if it did not)."""
 
     id: str
     error: str | None = None
@@ -77,31 +77,33 @@ class RowFolder:
         """
         file = self.file(self.manifest_name)
         if not file.is_file():
-            raise ArtifactError(f"'{self.path}' is not a {self.folder_type}: no {self.manifest_name}. {self.advice}")
+            raise ArtifactError(
+                f"'{self.path}' is not a {self.folder_type}: it has no {self.manifest_name}. {self.advice}"
+            )
         manifest = read_json(file)
         if not isinstance(manifest, dict) or manifest.get("version") != self.version:
             version = manifest.get("version") if isinstance(manifest, dict) else None
             raise ArtifactError(
-                f"'{self.path}' was written by another version of knowgate (format {str(version)[:40]}, this one reads "
-                f"{self.version}). Make a new folder: {self.command}"
+                f"'{self.path}' was written by another version of knowgate (format {str(version)[:40]}, this version "
+                f"reads format {self.version}). Create a new folder: {self.command}"
             )
         self._validate(FolderManifest, manifest, str(file))
         return manifest
 
     @property
     def advice(self) -> str:
-        """What to do if the folder is not of this type."""
+        """Advice that ends the error message for a folder of another type."""
         return f"Make one: {self.command}"
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in the folder; names and links that lead outside raise ArtifactError."""
+        """Return the path of a file in the folder; raises ArtifactError for a name or link that leads outside."""
         path = resolve_inside(self.path, name, self.make_error)
         if links_outside(path, self.path):
             raise self.make_error(f"'{name}' is a link that leads out of the folder")
         return path
 
     def make_error(self, problem: str) -> ArtifactError:
-        """Make the error for a folder that cannot be used."""
+        """Make the error message for a folder that cannot be used because of a problem."""
         return ArtifactError(
             f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. "
             f"Make a new one: {self.command}"
@@ -114,12 +116,12 @@ class RowFolder:
             raise self.make_error(str(error)) from None
 
     def records(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the location and the record of each row, in file order."""
+        """Yield each row in file order, as its location for error messages and its JSON object."""
         for where, record, _ in self.records_with_offsets():
             yield where, record
 
     def records_with_offsets(self) -> Iterator[tuple[str, dict[str, Any], int]]:
-        """Yield the location, record and byte offset in the uncompressed file of each row."""
+        """Yield each row as its location, its JSON object and its byte offset in the uncompressed file."""
         self.manifest()
         offset = 0
         for where, line in self._read_lines():
@@ -127,7 +129,7 @@ class RowFolder:
             offset += len(line)
 
     def records_at(self, offsets: Iterable[int]) -> Iterator[dict[str, Any]]:
-        """Yield the records at these byte offsets; fastest in ascending order."""
+        """Yield the JSON objects of the rows at these byte offsets. Ascending offsets are read fastest."""
         is_packed = self.packed_file.is_file()
         with _open_gzip(self.packed_file) if is_packed else self.file(self.rows_name).open("rb") as lines:
             for offset in offsets:
@@ -135,14 +137,14 @@ class RowFolder:
                 yield self._parse_row(lines.readline(), f"{lines.name} at byte {offset}")
 
     def _read_lines(self) -> Iterator[tuple[str, bytes]]:
-        """Yield the location and bytes of each complete line of the rows."""
+        """Yield the location and bytes of each row; an incomplete last line is left out."""
         file = self.file(self.rows_name)
         if self.packed_file.is_file():
             with _open_gzip(self.packed_file) as lines:
                 for number, line in enumerate(lines, start=1):
                     yield f"{self.packed_file} line {number}", line
         elif file.is_file():
-            remaining = find_last_line_end(file)
+            remaining = find_last_line_end(file)  # bytes that belong to complete lines
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, start=1):
                     remaining -= len(line)
@@ -157,11 +159,14 @@ class RowFolder:
 
     @property
     def packed_file(self) -> Path:
-        """The compressed rows of a finished folder, which is read but never extended."""
+        """The compressed file of rows that a finished, packed folder has instead; it is never extended."""
         return self.file(f"{self.rows_name}.gz")
 
     def done(self) -> dict[str, str | None]:
-        """Return the ids that have a row, each with its error or None."""
+        """Return the error of each question that has a row, by question id; None if it did not fail.
+
+        A folder without manifest has no rows, so the result is empty.
+        """
         if not (self.path / self.manifest_name).is_file():
             return {}
         return {record["id"]: record.get("error") for _, record in self.records()}
@@ -180,7 +185,7 @@ class RowFolder:
         """
         self._check_path()
         if self.packed_file.is_file():
-            raise BadSetting(f"'{self.path}' is finished and packed. Choose another `out`.")
+            raise BadSetting(f"'{self.path}' is finished and packed, so no rows can be added. Choose another `out`.")
         self._remove_partial_files()
         if (self.path / self.manifest_name).is_file():
             _check_same_settings(self.manifest().get("settings", {}), settings, self.path)
@@ -190,7 +195,7 @@ class RowFolder:
         write_json(self.path / self.manifest_name, {"version": self.version, "settings": dict(settings), **about})
 
     def update(self, **values: Any) -> None:
-        """Change entries of the manifest."""
+        """Replace entries of the manifest, and keep the others."""
         write_json(self.path / self.manifest_name, {**self.manifest(), **values})
 
     def append_records(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -202,10 +207,12 @@ class RowFolder:
             os.fsync(file.fileno())
 
     def drop_failed(self) -> int:
-        """Remove rows with errors, so that they are tried again; call it inside `exclusive`.
+        """Remove the rows that have an error, so that their questions are tried again.
+
+        Call it only inside `exclusive`. A packed folder is not changed.
 
         Returns:
-            The number of removed rows.
+            The number of rows that have an error.
         """
         records = [record for _, record in self.records()]
         good = [record for record in records if not record.get("error")]
@@ -216,13 +223,15 @@ class RowFolder:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Lock the folder for writing; raises BadSetting if another process holds the lock."""
+        """Lock the folder for writing inside a `with` block; raises BadSetting if another process has locked it."""
         self._check_path()
         with contextlib.ExitStack() as locks:
             try:
                 locks.enter_context(file_lock(self.path / ".lock", wait=False))
             except BlockingIOError:
-                raise BadSetting(f"another process is writing to '{self.path}'. Wait for it or stop it.") from None
+                raise BadSetting(
+                    f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
+                ) from None
             except OSError as error:
                 raise explain_disk_error(error, self.path) from error
             yield
@@ -241,7 +250,7 @@ class RowFolder:
             raise BadSetting(str(error)) from None
 
     def _remove_incomplete_line(self) -> None:
-        """Cut off a line that was being written when the process died."""
+        """Remove the last line if the process died while writing it."""
         file = self.path / self.rows_name
         if file.is_file() and (end := find_last_line_end(file)) < file.stat().st_size:
             os.truncate(file, end)
@@ -254,24 +263,24 @@ def _open_gzip(file: Path) -> Iterator[gzip.GzipFile]:
         with gzip.open(file, "rb") as lines:
             yield lines
     except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(f"{file} cannot be decompressed ({error}). Download it again.") from None
+        raise ArtifactError(f"the file {file} cannot be decompressed ({error}). Download it again.") from None
 
 
 def _parse_line(line: bytes, where: str) -> dict[str, Any]:
-    """Parse a line of a row file as a JSON object."""
+    """Parse a line of a row file as a JSON object; raises ArtifactError if it is damaged."""
     try:
         record = parse_json(line.decode(), where)
     except UnicodeDecodeError:
-        raise ArtifactError(f"{where} is not UTF-8 text: the run is damaged. Make it again.") from None
+        raise ArtifactError(f"{where} is not UTF-8 text: the run is damaged. Create the run again.") from None
     except BadInput as error:
-        raise ArtifactError(f"{str(error).rstrip('.')}: the run is damaged. Make it again.") from None
+        raise ArtifactError(f"{str(error).rstrip('.')}: the run is damaged. Create the run again.") from None
     if not isinstance(record, dict):
-        raise ArtifactError(f"{where} is not a JSON object: the run is damaged. Make it again.")
+        raise ArtifactError(f"{where} is not a JSON object: the run is damaged. Create the run again.")
     return record
 
 
 def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
-    """Raise BadSetting if a folder was started with other settings."""
+    """Raise BadSetting, with all differences, if a folder was started with other settings than the current ones."""
     differences = [
         f"{key} was {started.get(key)!r}, now {current.get(key)!r}"
         for key in sorted({*started, *current} - {"hash"})
@@ -285,9 +294,13 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
 
 
 def explain_disk_error(error: OSError, path: Path) -> KnowgateError:
-    """Convert an error of the file system to a message; other OSErrors, raised by libraries, are raised again."""
+    """Convert an error of the file system, such as a full disk, to a readable error.
+
+    An OSError without error number comes from a library, not from the file system. It is raised again unchanged.
+    """
     if error.errno is None:
         raise error
     return KnowgateError(
-        f"cannot write to '{path}': {error.strerror}. Finished rows are saved; fix it and run the same command again."
+        f"cannot write to '{path}': {error.strerror}. Finished rows are saved. Fix the problem and run the same command "
+        "again."
     )

@@ -1,7 +1,8 @@
-"""Fingerprints of questions, and splits by a hash of each question.
+"""Fingerprints of questions, and random splits of questions by a hash.
 
-The part that a question falls into does not depend on the other questions. Each split has its own salt, so that the
-splits are independent. Gates and thresholds on disk rely on these hashes: they must not change.
+Because of the hash, the part that a question falls into does not depend on the other questions. Each kind of split adds
+its own text (salt) to the hash, so that different splits are independent. The hashes must never change, because gates
+and thresholds on disk rely on them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DEV_HASH_DIGITS = 8
 
 
 def hash_to_unit(*salt_and_key: str, digits: int = HASH_DIGITS) -> float:
-    """Hash a salt and a key to a number in [0, 1), from this many hexadecimal digits of the hash."""
+    """Hash texts (a salt and a key) to a number in [0, 1), using the first `digits` hexadecimal digits of the hash."""
     return int(sha256_text(*salt_and_key)[:digits], 16) / 16**digits  # type: ignore[no-any-return]
 
 
@@ -35,15 +36,16 @@ def hash_to_unit(*salt_and_key: str, digits: int = HASH_DIGITS) -> float:
 
 
 def fingerprint_text(question: str) -> str:
-    """Fingerprint the text of a question, to recognize questions that a gate was fitted on."""
+    """Return a hash of a question's text, by which questions that a gate was fitted on are recognized."""
     return sha256_text(normalize(question) or question)[:12]
 
 
 def fingerprint_text_loosely(question: str) -> str:
-    """Fingerprint a question so that case, spaces, punctuation, accents and invisible characters do not matter.
+    """Return a hash of a question's text that ignores case, spaces, punctuation, accents and invisible characters.
 
-    `fingerprint_text`, which older gates record, distinguishes "icecream" and "ice cream"; this one does not.
+    So "icecream" and "ice cream" have the same hash, unlike with `fingerprint_text`, which older gates record.
     """
+    # Category "Cf" holds invisible format characters such as the zero-width joiner.
     visible = "".join(char for char in question.casefold() if unicodedata.category(char) != "Cf")
     plain = unicodedata.normalize("NFKD", normalize(visible)).casefold()
     letters = "".join(char for char in plain if char.isalnum() or char == " " or _is_vowel_sign(char))
@@ -52,12 +54,15 @@ def fingerprint_text_loosely(question: str) -> str:
 
 
 def _is_vowel_sign(char: str) -> bool:
-    """Return whether a mark changes the word, as in Hindi or Japanese, unlike Latin, Greek and Cyrillic accents."""
+    """Return whether a character is a combining mark that changes the word, such as a vowel sign of Hindi.
+
+    Accents of Latin, Greek and Cyrillic letters (U+0300 to U+036F) do not count, because they are ignored.
+    """
     return unicodedata.category(char)[0] == "M" and not "\u0300" <= char <= "\u036f"
 
 
 def fingerprint_question(question: Question) -> str:
-    """Fingerprint a question by its text, or by its id if the row was packed without texts."""
+    """Return a hash of a question's text, or of its id if the text was removed from the label run."""
     return fingerprint_text(question.text if question.text else f"id:{question.id}")
 
 
@@ -66,7 +71,7 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the disjoint parts of a training run."""
+    """Row numbers of the four disjoint parts of the training data."""
 
     train: NDArray[np.int64]
     dev: NDArray[np.int64]
@@ -79,21 +84,21 @@ class Split:
 
 
 def split_questions(texts: Sequence[str], seed: int) -> Split:
-    """Split questions for training; equal questions fall into the same part."""
+    """Split questions into train, dev, calibration and test; questions with equal text fall into the same part."""
     shares = np.array([hash_to_unit(str(seed), fingerprint_text(text)) for text in texts])
-    edges = np.cumsum(list(SPLIT_SHARES.values()))[:-1]
+    edges = np.cumsum(list(SPLIT_SHARES.values()))[:-1]  # boundaries between the parts: 0.6, 0.7, 0.85
     part = np.searchsorted(edges, shares, side="right")
     return Split(*(np.flatnonzero(part == number) for number in range(len(SPLIT_SHARES))))
 
 
 def mark_dev_rows(ids: Sequence[str]) -> BoolArray:
-    """Mark the rows of an evaluation that a threshold may be chosen on, by question id."""
+    """Return a mask of the evaluation rows on which a threshold may be chosen; the others are for testing it."""
     return np.array([hash_to_unit("dev", question_id, digits=DEV_HASH_DIGITS) for question_id in ids]) < DEV_SHARE
 
 
 def mark_held_out(fingerprints: Sequence[str], share: float, seed: int = 0) -> BoolArray:
-    """Mark the questions held out from calibration.
+    """Return a mask of the questions that are held out from calibration, about `share` of them.
 
-    The salt differs from that of `split_questions`; otherwise all test questions of a fit would fall on one side.
+    The salt differs from that of `split_questions`. Otherwise all test questions of a fit would fall on one side.
     """
     return np.array([hash_to_unit("calibrate", str(seed), key) for key in fingerprints]) < share

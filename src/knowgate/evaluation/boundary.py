@@ -1,4 +1,7 @@
-"""The knowledge boundary of label runs (Zhang et al., KBM, section 3, Figures 1-3).
+"""The knowledge boundary of label runs: what the LLM knows, and what passages change (KBM, section 3, Figures 1-3).
+
+Two indicators are measured on sampled answers: mastery (share of correct samples) and certainty (how far the samples
+agree). A side is a way of answering: closed-book, open-book, or with the gold answers masked in the passages.
 
 Failed questions are counted and left out. A question without gold answers has a certainty but no mastery.
 """
@@ -181,7 +184,10 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
 
 
 def measure_retrieval_change(row: LabelRow) -> tuple[float, int]:
-    """Return how much retrieval raised mastery, and its benefit; (0, 0) if unknown. Orders rows by effect."""
+    """Return (rise of mastery, benefit) of retrieval for a row, to sort rows by the effect of retrieval.
+
+    Mastery is the share of correct samples. Benefit is 1, 0 or -1. Unknown values are 0.
+    """
     before = row.closed.mastery if row.closed else None
     after = row.open.mastery if row.open else None
     rise = 0.0 if before is None or after is None else round(after - before, 6)

@@ -26,7 +26,7 @@ NOT_GIVEN = "(not given)"
 
 @dataclass(frozen=True, slots=True)
 class QuestionFacts:
-    """What the boundary report needs of a labeled question; small enough to keep for every row of a long run.
+    """What the boundary report needs of a labeled question. It is small, so that long runs fit in memory.
 
     Attributes:
         correct: Whether the greedy answer is correct, by side; None if there is none or it is not graded.
@@ -165,7 +165,7 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
 
 
 def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[tuple[float, bool, bool]]:
-    """List (indicator, closed-book correct, open-book correct) of the questions that have all three."""
+    """List (indicator, closed-book correct, open-book correct) per question. Questions without all three are skipped."""
     cases = []
     for fact in facts:
         value, closed, opened = fact.indicators["closed"][indicator], fact.correct["closed"], fact.correct["open"]

@@ -1,7 +1,8 @@
 """Costs of always, never and gated retrieval, and the search price above which a gate is cheaper.
 
-`compare_traffic_costs` works on logged traffic, `estimate_gated_cost` on label runs. Searches and generated tokens are
-counted; passage tokens are estimated from their texts. What a search costs and how long it takes are assumptions.
+`compare_traffic_costs` works on logged traffic, `estimate_gated_cost` on label runs. The numbers of searches and
+generated tokens are exact; the number of passage tokens is estimated from the texts. The price and the duration of a
+search are assumptions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ COST_QUESTIONS = 1_000  # questions that `knowgate cost` shows costs for
 SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
 DEFAULT_SEARCH_PRICE = 0.005  # US dollars; about what hosted search services charge
 DEFAULT_TOKEN_PRICE = 3e-7  # US dollars; a small hosted LLM
-DEFAULT_SEARCH_SECONDS = 0.3
-GRADED = "graded"
+DEFAULT_SEARCH_SECONDS = 0.3  # assumed duration of a search
+GRADED = "graded"  # key of Traffic.checks for questions whose answers are graded
 
 
 def read_prices(path: Path) -> Prices:
@@ -55,13 +56,14 @@ def compute_break_even_price(always: float, gated: float, skipped: float) -> flo
 
 @dataclass(frozen=True)
 class TrafficCost:
-    """Mean cost per question of one policy; None if the log does not say.
+    """Mean cost per question of one policy. Amounts that the log does not record are None.
 
     Attributes:
-        prompt: Tokens read by the LLM.
-        completion: Tokens written by the LLM.
+        searches: Number of searches.
+        prompt: Number of tokens that the LLM reads.
+        completion: Number of tokens that the LLM generates.
         gpu: Seconds of the LLM's GPU.
-        lost: Share of questions whose correct answer is lost by skipping.
+        lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
     """
 
     searches: float
@@ -82,10 +84,11 @@ class TrafficCost:
         return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
 
     def missing_amounts(self, prices: Prices) -> list[str]:
-        """List the prices whose amounts are unknown."""
+        """List the names of prices above 0 whose amounts are unknown."""
         return [name for name, (amount, price) in self._priced_amounts(prices).items() if price and amount is None]
 
     def _priced_amounts(self, prices: Prices) -> dict[str, tuple[float | None, float]]:
+        """Return (amount, price of one unit) by the name of the price."""
         return {
             "input_token": (self.prompt, prices.input_token),
             "output_token": (self.completion, prices.output_token),
@@ -111,7 +114,7 @@ class CostComparison:
 
     @property
     def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper; None if unknown or if it skips nothing."""
+        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing."""
         always, gated = (cost.money_without_searches(self.prices) for cost in (self.always, self.gated))
         if always is None or gated is None:
             return None
@@ -119,7 +122,13 @@ class CostComparison:
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
-    """Compare the costs of always, never and gated retrieval on logged traffic."""
+    """Compare the costs of always, never and gated retrieval on logged traffic.
+
+    Args:
+        traffic: Logged questions.
+        threshold: The gate retrieves if need is above it.
+        prices: Prices of searches, tokens and GPU time.
+    """
     retrieve = traffic.needs > threshold
     return CostComparison(
         len(retrieve),
@@ -132,7 +141,11 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> TrafficCost:
-    """Measure a policy. `stage` is what every question costs; None for a gate's reading plus one of both answers."""
+    """Measure the mean cost of retrieving where `retrieve` is true.
+
+    `stage` names the cost that applies to every question. None means gated retrieval: the gate's reading, plus the
+    open-book or the rest of the closed-book answer.
+    """
     prompt, completion, gpu = (
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
@@ -140,6 +153,7 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> T
 
 
 def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
+    """Return the mean of one cost measure, such as 'prompt'; None if unknown. For `stage` see `_measure_cost`."""
     if stage is not None:
         amounts = traffic.costs[stage][measure]
     else:
@@ -150,7 +164,10 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
 
 
 def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
-    """Measure lost answers on graded rows. In a log, an answer that differs need not be wrong."""
+    """Measure the share of graded questions whose correct answer is lost by skipping.
+
+    None for a log, where it is only known whether the answers differ, not whether one is wrong.
+    """
     if GRADED not in traffic.checks:
         return None
     graded = [index for index, event in enumerate(traffic.events) if event.loses_answer is not None]
@@ -162,10 +179,12 @@ def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
 
 @dataclass(frozen=True)
 class CostAssumptions:
-    """Prices and times that label runs do not contain, in any currency.
+    """Prices, in any currency, and times that label runs do not contain.
 
     Attributes:
-        price_token: Price of one token that the LLM reads or writes.
+        price_search: Price of one search.
+        price_token: Price of one token that the LLM reads or generates.
+        search_seconds: Duration of a search.
     """
 
     price_search: float = DEFAULT_SEARCH_PRICE
@@ -175,21 +194,22 @@ class CostAssumptions:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0):
-                raise BadSetting(f"{name}={value:g} is not allowed: it must be a number of at least 0.")
+                raise BadSetting(f"{name}={value:g} is not allowed. Use a number of at least 0.")
 
     @property
     def are_defaults(self) -> bool:
-        """Whether these are the packaged assumptions, whose prices are in US dollars."""
+        """Whether these are the default assumptions, whose prices are in US dollars."""
         return self == CostAssumptions()
 
 
 @dataclass(frozen=True)
 class QuestionCost:
-    """Mean cost per question on label runs.
+    """Mean cost per question of one policy on label runs.
 
     Attributes:
-        passage_tokens: Tokens of passages in the prompt; None if the rows hold no texts.
-        answer_tokens: Generated tokens; None if the rows hold no lengths.
+        searches: Number of searches.
+        passage_tokens: Number of passage tokens in the prompt; None if the rows contain no texts.
+        answer_tokens: Number of generated tokens; None if the rows contain no answer lengths.
         decision_seconds: Time of the gate's decision; None if it was not timed.
     """
 
@@ -199,16 +219,16 @@ class QuestionCost:
     decision_seconds: float | None = 0.0
 
     def money(self, assumptions: CostAssumptions) -> float:
-        """Return the cost of searches and known tokens."""
+        """Return the price of searches and tokens. Unknown numbers of tokens count as 0."""
         tokens = (self.passage_tokens or 0.0) + (self.answer_tokens or 0.0)
         return self.searches * assumptions.price_search + tokens * assumptions.price_token
 
     def seconds(self, assumptions: CostAssumptions) -> float:
-        """Return the time of searching and deciding, without answering."""
+        """Return the seconds of searching and deciding, without answering. An untimed decision counts as 0."""
         return self.searches * assumptions.search_seconds + (self.decision_seconds or 0.0)
 
     def break_even(self, always: QuestionCost, assumptions: CostAssumptions) -> float | None:
-        """Return the search price above which this is cheaper than always retrieving."""
+        """Return the search price above which this policy is cheaper than `always`; None if it skips nothing."""
         free_search = replace(assumptions, price_search=0.0)
         return compute_break_even_price(
             always.money(free_search), self.money(free_search), always.searches - self.searches
@@ -216,27 +236,27 @@ class QuestionCost:
 
 
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
-    """Estimate the cost of always retrieving."""
+    """Estimate the mean cost per question of always retrieving."""
     passages = count_passage_tokens(table)
     answer_tokens = float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None
     return QuestionCost(1.0, None if passages is None else float(passages.mean()), answer_tokens)
 
 
 def estimate_never_cost(table: LabelTable) -> QuestionCost:
-    """Estimate the cost of answering every question closed-book, without a gate."""
+    """Estimate the mean cost per question of never retrieving, without a gate."""
     return estimate_gated_cost(table, np.ones(len(table.rows), dtype=bool), None)
 
 
 def estimate_gated_cost(table: LabelTable, skips: BoolArray, gate: GateResult | None) -> QuestionCost:
-    """Estimate the cost of retrieving for all questions but the skipped ones.
+    """Estimate the mean cost per question if some searches are skipped.
 
     Args:
         table: Labeled questions.
-        skips: Whether each question is skipped.
-        gate: The gate that decides; None for a policy that needs none.
+        skips: Whether the search for each question is skipped.
+        gate: The gate that decides, whose drafts and samples cost tokens; None for a policy without a gate.
     """
     drafts, extra_tokens = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
-    draft_tokens = table.closed_tokens * drafts
+    draft_tokens = table.closed_tokens * drafts  # 0 if the gate needs no draft answer
     answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
     passages = count_passage_tokens(table)
     return QuestionCost(
@@ -248,10 +268,10 @@ def estimate_gated_cost(table: LabelTable, skips: BoolArray, gate: GateResult | 
 
 
 def count_passage_tokens(table: LabelTable) -> FloatArray | None:
-    """Return the tokens of each question's passages. None if no row holds their texts."""
+    """Return the number of passage tokens of each question. None if no row contains passage texts."""
     return table.passage_tokens if table.passage_tokens.any() else None
 
 
 def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
-    """Return the tokens of the answer with passages, or of the closed-book one if no passage was found."""
+    """Return the answer length of each question with passages, or without them if none were found, in tokens."""
     return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)

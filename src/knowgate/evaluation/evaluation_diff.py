@@ -23,7 +23,7 @@ IndexPairs = tuple[list[int], list[int]]
 
 @dataclass(frozen=True)
 class MeasureDiff:
-    """A measure in both evaluations, and the second minus the first."""
+    """A measure in both evaluations. `difference` is the second minus the first."""
 
     first: Estimate
     second: Estimate
@@ -32,7 +32,7 @@ class MeasureDiff:
 
 @dataclass(frozen=True)
 class GateDiff:
-    """One gate in both evaluations. `changes` holds its accuracy, rate (of searches) and auroc."""
+    """One gate in both evaluations. `changes` has its accuracy, rate (of retrieval) and auroc, if both have them."""
 
     gate: str
     changes: dict[str, MeasureDiff]
@@ -43,10 +43,13 @@ class EvaluationDiff:
     """Differences between two evaluations.
 
     Attributes:
-        watched: Gates that decide whether the second evaluation is better or worse.
+        first: The evaluation to compare with.
+        second: The evaluation to compare.
+        gates: Gates that both evaluations have.
+        watched: Names of the gates that decide whether the second evaluation is better or worse.
         paired: Number of questions that differences are paired on; 0 if the evaluations share too few.
-        only_first: Gates of the first evaluation only.
-        only_second: Gates of the second evaluation only.
+        only_first: Names of gates that only the first evaluation has.
+        only_second: Names of gates that only the second evaluation has.
         shared: Number of questions that both evaluations have.
         needed: Number of shared questions needed for pairing.
     """
@@ -62,11 +65,12 @@ class EvaluationDiff:
     needed: int = 0
 
     def find_worse(self, tolerance: float) -> list[GateDiff]:
-        """Return watched gates whose accuracy fell by more than `tolerance`, with an interval below 0."""
+        """Return the watched gates whose accuracy fell by more than `tolerance` and whose interval is below 0."""
         return [gate for gate in self.gates if gate.gate in self.watched and _has_fallen(gate, tolerance)]
 
 
 def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
+    """Return whether accuracy fell by more than `tolerance`, and the interval of the difference is below 0."""
     if "accuracy" not in gate.changes:
         return False
     difference = gate.changes["accuracy"].difference
@@ -84,14 +88,16 @@ def diff_evaluations(
     watch: Sequence[str] = (),
     resamples: int = DEFAULT_RESAMPLES,
 ) -> EvaluationDiff:
-    """Compare two evaluations.
+    """Compare two evaluations, gate by gate.
+
+    Gates that only one evaluation has are not compared, but listed in the result.
 
     Args:
         first: The evaluation to compare with.
         second: The evaluation to compare.
-        watch: Gates that decide which is better. By default never, always, the recommended policies, and all gates
-            with an arbiter.
-        resamples: Bootstrap resamples of paired differences.
+        watch: Gates that decide which evaluation is better. By default never, always, the recommended policies, and
+            all gates with an arbiter.
+        resamples: Number of bootstrap resamples of paired differences.
 
     Raises:
         BadInput: The evaluations have no gate in common.
@@ -107,7 +113,7 @@ def diff_evaluations(
             raise UnknownName("gate of both sides", gate, gates)
     shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
     pairs = shared if len(shared[0]) >= needed else ([], [])
-    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
+    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]  # with its arbiter
     default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
         first,
@@ -148,17 +154,18 @@ def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) 
 
 
 def _index_by_key(summary: EvaluationSummary) -> dict[str, int]:
-    """Map each question to its first index."""
+    """Map the key of each question to the index of its first occurrence."""
     return {key: index for index, key in reversed(list(enumerate(summary.question_keys)))}
 
 
 def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
-    """Return how many shared questions pairing needs: half of the smaller evaluation, and a minimum."""
+    """Return how many shared questions pairing needs: half of the smaller evaluation, but at least 30."""
     smaller = min(len(set(first.question_keys)), len(set(second.question_keys)))
     return max(MIN_SHARED_QUESTIONS, math.ceil(smaller / 2))
 
 
 def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
+    """Compare one gate. Accuracy and rate are paired if the evaluations share questions and store decisions."""
     changes = {
         measure: _diff_independent(first.measures[measure], second.measures[measure])
         for measure in first.measures
@@ -172,12 +179,17 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexP
 
 
 def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
+    """Compare outcomes on the same questions, in the same order."""
     before, after = first.astype(float), second.astype(float)
     return MeasureDiff(*estimate_means([before, after, after - before], resamples))
 
 
 def _diff_independent(first: Estimate, second: Estimate) -> MeasureDiff:
-    """Compare estimates from independent questions. Their variances add up, so half-widths add in squares."""
+    """Compare estimates from different questions.
+
+    The variances of independent samples add up. The half-width of the interval is therefore the root of the sum of
+    both squared half-widths.
+    """
     if first.value is None or second.value is None:
         return MeasureDiff(first, second, Estimate(None))
     difference = second.value - first.value

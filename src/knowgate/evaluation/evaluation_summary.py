@@ -1,4 +1,7 @@
-"""Summary of an evaluation for comparison with another: from a report folder, a label run, or in memory."""
+"""Summary of an evaluation, used to compare it with another one.
+
+It is read from a report folder, computed from a label run, or taken from an evaluation in memory.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,12 @@ ARBITER_SUFFIX = " + arbiter"  # ends the name of a gate that is followed by the
 
 @dataclass(frozen=True)
 class GateSummary:
-    """Measures of one gate, and its decisions if the report holds them.
+    """Measures of one gate, and its decisions if the report contains them.
 
     Attributes:
+        measures: Estimates by name: accuracy, rate (of retrieval) and auroc.
         right: Whether the final answer to each question is correct.
-        searched: Whether each question was retrieved for.
+        searched: Whether the gate retrieved for each question.
     """
 
     measures: dict[str, Estimate]
@@ -45,9 +49,11 @@ class EvaluationSummary:
 
     Attributes:
         name: Folder it was read from.
+        model: Name of the LLM.
         n: Number of questions.
+        gates: Gates by name, including the baselines and the recommended policy.
         question_keys: Fingerprints of the questions; equal questions have equal keys.
-        recommendation: What it recommends, in words.
+        recommendation: The recommended gate and threshold in words, or 'no gate'.
         arbiter: The arbiter after the gates whose names end in `ARBITER_SUFFIX`.
     """
 
@@ -63,33 +69,39 @@ class EvaluationSummary:
 def load_evaluation_summary(
     path: Path, gates: Sequence[GateLike], resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationSummary:
-    """Read the folder of a report, or evaluate gates on a label run.
+    """Read the summary of a report folder, or evaluate gates on a label run and summarize that.
 
     Args:
         path: Folder that `knowgate eval --out` wrote, or a label run.
-        gates: Gates to evaluate on a label run.
-        resamples: Bootstrap resamples for a label run.
+        gates: Gates to evaluate on a label run. Not used for a report folder.
+        resamples: Number of bootstrap resamples. Not used for a report folder.
 
     Raises:
-        BadInput: The folder is neither.
+        BadInput: The path is neither a report folder nor a label run.
     """
     folder = path.parent if path.name == SUMMARY_FILE else path
     if (folder / SUMMARY_FILE).is_file():
         return _read_summary(folder)
     if not folder.is_dir():
-        raise BadInput(f"'{path}' is not a folder. Give the folder of a report or of a label run.")
+        raise BadInput(f"'{path}' is not a folder. Give a report folder of `knowgate eval`, or a label run.")
     manifest = RunFolder.manifest_name
     if not (folder / manifest).is_file() and not suggest_runs(folder, manifest):
         raise BadInput(
-            f"'{path}' is neither a report (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give the "
-            "folder of a report or of a label run."
+            f"'{path}' is neither a report folder (no {SUMMARY_FILE}) nor a label run (no {manifest}). Give a report "
+            "folder of `knowgate eval`, or a label run."
         )
     evaluation = evaluate(list(gates), folder, resamples=resamples)
     return summarize_evaluation(evaluation, recommend(evaluation), str(path))
 
 
 def summarize_evaluation(evaluation: Evaluation, recommendation: Recommendation, name: str) -> EvaluationSummary:
-    """Summarize an evaluation in memory."""
+    """Summarize an evaluation that is in memory.
+
+    Args:
+        evaluation: The evaluation.
+        recommendation: Its recommendation.
+        name: Name of the summary in reports.
+    """
     gates = {}
     for gate in evaluation.gates:
         measures = {measure: gate.measures[measure] for measure in SUMMARY_MEASURES if measure in gate.measures}
@@ -121,6 +133,7 @@ def _summarize_recommendation(evaluation: Evaluation, recommendation: Recommenda
 
 
 def _summarize_decisions(right: BoolArray, searched: BoolArray) -> GateSummary:
+    """Summarize decisions by accuracy and retrieval rate."""
     accuracy, rate = estimate_means([right.astype(float), searched.astype(float)])
     return GateSummary({"accuracy": accuracy, "rate": rate}, right, searched)
 
@@ -133,7 +146,11 @@ def _describe_recommendation(level: str, gate: str | None, threshold: float | No
 
 
 def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) -> dict[str, Any]:
-    """Convert every gate's decisions to strings of 0 and 1, without any texts. The content of decisions.json."""
+    """Build the content of decisions.json, which contains no texts.
+
+    For each gate, a string of 0 and 1 says which answers are correct ('right'), and another which questions were
+    retrieved for ('searched').
+    """
     summary = summarize_evaluation(evaluation, recommendation, "")
     gates = {
         name: {
@@ -148,6 +165,8 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
 
 @dataclass(frozen=True)
 class _StoredRecommendation:
+    """Recommendation as stored in summary.json, where the level is called 'light'."""
+
     light: str = "unknown"
     gate: str | None = None
     threshold: float | None = None
@@ -155,6 +174,8 @@ class _StoredRecommendation:
 
 @dataclass(frozen=True)
 class _StoredCascadeLine:
+    """Results of one gate followed by an arbiter, as stored in summary.json."""
+
     gate: str
     rate: float
     accuracy: Estimate
@@ -162,6 +183,8 @@ class _StoredCascadeLine:
 
 @dataclass(frozen=True)
 class _StoredCascade:
+    """Results of all gates followed by an arbiter, as stored in summary.json."""
+
     arbiter: str = ""
     lines: tuple[Mapping[str, Any], ...] = ()
 
@@ -184,10 +207,11 @@ class _StoredDecisions:
 
 
 def _read_summary(folder: Path) -> EvaluationSummary:
+    """Read summary.json and, if it exists, decisions.json. Raises BadInput if they are not of an evaluation."""
     where = str(folder / SUMMARY_FILE)
     summary = read_json(folder / SUMMARY_FILE)
     if not isinstance(summary, dict) or not isinstance(summary.get("gates"), list):
-        raise BadInput(f"{where} does not belong to an evaluation. Give the folder of a report of `knowgate eval`.")
+        raise BadInput(f"{where} is not the summary of an evaluation. Give a report folder of `knowgate eval`.")
     file = folder / DECISIONS_FILE
     decisions = read_record(_StoredDecisions, read_json(file), str(file)) if file.is_file() else _StoredDecisions()
     gates = {}
@@ -217,6 +241,7 @@ def _read_summary(folder: Path) -> EvaluationSummary:
 
 
 def _read_measures(record: Mapping[str, Any], gate: str, where: str) -> dict[str, Estimate]:
+    """Read the estimates of `SUMMARY_MEASURES` from a gate's record. Missing measures are skipped."""
     return {
         measure: read_record(Estimate, record[measure], f"{where}: {measure} of {gate}")
         for measure in SUMMARY_MEASURES

@@ -37,7 +37,7 @@ class EvaluateOptions(LiveOptions):
 
     out: Path | None = Field(
         default=None,
-        description="Folder for report.html, summary.json and table.md, and for the answers to `data`.",
+        description="Output folder: report.html, summary.json, table.md, and the answers to `data`.",
         json_schema_extra={"metavar": "DIR"},
     )
     drop_seen: bool = Field(
@@ -45,26 +45,28 @@ class EvaluateOptions(LiveOptions):
     )
     second_look: str | Path | None = Field(
         default=None,
-        description="Fitted kbm gate that judges the passages of every row; adds a table with and without it.",
+        description="Folder of a fitted kbm gate that drops passages it finds useless; adds a table with and without it.",
         json_schema_extra={"metavar": "DIR"},
     )
     arbiter: Any = Field(
         default=None,
-        description="Arbiter that chooses an answer after retrieval; adds a table with and without it. Its choices "
-        "are stored in the runs.",
+        description="Arbiter that chooses between the answers with and without passages; adds a table with and without "
+        "it. Its choices are stored in the runs.",
         json_schema_extra={"metavar": "DIR|rules"},
     )
     price_retrieval: float | None = Field(
         default=None,
-        description="Price of one search; adds a table of skipping, one retrieval and several rounds, chosen by "
-        "expected gain. Needs rows with iterative answers.",
+        description="Price of one search. Adds a table in which each question gets the best of three actions: skip, "
+        "retrieve once, or several times. Needs runs labeled with `iterative`.",
     )
     price_wrong: float = Field(
         default=1.0, description="Price of a wrong answer, in the currency of `price_retrieval`."
     )
-    record: bool = Field(default=False, description="Store the gates' decisions in the label runs.")
-    resamples: int = Field(default=DEFAULT_RESAMPLES, ge=0, description="Bootstrap resamples for the intervals.")
-    seed: Seed = Field(default=0, description="Seed of the resamples.")
+    record: bool = Field(default=False, description="Whether to store the gates' decisions in the label runs.")
+    resamples: int = Field(
+        default=DEFAULT_RESAMPLES, ge=0, description="Number of bootstrap resamples for the intervals."
+    )
+    seed: Seed = Field(default=0, description="Random seed of the resamples.")
 
 
 @with_options(EvaluateOptions)
@@ -185,10 +187,14 @@ def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequ
 
 
 def compute_search_price(price_retrieval: float, price_wrong: float) -> float:
-    """Return the price of a search in correct answers."""
+    """Return the price of a search as a share of the price of a wrong answer.
+
+    Raises:
+        BadSetting: A price is negative or not finite, or a wrong answer costs nothing.
+    """
     for name, price in (("price_retrieval", price_retrieval), ("price_wrong", price_wrong)):
         if not (math.isfinite(price) and price >= 0):
             raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
     if price_wrong == 0:
-        raise BadSetting("price_wrong=0 makes every search too expensive. Use a price above 0.")
+        raise BadSetting("price_wrong=0 would make every search too expensive. Use a price above 0.")
     return price_retrieval / price_wrong

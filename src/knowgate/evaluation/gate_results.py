@@ -222,7 +222,7 @@ def make_baseline_result(table: LabelTable, result: GateResult) -> GateResult:
 
 
 def compute_majority_share(table: LabelTable) -> float:
-    """Return the accuracy of judging every question the same way: known, or unknown if that is more frequent."""
+    """Return the share of the more frequent kind of question: known or unknown to the LLM."""
     known = float(table.closed_right.mean())
     return max(known, 1 - known)
 
@@ -353,7 +353,10 @@ class QuestionCells:
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, FloatArray]]:
-    """Measure the questions exactly and the resamples on cells, corrected by the cells' error on all questions."""
+    """Measure the full sample exactly, and the resamples approximately on cells.
+
+    The error of the cells on the full sample is known. It is subtracted from every resample.
+    """
     full_sample = metrics.unit_weights(bootstrap.n)
     exact = [_build_gate_metric(gate)(full_sample) for gate in gates]
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
@@ -381,7 +384,11 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Number each question by its level of need. A level never spans the threshold or the edge of an ECE bin."""
+    """Return the number of the level of need that each question is in.
+
+    Levels have about equally many questions. A level never spans the threshold or the edge of a bin of the expected
+    calibration error (ECE), and equal needs are in the same level.
+    """
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
     tie_start = np.searchsorted(needs, needs, side="left")  # equal needs stay in one level

@@ -1,6 +1,6 @@
-"""Decisions of gates that need the LLM, made now and stored in label runs.
+"""Live decisions: gates that need the LLM decide on questions now, and their decisions are stored in label runs.
 
-Stored decisions are timed, and let the runs be evaluated again without the LLM.
+With stored decisions, the runs can be evaluated again without the LLM. The time of each decision is stored, too.
 """
 
 from __future__ import annotations
@@ -38,25 +38,30 @@ from knowgate.types import Gate, Model, Question, Retriever, Runner
 
 log = logging.getLogger(__name__)
 BATCH_RUNNER = LocalRunner(first=32, largest=32)
-MAX_TOKENS = 32
-LAYERS = "mid,late"
+MAX_TOKENS = 32  # maximum length of an answer
+LAYERS = "mid,late"  # layers of the LLM whose hidden states are stored for gates
 AUTO_GATES = "auto"  # stands for all gates that the rows allow
 
 
 class LiveOptions(AnswerOptions):
-    """Options of calling the LLM during an evaluation."""
+    """Options of an evaluation that calls the LLM."""
 
     model: Any = Field(
         default=None,
-        description="Model or its spec. With `data`: smollm by default. With `runs`: the LLM of the runs, for gates "
-        "that need it.",
+        description="Model, or its spec, that answers `data` (default: smollm). With `runs`: the LLM of the runs, which "
+        "lets gates decide that need more than the runs contain.",
     )
     plug_in: bool = Field(default=False, description="Allow gates that were fitted on another LLM.")
 
 
 @dataclass(frozen=True)
 class LiveRuns:
-    """Label runs made now, and the names that the gates' decisions are stored under in them."""
+    """Label runs that were made now.
+
+    Attributes:
+        runs: Folders of the runs.
+        gates: Names under which the decisions of each gate are stored in the runs.
+    """
 
     runs: list[Path]
     gates: list[str]
@@ -70,7 +75,9 @@ def label_and_decide(
     options: LiveOptions,
     on_progress: Callable[[LabelProgress], None] = lambda progress: None,
 ) -> LiveRuns:
-    """Label questions and let gates decide on them. Answers and decisions found in `out` are reused.
+    """Let the LLM answer questions and gates decide on them, and store both in label runs.
+
+    Answers and decisions found in `out` are reused.
 
     Args:
         gates: Gate specs or gates. 'auto' is left for the evaluation to resolve.
@@ -85,7 +92,9 @@ def label_and_decide(
     prompts = load_answer_prompts(options.prompts)
     decider = LiveDecider.create(named_gates, resolve_model(options.model), prompts, options)
     answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
-    if not decider.is_remote:  # a cluster loads index and reranker by name; here they are loaded once for all data sets
+    # The workers of a cluster load the index and the reranker by name. In this process, they are loaded once for all
+    # data sets.
+    if not decider.is_remote:
         answer_options["index"] = None if options.index is None else as_retriever(options.index)
         answer_options["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
     label_options = LabelOptions(**answer_options, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
@@ -100,7 +109,9 @@ def label_and_decide(
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
-    """Let gates decide on recorded questions if they need more than the rows hold, and store their decisions.
+    """Let gates decide on the questions of label runs if they need the LLM, and store their decisions.
+
+    Gates that can be scored from what the runs contain are returned as they are.
 
     Args:
         gates: Gate specs or gates.
@@ -108,7 +119,7 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
         options: The LLM and the prompts that the runs were made with.
 
     Returns:
-        The gates, each replaced by the name its decisions are stored under if it decided now.
+        The gates in the same order. A gate that decided now is replaced by the name of its stored decisions.
 
     Raises:
         BadSetting: The runs were made with another LLM or other prompts.
@@ -127,6 +138,7 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
 
 
 def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -> None:
+    """Raise BadSetting if label runs were made with another LLM or other prompts."""
     settings = table.settings
     if settings["model_fingerprint"] != model.fingerprint:
         raise BadSetting(
@@ -134,16 +146,22 @@ def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -
             f"({model.fingerprint}). Use model={settings['model']!r}."
         )
     if settings["prompts_fingerprint"] != prompts.fingerprint:
-        raise BadSetting("the runs were made with other prompts. Name those they were made with in `prompts`.")
+        raise BadSetting(
+            "the label runs were made with other prompts than the given ones. Set `prompts` to those of the runs."
+        )
 
 
 def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
-    """Split data specs at commas. A list of questions stays as it is."""
+    """Split data specs at commas. A list of questions stays one source.
+
+    Raises:
+        BadSetting: The text contains no spec.
+    """
     if not isinstance(data, str):
         return [data]
     specs: list[QuestionSource] = [spec.strip() for spec in data.split(",") if spec.strip()]
     if not specs:
-        raise BadSetting(f"data={data!r} names no questions.")
+        raise BadSetting(f"data={data!r} names no questions. Give a data spec such as 'jsonl:questions.jsonl'.")
     return specs
 
 
@@ -153,12 +171,15 @@ def make_folder_name(data: QuestionSource) -> str:
 
 
 def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
-    """Name gates for storage: a spec by itself, a gate object by its name, numbered if several share it."""
+    """Return a name for the stored decisions of each gate.
+
+    A spec is its own name. Gate objects are named by their `name`, followed by a number if several share it.
+    """
     names: list[str] = []
     for gate in gates:
         name = gate if isinstance(gate, str) else get_gate_name(gate)
-        same = sum(other == name or other.startswith(f"{name} (") for other in names)
-        names.append(f"{name} ({same + 1})" if same and not isinstance(gate, str) else name)
+        n_same = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({n_same + 1})" if n_same and not isinstance(gate, str) else name)
     return names
 
 
@@ -167,12 +188,13 @@ def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
 
 @dataclass
 class GateDecisions:
-    """Scores of one gate for some questions, by question id.
+    """Decisions of one gate on some questions.
 
     Attributes:
-        raw: Scores before calibration.
+        needs: Need for retrieval (0 = the LLM knows, 1 = retrieve), by question id.
+        raw: Scores before calibration, by question id; empty if the gate is not calibrated.
         distances: Distance of each question from those the gate was fitted on; None if unknown.
-        seconds: Time spent on all of the questions.
+        seconds: Total time of the decisions.
     """
 
     needs: dict[str, float] = field(default_factory=dict)
@@ -190,19 +212,20 @@ class GateDecisions:
 
 @dataclass(frozen=True)
 class Decider:
-    """Gates bound to one LLM. Each gate reads only what it needs, as in the pipeline."""
+    """Lets gates decide with one LLM. Each gate has its own forward pass, so that its time is realistic."""
 
     model: Model
     prompts: AnswerPrompts
     gates: Sequence[Gate]
 
     def decide(self, questions: Sequence[Question]) -> list[GateDecisions]:
-        """Score the questions with every gate."""
+        """Let every gate decide on the questions, and return the decisions in the order of the gates."""
         return [self._decide(gate, questions) for gate in self.gates]
 
     __call__ = decide
 
     def _decide(self, gate: Gate, questions: Sequence[Question]) -> GateDecisions:
+        """Let one gate decide, and measure the time."""
         start = time.perf_counter()
         ids = [question.id for question in questions]
         readings = read_questions(self.model, [gate], questions, self.prompts)
@@ -220,7 +243,7 @@ class Decider:
 
 @dataclass(frozen=True)
 class DeciderSpec:
-    """Names of an LLM and gates, sent to the workers of a cluster, which build the decider."""
+    """Names of an LLM and gates. It is sent to the workers of a cluster, which create the decider from it."""
 
     model: str
     gates: tuple[str, ...]
@@ -229,15 +252,20 @@ class DeciderSpec:
     index: str | None = None
 
     def create(self, retriever: Retriever | None) -> Decider:
-        """Load the LLM and the gates. The retriever is not used."""
+        """Load the LLM and the gates. The retriever is ignored; the runner passes one to every spec."""
         model = load_model(self.model)
         gates = [bind_gate(load_gate(spec, plug_in=self.plug_in), model, self.prompts) for spec in self.gates]
         return Decider(model, self.prompts, gates)
 
 
 def raise_undecided(question: Question, reason: str) -> list[GateDecisions]:
-    """Raise ModelError for a question that no gate could decide on: a missing score is never replaced by a number."""
-    raise ModelError(f"no gate could decide on question '{question.id}': {reason}. Its answers are stored; try again.")
+    """Raise ModelError for a question that a cluster could not decide on.
+
+    The evaluation stops, because a missing score must not be replaced by an invented number.
+    """
+    raise ModelError(
+        f"the gates could not decide on question '{question.id}': {reason}. All answers are stored. Try again."
+    )
 
 
 @dataclass(frozen=True)
@@ -246,9 +274,10 @@ class BoundGate:
 
     Attributes:
         name: Name that its decisions are stored under.
-        spec: What the caller named it by.
-        is_reusable: Whether stored decisions under this name are surely its own. Folders, objects and history logs
-            may have changed since.
+        spec: The spec or gate object that the caller gave.
+        gate: The gate, ready to decide with the LLM.
+        is_reusable: Whether stored decisions under this name can be reused. False for gate folders, gate objects and
+            gates with a history log, which may have changed since.
     """
 
     name: str
@@ -259,7 +288,7 @@ class BoundGate:
 
 @dataclass(frozen=True)
 class LiveDecider:
-    """Lets gates decide on the questions of label runs, in this process or on a cluster, and stores the decisions."""
+    """Lets gates decide on the questions of label runs, here or on a cluster, and stores their decisions."""
 
     model: Model
     prompts: AnswerPrompts
@@ -270,11 +299,15 @@ class LiveDecider:
     def create(
         cls, gates: dict[str, str | Gate], model: Model, prompts: AnswerPrompts, options: LiveOptions
     ) -> LiveDecider:
-        """Bind the gates to the LLM. For a cluster, the LLM and the gates must be given by name."""
+        """Bind the gates to the LLM.
+
+        Raises:
+            BadSetting: The LLM runs on a cluster, but the LLM or a gate is given as an object instead of a spec.
+        """
         bound = [_bind(name, spec, model, prompts, plug_in=options.plug_in) for name, spec in gates.items()]
         if is_remote_runner(options.runner):
             for name, value in (("model", options.model), *(("gate", gate.spec) for gate in bound)):
-                require_name(name, value)  # workers load them by name
+                require_name(name, value)  # the workers load the LLM and the gates by name
         return cls(model, prompts, bound, options)
 
     @property
@@ -283,12 +316,13 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Store the decisions of gates that have none stored in the run."""
+        """Let gates decide on the questions of a run, unless reusable decisions are stored there. Failed rows are skipped."""
         questions = [question_from_row(row) for row in run.rows() if row.error is None]
         stored = {record.gate for record in read_needs(run.path)}
         deciding = [gate for gate in self.gates if not (gate.is_reusable and gate.name in stored)]
         if not questions or not deciding:
             return
+        # On a cluster all gates decide in one pass over the questions; here one after the other.
         groups = [deciding] if self.is_remote else [[gate] for gate in deciding]
         for group in groups:
             log.info("%s decides on %d questions", ", ".join(gate.name for gate in group), len(questions))
@@ -300,6 +334,7 @@ class LiveDecider:
             write_needs(run.path, [_make_record(gate, made) for gate, made in zip(group, decisions, strict=True)])
 
     def _runner(self, gates: Sequence[BoundGate]) -> Runner:
+        """Return the runner that calls the decider: in this process, or on a Ray cluster."""
         if not self.is_remote:
             return BATCH_RUNNER
         specs = tuple(str(gate.spec) for gate in gates)
@@ -309,6 +344,7 @@ class LiveDecider:
 
 
 def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> BoundGate:
+    """Load a gate if it is given as a spec, and bind it to the LLM."""
     gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
     reads_history = type(gate).find_neighbors is not Gate.find_neighbors
     is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history

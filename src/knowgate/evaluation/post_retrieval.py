@@ -1,6 +1,7 @@
-"""What checks after retrieval change: an arbiter that chooses between both answers, a judge that drops passages.
+"""Effect of checks after retrieval: an arbiter, and a judge of passages.
 
-Both are asked once per label run; their verdicts are stored beside the rows and read from there afterwards.
+The arbiter chooses between the answers with and without passages. The judge drops passages that it finds useless. Both
+decide once per label run; their verdicts are stored with the run and reused.
 """
 
 from __future__ import annotations
@@ -223,8 +224,8 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
     missing = sum(row.open is not None and not (row.passages and row.question) for row in rows)
     if missing:
         raise BadSetting(
-            f"second_look needs the texts of questions and passages, but {missing} rows of '{run}' were packed without "
-            "them. Use the run it was made from."
+            f"second_look needs the texts of questions and passages, but {missing} rows of '{run}' were stored without "
+            "texts. Use the original label run."
         )
 
 

@@ -1,4 +1,9 @@
-"""Rankers of candidate passages measured against preferences (CBDR, section 4.1.4): retriever, rerankers, oracle."""
+"""Measurement of rankers: does the order they give to candidate passages put helpful ones first (CBDR, 4.1.4)?
+
+Preferences say which passages help: with them, the LLM is more confident of the correct answer than without. This
+change of confidence is called the shift of a passage. Rankers are the retriever, rerankers, and the oracle, which
+orders passages by their shift.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ EstimateTable = dict[str, dict[str, Estimate]]  # measure -> ranker -> mean
 
 @dataclass(frozen=True)
 class Ranker:
-    """A ranker by the scores it gives to the candidates of each question."""
+    """Scores that a ranker gave to the candidate passages of each question; higher is better."""
 
     name: str
     scores: list[list[float]] = field(repr=False)
@@ -50,20 +55,21 @@ class RankerMeasures:
 
     @property
     def reference(self) -> str:
-        """The ranker to compare with: the cross-encoder before alignment, or else the retriever."""
+        """Name of the ranker to compare with: the cross-encoder before alignment if measured, else the retriever."""
         return BASE if BASE in self.rankers else RETRIEVER
 
     @cached_property
     def means(self) -> EstimateTable:
-        """Mean of every ranker, by measure."""
+        """Mean over questions, by measure and ranker."""
         return _estimate_table(self.values)
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Paired differences of every ranker to the reference, and to the retriever's order."""
+        """Paired differences of every ranker to the reference, and to the retriever: other ranker -> measure -> ranker."""
         return {other: _estimate_table(self._subtract(other)) for other in dict.fromkeys([self.reference, RETRIEVER])}
 
     def _subtract(self, other: str) -> ValueTable:
+        """Subtract one ranker's value from the values of all others, question by question."""
         return {
             measure: {name: values - by_ranker[other] for name, values in by_ranker.items() if name != other}
             for measure, by_ranker in self.values.items()
@@ -71,7 +77,7 @@ class RankerMeasures:
 
 
 def _estimate_table(values: ValueTable) -> EstimateTable:
-    """Estimate the means of a table, all on the same resamples. Questions with NaN are left out."""
+    """Estimate mean and interval for each measure and ranker, on the same resamples. NaN values are left out."""
     cells = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
     estimates = dict(zip(cells, estimate_means([values[measure][name] for measure, name in cells]), strict=True))
     return {measure: {name: estimates[measure, name] for name in by_ranker} for measure, by_ranker in values.items()}
@@ -82,10 +88,11 @@ class RankingResult:
     """Rankers measured against the preferences of one source.
 
     Attributes:
-        hits: For each ranker and question, which of the ranked passages help, best first.
-        chance: P@1 of a random order.
-        margin: Lead of the first passage above which reranking is skipped.
-        margin_share: Share of questions for which it is skipped.
+        measures: Ranking measures of each ranker, such as P@1.
+        hits: For each ranker and question, whether each passage helps, in the ranker's order.
+        chance: P@1 of a random order: how often its first passage helps.
+        margin: Lead of the retriever's first passage, as a share of its score, from which reranking is skipped.
+        margin_share: Share of questions for which reranking is skipped.
     """
 
     measures: RankerMeasures
@@ -96,7 +103,7 @@ class RankingResult:
 
 
 def select_usable(rows: Sequence[Preference]) -> list[Preference]:
-    """Return the rows that did not fail and have candidates."""
+    """Return the rows that did not fail and have candidate passages."""
     return [row for row in rows if row.error is None and row.candidates]
 
 
@@ -106,14 +113,16 @@ def rank_with_all(
     margin: float | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[Ranker]:
-    """Rank the candidates of each row with the retriever, every reranker, and the oracle.
+    """Score the candidate passages of each row with the retriever, every reranker, and the oracle.
 
     Args:
         rows: Questions with candidates.
         rerankers: Rerankers by name.
-        margin: Also rank with the last reranker, skipped where the retriever's first passage leads by this share.
+        margin: Adds one more ranker: the last reranker, but with the retriever's order where the retriever's first
+            passage leads by at least this share of its score.
         notify: Called with a message before each reranker starts.
     """
+    # Candidates are in the retriever's order, so scores 0, -1, -2, ... reproduce it.
     retriever_order = [[-float(rank) for rank in range(len(row.candidates))] for row in rows]
     rankers = [Ranker(RETRIEVER, retriever_order)]
     for name, reranker in rerankers.items():
@@ -133,7 +142,9 @@ def rank_with_all(
 def measure_ranking(
     rows: Sequence[Preference], rankers: Sequence[Ranker], margin: float | None = None
 ) -> RankingResult:
-    """Measure rankers on the rows that have passages which help and passages which do not.
+    """Measure how early rankers put passages that help.
+
+    Only rows with both passages that help and passages that do not are measured; others are skipped.
 
     Raises:
         BadInput: No row has passages of both kinds.
@@ -142,8 +153,8 @@ def measure_ranking(
     measured = [rows[index] for index in with_both]
     if not measured:
         raise BadInput(
-            f"none of the {len(rows)} held-out questions has both passages that help and passages that do not. "
-            "Measure preferences of more questions with `knowgate prefer`."
+            f"rankers cannot be compared: none of the {len(rows)} held-out questions has both passages that help and "
+            "passages that do not. Measure preferences of more questions with `knowgate prefer`."
         )
     values: dict[str, dict[str, FloatArray]] = {}
     hits: dict[str, list[list[bool]]] = {}
@@ -169,7 +180,15 @@ def measure_answers(
     passage_counts: Sequence[int] = PASSAGE_COUNTS,
     notify: Callable[[str], None] = lambda message: None,
 ) -> RankerMeasures:
-    """Measure the accuracy of an LLM with the first passages of each ranker, and without passages."""
+    """Measure the accuracy of an LLM that is shown the first passages of each ranker, or none.
+
+    Args:
+        rows: Questions with candidate passages.
+        rankers: Scores of the candidates.
+        answerer: The LLM with its grader. Answers in its cache are not generated again.
+        passage_counts: Numbers of passages to show.
+        notify: Called with a message before each batch of answers.
+    """
     questions = [row.to_question() for row in rows]
     notify(f"answering: {NO_PASSAGES}")
     without_passages = answerer.grade_answers(questions, [[] for _ in rows])
@@ -196,7 +215,7 @@ def list_passages(row: Preference) -> list[Passage]:
 
 
 class ShortestFirstRanker:
-    """Ranks shorter passages first: shows what passage length alone achieves."""
+    """Baseline that ranks shorter passages first, to show what passage length alone achieves."""
 
     name = fingerprint = "shortest first"
 
@@ -206,7 +225,11 @@ class ShortestFirstRanker:
 
 
 class PassageMeanRanker:
-    """Scores a passage by its mean shift over the training questions; 0 if it was no candidate there."""
+    """Baseline that scores a passage by how much it helped on training questions, whatever the question.
+
+    The score is the mean shift: how much the passage changed the LLM's confidence in the correct answer. It is 0 for a
+    passage that was not a candidate of any training question.
+    """
 
     name = "passage means"
 
@@ -218,11 +241,11 @@ class PassageMeanRanker:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all means."""
+        """Hash of all mean shifts, for caches."""
         return sha256_text(*(f"{passage_id}={mean!r}" for passage_id, mean in sorted(self.means.items())))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """Score each passage by its mean shift, whatever the question."""
+        """Score each passage by its mean shift on training questions."""
         return [[self.means.get(passage.id, 0.0) for passage in candidates] for candidates in passages]
 
     def compute_coverage(self, rows: Iterable[Preference]) -> float:

@@ -1,9 +1,9 @@
 """Recommendation after an evaluation: which gate to use at which threshold, and how certain that is.
 
 A gate whose stored guarantee holds here is recommended at its own threshold, unless the measurements contradict it.
-Otherwise gate and threshold are chosen on the evaluated questions, within half of the accepted loss because a choice
-looks better on the data it was made on. The choice is measured by cross-validation: it is repeated without each fifth
-of the questions and tested on that fifth, so no question measures a choice that it influenced.
+Otherwise the gate and the threshold are chosen on the evaluated questions. A choice looks better on the data it was
+made on, so it must stay within half of the accepted loss. The choice is measured by cross-validation: it is repeated
+without each fifth of the questions and tested on that fifth. No question measures a choice that it influenced.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 RecommendationLevel = Literal["use", "try", "leave", "unknown"]
-MAX_LOSS = 0.02
-FOLDS = 5
+MAX_LOSS = 0.02  # default share of the answers that skipping searches may cost
+FOLDS = 5  # of cross-validation
 MIN_QUESTIONS = 100  # with fewer, a loss of a few points cannot be told from chance
 MIN_SKIPPED = 0.02  # share of searches; a gate that skips fewer is not worth maintaining
 Z_BOUND = 1.645  # normal quantile of a one-sided 95 % bound
 Z_CERTAIN = 2.576  # normal quantile of a one-sided 99.5 % bound
 Z_LIKELY = 1.96  # normal quantile of a one-sided 97.5 % bound
-NEVER = "never"
+NEVER = "never"  # name of the policy that never retrieves
 UNKNOWN_ESTIMATE = Estimate(None)
 
 
@@ -43,17 +43,18 @@ class Recommendation:
     Attributes:
         level: 'use', 'try', 'leave' (no gate is worth using) or 'unknown' (too little data).
         n: Number of evaluated questions.
-        max_loss: Accepted loss of accuracy.
-        gate: Recommended gate, or the best one found. 'never' means to do without retrieval.
+        max_loss: Share of the answers that skipping searches may cost.
+        gate: Recommended gate, or the best one found if none is recommended. 'never' means never to retrieve.
+        threshold: The gate retrieves if need is above it.
         skipped: Share of searches that the gate skips at `threshold`.
-        held_out_skipped: The same on questions that the choice was not made on, like all estimates below.
-        difference: Accuracy minus that of always retrieving.
-        gain: Accuracy minus that of skipping as many searches at random. Undefined without a gate.
-        beats_chance: Whether the gain is certain.
-        agreeing_folds: In how many folds the same gate was chosen; 0 if no choice was made.
-        guarantee: The guarantee that applies, in words.
-        n_calibrated: How many of these questions the guarantee was calibrated on.
-        skips: Whether each question is skipped.
+        held_out_skipped: The same, measured by cross-validation like `difference` and `gain`.
+        difference: Accuracy minus the accuracy of always retrieving.
+        gain: Accuracy minus the accuracy of skipping as many searches at random. Undefined without a gate.
+        beats_chance: Whether the gain is certainly above 0.
+        agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
+        guarantee: The stored guarantee that applies, in words; empty if none does.
+        n_calibrated: Number of these questions that the guarantee was calibrated on.
+        skips: Whether the search for each question is skipped.
         right: Whether the final answer to each question is correct.
     """
 
@@ -80,11 +81,11 @@ class Recommendation:
 
     @property
     def is_positive(self) -> bool:
-        """Whether something is recommended, for use or for a try."""
+        """Whether the recommendation is to use or to try something, rather than to always retrieve."""
         return self.level in ("use", "try")
 
 
-# Keys of summary.json, where they differ from the attributes.
+# Keys of summary.json that differ from the names of the attributes.
 SUMMARY_KEYS = {
     "level": "light",
     "held_out_skipped": "tried",
@@ -104,12 +105,12 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
     Args:
         evaluation: Evaluated gates.
-        max_loss: Share of the answers that skipping searches may cost.
+        max_loss: Maximum share of the answers that skipping searches may cost.
 
     Returns:
         The recommendation. Its level is 'unknown' without open-book answers or with too few questions.
     """
-    check_number(max_loss, "the largest loss")
+    check_number(max_loss, "the maximum loss")
     table = evaluation.table
     n = len(table.rows)
     if table.open_right is None:
@@ -131,13 +132,13 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
 
 @dataclass(frozen=True)
 class CorrectAnswers:
-    """Which questions are answered correctly without passages (`closed`) and with them (`opened`)."""
+    """Whether the answer to each question is correct without passages (`closed`) and with them (`opened`)."""
 
     closed: BoolArray
     opened: BoolArray
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
-        """Return whether the gate's final answers to some of the questions are correct."""
+        """Return whether the final answers are correct if the chosen gate decides, for the questions in `rows`."""
         if choice.option.fixed_threshold is not None:
             return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.opened[rows])
@@ -148,8 +149,11 @@ class GateOption:
     """A gate that may be chosen.
 
     Attributes:
+        gate: Name of the gate.
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the gate's final answers at its own threshold are correct.
-        fixed_threshold: The gate's own threshold, if its answers do not follow from the threshold alone.
+        fixed_threshold: The gate's own threshold if no other can be chosen, because its answers do not depend on the
+            threshold alone. None if any threshold can be chosen.
     """
 
     gate: str
@@ -160,20 +164,20 @@ class GateOption:
 
 @dataclass(frozen=True)
 class GateChoice:
-    """A chosen gate and threshold, with the share of questions it skips where it was chosen."""
+    """A chosen gate and threshold. `skipped` is the share of searches skipped on the questions it was chosen on."""
 
     option: GateOption
     threshold: float
     skipped: float
 
     def skips(self, rows: BoolArray) -> BoolArray:
-        """Return whether each of some questions is skipped."""
+        """Return whether the search is skipped, for each of the questions in `rows`."""
         return self.option.needs[rows] <= self.threshold
 
 
 @dataclass(frozen=True)
 class SkipCounts:
-    """Numbers of questions under each of several thresholds.
+    """Numbers of skipped questions at each of several thresholds.
 
     Attributes:
         wins: Skipped questions that only the closed-book answer gets right.
@@ -186,9 +190,9 @@ class SkipCounts:
     skipped: NDArray[Any]
 
     def lower_bounds(self, n: int) -> FloatArray:
-        """Bound the mean gain per question from below at 95 % confidence.
+        """Return a 95 % lower bound of the mean change of accuracy at each threshold.
 
-        One loss is added, so that thresholds with hardly any wins and losses are not taken for safe.
+        One loss is added. Without it, a threshold with hardly any wins and losses would look safe by chance.
         """
         mean = (self.wins - self.losses - 1) / n
         variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
@@ -199,16 +203,16 @@ class SkipCounts:
 def choose_gate(
     options: Sequence[GateOption], answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
-    """Choose the gate and threshold that skip most questions within a loss, at 95 % confidence.
+    """Choose the gate and threshold that skip the most searches without losing too much accuracy.
 
     Args:
-        options: Gates to choose from. The first of equals wins.
+        options: Gates to choose from. If several skip equally many, the first is chosen.
         answers: Grades of both answers to each question.
-        rows: The questions to choose on.
-        max_loss: Accepted loss of accuracy.
+        rows: Mask of the questions to choose on.
+        max_loss: Maximum loss of accuracy, which must hold with 95 % confidence.
 
     Returns:
-        None if no gate can skip any question within the loss.
+        None if no gate can skip any search within the loss.
     """
     choices = [choice for option in options if (choice := _choose_threshold(option, answers, rows, max_loss))]
     return max(choices, key=lambda choice: choice.skipped, default=None)
@@ -217,7 +221,7 @@ def choose_gate(
 def _choose_threshold(
     option: GateOption, answers: CorrectAnswers, rows: BoolArray, max_loss: float
 ) -> GateChoice | None:
-    """Return the highest threshold whose loss stays within the limit, or None."""
+    """Choose the highest threshold whose loss of accuracy stays within the limit; None if there is none."""
     needs = option.needs[rows]
     if option.fixed_threshold is None:
         thresholds = list_candidate_thresholds(needs)
@@ -228,13 +232,15 @@ def _choose_threshold(
     acceptable = np.flatnonzero((counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0))
     if not len(acceptable):
         return None
-    last = acceptable[-1]
-    return GateChoice(option, float(thresholds[last]), float(counts.skipped[last]) / len(needs))
+    highest = acceptable[-1]  # thresholds are in ascending order
+    return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
 
 
 def _count_skips(needs: FloatArray, closed: BoolArray, opened: BoolArray, thresholds: FloatArray) -> SkipCounts:
+    """Count wins, losses and skips at each threshold."""
     order = np.argsort(needs, kind="stable")
-    skipped = np.searchsorted(needs[order], thresholds, side="right")
+    skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
+    # Entry i of the sums belongs to skipping the i questions of lowest need.
     wins, losses = (
         np.concatenate([[0], np.cumsum(changed[order])]) for changed in (closed & ~opened, opened & ~closed)
     )
@@ -249,13 +255,14 @@ def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolAr
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
-    """List what can be chosen: doing without retrieval, and every gate that ranks questions."""
+    """List what can be chosen: never retrieving, and every gate that ranks questions by need."""
     table = evaluation.table
     options = [GateOption(NEVER, np.zeros(len(table.rows)), table.closed_right)]
     for gate in evaluation.ranking_gates:
-        by_threshold = np.where(gate.retrieve, table.always_right, table.closed_right)
-        is_movable = bool((by_threshold == gate.right).all())
-        options.append(GateOption(gate.gate, gate.needs, gate.right, None if is_movable else gate.threshold))
+        # If the threshold alone does not explain the final answers, results at other thresholds are unknown.
+        expected_right = np.where(gate.retrieve, table.always_right, table.closed_right)
+        follows_threshold = bool((expected_right == gate.right).all())
+        options.append(GateOption(gate.gate, gate.needs, gate.right, None if follows_threshold else gate.threshold))
     return options
 
 
@@ -263,7 +270,8 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 
 
 def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
-    """Return the gate that skips most among those whose guarantee holds. Grades do not influence this choice."""
+    """Return the gate that skips the most searches among those whose stored guarantee holds here, or None."""
+    # This choice does not depend on grades, so the same questions can measure it.
     guaranteed = [
         gate
         for gate in evaluation.gates
@@ -273,7 +281,7 @@ def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
 
 
 def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers) -> Recommendation:
-    """Recommend a gate at its guaranteed threshold, with the loss that it was calibrated for."""
+    """Build the recommendation of a gate at its guaranteed threshold, with the loss that the guarantee allows."""
     guarantee = evaluation.guarantees[gate.gate]
     skips = ~gate.retrieve
     effect = _measure_effect(evaluation, answers, skips, gate.right.astype(float) - answers.opened)
@@ -290,7 +298,7 @@ def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: Cor
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a choice made on all questions, measured by cross-validation."""
+    """Recommend a gate chosen on all questions, or never retrieving if that gate hardly beats chance."""
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
     skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
@@ -317,7 +325,7 @@ def _recommend_choice(
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
-    """Measure doing without retrieval. Nothing is chosen, so all questions measure it."""
+    """Recommend never retrieving. No choice is made, so all questions measure it without cross-validation."""
     n = len(answers.closed)
     skips, changes = np.ones(n, dtype=bool), answers.closed.astype(float) - answers.opened
     effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
@@ -333,7 +341,7 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 def _cross_validate(
     evaluation: Evaluation, answers: CorrectAnswers, max_loss: float
 ) -> list[tuple[BoolArray, GateChoice | None]]:
-    """Pair each fold of the questions with the choice made on all others. Equal questions share a fold."""
+    """Return (mask of the fold, choice made on all other questions) per fold. Repeated questions share a fold."""
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
     fold_of_row = np.array([int(value * FOLDS) for value in hashes])
     options = _list_options(evaluation)
@@ -346,15 +354,15 @@ def _cross_validate(
 
 @dataclass(frozen=True)
 class _SkipEffect:
-    """Measured effect of skipping.
+    """Measured effect of skipping searches.
 
     Attributes:
         n: Number of questions.
-        skipped: Share of questions skipped.
-        difference: Accuracy minus that of always retrieving.
-        gain: Accuracy minus that of skipping as many questions at random.
-        beats_chance: Whether the gain is certain.
-        likely_beats_chance: Whether the gain is at least likely.
+        skipped: Share of searches skipped.
+        difference: Accuracy minus the accuracy of always retrieving.
+        gain: Accuracy minus the accuracy of skipping as many searches at random.
+        beats_chance: Whether the gain is above 0 by more than `Z_CERTAIN` standard errors.
+        likely_beats_chance: Whether the gain is above 0 by more than `Z_LIKELY` standard errors.
     """
 
     n: int
@@ -365,15 +373,15 @@ class _SkipEffect:
     likely_beats_chance: bool
 
     def without_gain(self) -> _SkipEffect:
-        """Return the effect for a choice that involves no gate, where a gain over chance is not defined."""
+        """Return the effect for a policy without a gate, which has no gain over chance and need not beat it."""
         return replace(self, gain=UNKNOWN_ESTIMATE, beats_chance=True, likely_beats_chance=True)
 
 
 def _measure_effect(
     evaluation: Evaluation, answers: CorrectAnswers, skips: BoolArray, changes: FloatArray
 ) -> _SkipEffect:
-    """Measure skipping. `changes` holds, per question, correctness minus that of always retrieving."""
-    mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected change of a random skip
+    """Measure skipping. `changes` is 1 where skipping made the answer correct, -1 where it made it wrong, else 0."""
+    mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected effect of one random skip
     gains = changes - skips * mean_change
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
     return _SkipEffect(
@@ -384,9 +392,10 @@ def _measure_effect(
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
     """Return whether the mean gain, with one loss added, is more than z standard errors above 0.
 
-    Gains are rare and result from a choice, so a bootstrap interval is too optimistic: with shuffled needs, 32 of 400
-    evaluations had an interval above 0, and 3 pass this test. The cutoff `Z_CERTAIN` is the strictest of three (1.96,
-    2.33, 2.58), picked on shuffles of four recorded runs; those counts are from four other runs.
+    A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. With
+    shuffled needs, so that no gate is better than chance, 32 of 400 evaluations had a bootstrap interval above 0, but
+    only 3 pass this test with `Z_CERTAIN`. `Z_CERTAIN` is the strictest of three cutoffs (1.96, 2.33, 2.58). It was
+    picked on shuffles of four recorded runs; the counts above are from four other runs.
     """
     n = len(gains)
     standard_error = float(np.sqrt((np.sum((gains - gains.mean()) ** 2) + 1) / n / n))
@@ -411,17 +420,19 @@ def _make_recommendation(
 
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
+    """Decide between 'use', 'try' and 'leave' from the measured effect."""
     has_gain = effect.gain.value is None or effect.gain.value > 0
     loss = -(effect.difference.value or 0.0)
     if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:
         return "leave"
     if is_guaranteed and has_gain:
         return "use"
-    # One of many gates looks slightly better than chance by chance.
+    # With many gates, one of them looks slightly better than chance by luck, so a likely gain is required.
     if not is_guaranteed and not (has_gain and effect.likely_beats_chance):
         return "leave"
     loses_certainly = effect.difference.high is not None and effect.difference.high < 0
     if not effect.beats_chance and loses_certainly:
         return "leave"
-    lowest = -1.0 if effect.difference.low is None else effect.difference.low
-    return "use" if effect.beats_chance and lowest >= -max_loss else "try"
+    # Without an interval, the worst possible loss is assumed.
+    lowest_difference = -1.0 if effect.difference.low is None else effect.difference.low
+    return "use" if effect.beats_chance and lowest_difference >= -max_loss else "try"

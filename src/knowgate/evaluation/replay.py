@@ -1,8 +1,9 @@
 """Replay of logged traffic at other thresholds: what each would have saved and risked.
 
-Always retrieving costs every question its open-book answer. A gate costs every question its reading, and then either
-the open-book answer or the rest of the closed-book one. A log records one of the two; the other is estimated by the
-mean of the questions that have it. If no question has it, the saving is unknown.
+If you always retrieve, every question costs a search and an answer with passages (open-book). With a gate, every
+question first costs the gate's reading of it. After that, it costs either the open-book answer or the rest of the
+answer without passages (closed-book). A log records one of these two costs. The other is estimated by the mean of the
+questions that have it. If no question has it, the saving is unknown.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, wilson_interval
 
 COST_MEASURES = ("seconds", "prompt", "completion", "gpu")
-COST_STAGES = ("reading", "closed", "opened")
-CLOSED_ONLY = "closed_only"
+COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that hold the costs of a gated question
+CLOSED_ONLY = "closed_only"  # attribute of TrafficEvent that holds the cost of answering without a gate
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
 
@@ -31,24 +32,24 @@ Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Prices(Options):
-    """Prices in one currency."""
+    """Prices of searches, tokens and GPU time, all in the same currency. A price of 0 leaves the cost out."""
 
     search: Price = Field(
         default=0.0, description="Price of one search.", json_schema_extra={"flag_name": "price-search"}
     )
     input_token: Price = Field(
         default=0.0,
-        description="Price of one prompt token, e.g. 3e-7.",
+        description="Price of one token of a prompt, e.g. 3e-7.",
         json_schema_extra={"flag_name": "price-input-token"},
     )
     output_token: Price = Field(
         default=0.0,
-        description="Price of one generated token, e.g. 1.2e-6.",
+        description="Price of one token that the LLM generates, e.g. 1.2e-6.",
         json_schema_extra={"flag_name": "price-output-token"},
     )
     gpu_hour: Price = Field(
         default=0.0,
-        description="Price of an hour of the LLM's GPU, if tokens have no price.",
+        description="Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
         json_schema_extra={"flag_name": "price-gpu-hour"},
     )
 
@@ -69,13 +70,13 @@ class Prices(Options):
 
 @dataclass(frozen=True, slots=True)
 class EventCost:
-    """Cost of one stage of a question; NaN if unknown.
+    """Cost of one stage of answering a question. Unknown amounts are NaN.
 
     Attributes:
-        seconds: Time.
-        prompt: Tokens read by the LLM.
-        completion: Tokens written by the LLM.
-        gpu: Seconds of the LLM alone.
+        seconds: Elapsed time.
+        prompt: Number of tokens that the LLM reads.
+        completion: Number of tokens that the LLM generates.
+        gpu: Seconds that the LLM computes, without searches.
     """
 
     seconds: float = UNKNOWN_AMOUNT
@@ -89,14 +90,14 @@ class TrafficEvent:
     """One logged question.
 
     Attributes:
-        need: The gate's need.
-        retrieved: What was decided; None in a label run, which holds both answers.
-        reading: Cost of the gate's reading.
-        closed: Cost of finishing the closed-book answer.
+        need: Need for retrieval that the gate computed (0 = the LLM knows, 1 = retrieve).
+        retrieved: Whether the gate retrieved. None in a label run, where every question is answered both ways.
+        reading: Cost of what the gate reads to decide, such as a draft answer.
+        closed: Cost of finishing the closed-book answer after skipping the search.
         opened: Cost of searching and answering with passages.
-        loses_answer: Whether skipping gives a different answer than retrieving (in a log), or a wrong one instead of
-            a right one (in a label run). None if only one answer is known.
-        closed_only: Cost of the closed-book answer without any gate.
+        loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
+            whether it is wrong while the one with passages is correct. None if only one answer is known.
+        closed_only: Cost of the closed-book answer if there is no gate.
     """
 
     need: float
@@ -110,9 +111,10 @@ class TrafficEvent:
 
 @dataclass(frozen=True)
 class SavedAmount:
-    """An amount saved against always retrieving; negative if the gate costs more than it saves.
+    """An amount saved, compared with always retrieving.
 
     Attributes:
+        saved: The amount saved; negative if the gate costs more than it saves.
         always: The amount that always retrieving takes.
     """
 
@@ -122,13 +124,16 @@ class SavedAmount:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What one threshold would have done.
+    """What a gate would have saved and risked at one threshold.
 
     Attributes:
-        retrieved: Number of questions retrieved for.
-        rate: Share of questions retrieved for.
-        savings: Savings by kind; None if the log does not say enough.
-        risks: Share of lost answers, by how both answers are known ('retrieved', 'audited' or 'graded').
+        threshold: The gate retrieves if need is above it.
+        retrieved: Number of questions that the gate retrieves for.
+        rate: Share of questions that the gate retrieves for.
+        savings: Savings by kind: 'retrievals', 'tokens', 'seconds', 'money'. None if the log records too little.
+        risks: Share of answers that skipping would change or lose, by how both answers are known: 'retrieved' (the
+            gate drafted an answer and then retrieved), 'audited' (skipped, and answered with passages as a check) or
+            'graded' (label run).
     """
 
     threshold: float
@@ -144,13 +149,17 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Logged questions as columns."""
+    """Logged questions, with needs and costs as one array per column.
+
+    Raises:
+        BadInput: There are no questions.
+    """
 
     events: Sequence[TrafficEvent]
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("there is no question to replay. Log some with `knowgate ask`, as JSON.")
+            raise BadInput("the log contains no questions to replay. Log some with `knowgate ask`, printed as JSON.")
 
     @cached_property
     def needs(self) -> FloatArray:
@@ -182,8 +191,11 @@ class Traffic:
 
     @cached_property
     def checks(self) -> dict[str, tuple[FloatArray, BoolArray]]:
-        """Needs and losses of the questions with both answers, by how these are known."""
-        kinds = {"retrieved": True, "audited": False, "graded": None}
+        """Needs, and whether skipping loses the answer, of the questions with both answers.
+
+        The key says how both answers are known; see `ReplayResult.risks`. Kinds without questions are missing.
+        """
+        kinds = {"retrieved": True, "audited": False, "graded": None}  # values of TrafficEvent.retrieved
         checks = {}
         for name, retrieved in kinds.items():
             events = [event for event in self.events if event.loses_answer is not None and event.retrieved is retrieved]
@@ -194,12 +206,13 @@ class Traffic:
 
 
 def _fill_with_mean(column: FloatArray) -> FloatArray:
+    """Replace NaN by the mean of the other values. A column of NaN only stays as it is."""
     known = ~np.isnan(column)
     return np.where(known, column, column[known].mean()) if known.any() else column
 
 
 def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices) -> list[ReplayResult]:
-    """Replay traffic at each threshold, in ascending order."""
+    """Compute what each threshold would have saved and risked. Results are in ascending order of threshold."""
     return [_replay_threshold(traffic, threshold, prices) for threshold in sorted(set(thresholds))]
 
 
@@ -230,7 +243,7 @@ def make_proportion(flags: BoolArray) -> Proportion:
 
 
 def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> SavedAmount | None:
-    """Return what retrieving only where `retrieve` is true saves in one measure; None if unknown."""
+    """Return how much of one cost measure is saved by retrieving only where `retrieve` is true; None if unknown."""
     reading, closed, opened = (traffic.costs[stage][measure] for stage in COST_STAGES)
     always = float(opened.sum())
     gated = float((reading + np.where(retrieve, opened, closed)).sum())
@@ -238,7 +251,11 @@ def _measure_saving(traffic: Traffic, measure: str, retrieve: BoolArray) -> Save
 
 
 def _add_savings(*parts: tuple[SavedAmount | None, float]) -> SavedAmount | None:
-    """Add savings, each times its price. None if one that has a price is unknown, or nothing has a price."""
+    """Add up (saving, price) pairs, each saving times its price.
+
+    Returns:
+        None if a saving whose price is not 0 is unknown, or if all prices are 0.
+    """
     saved = always = 0.0
     priced = [(saving, price) for saving, price in parts if price]
     for saving, price in priced:

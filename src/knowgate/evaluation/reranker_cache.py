@@ -1,4 +1,4 @@
-"""Caches of LLM answers and reranker scores, so that an interrupted comparison can continue.
+"""File caches of LLM answers and reranker scores, so that an interrupted comparison can continue.
 
 Values are appended to a JSONL file as they are computed.
 """
@@ -24,20 +24,21 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Model, Passage, Prompt, Question, Reranker
 
 SCORE_BATCH = 64  # questions scored before their scores are written
-ANSWER_BATCH = 256
+ANSWER_BATCH = 256  # answers generated before they are written
 ProgressCallback = Callable[[int, int], None]
 
 
 def ignore_progress(done: int, total: int) -> None:
-    """Do nothing with progress."""
+    """Ignore a progress report. The default of progress callbacks."""
 
 
 @dataclass(frozen=True)
 class ValueCache:
-    """Values by key in a JSONL file, one line {"key": ..., value_name: ...} each.
+    """Key-value cache in a JSONL file with lines such as {"key": "...", "score": 0.5}.
 
     Attributes:
-        value_name: Key of the value in each line.
+        file: The JSONL file. It is created with the first value.
+        value_name: Name of the value in each line, such as 'score'.
     """
 
     file: Path
@@ -45,14 +46,20 @@ class ValueCache:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """All values. A last line that was not written completely is cut off."""
+        """All values by key. An incomplete last line is removed from the file.
+
+        Raises:
+            BadInput: A line is not a cached value.
+        """
         if not self.file.is_file():
             return {}
         os.truncate(self.file, find_last_line_end(self.file))
         values = {}
         for number, record in read_jsonl(self.file):
             if not isinstance(record, dict) or not {"key", self.value_name} <= record.keys():
-                raise BadInput(f"{self.file} line {number} is not a cached {self.value_name}. Delete the file.")
+                raise BadInput(
+                    f"line {number} of {self.file} is not a cached {self.value_name}. Delete the file to start over."
+                )
             values[record["key"]] = record[self.value_name]
         return values
 
@@ -67,9 +74,14 @@ class ValueCache:
 
 @dataclass(frozen=True)
 class CachedAnswerer:
-    """Answers questions with given passages, grades the answers, and caches them in a file.
+    """Lets an LLM answer questions with given passages, grades the answers, and caches them in a file.
 
     Attributes:
+        model: The LLM.
+        grader: Grader of the answers.
+        file: Cache file of the answers.
+        prompts: Prompts of the answers.
+        max_tokens: Maximum length of an answer.
         on_progress: Called with the number of new answers and their total.
     """
 
@@ -81,7 +93,15 @@ class CachedAnswerer:
     on_progress: ProgressCallback = ignore_progress
 
     def grade_answers(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> FloatArray:
-        """Return 1 for a correct answer, 0 for a wrong one, and NaN if the question has no gold answer."""
+        """Answer and grade questions. Answers in the cache are not generated again.
+
+        Args:
+            questions: The questions.
+            passages: Passages to show for each question; an empty list for a closed-book answer.
+
+        Returns:
+            For each question, 1 if the answer is correct, 0 if it is wrong, NaN if there is no gold answer.
+        """
         prompts = [self._make_prompt(question, shown) for question, shown in zip(questions, passages, strict=True)]
         self._generate_missing(prompts)
         answers = [self.cache.values[self._make_key(prompt)] for prompt in prompts]
@@ -94,7 +114,7 @@ class CachedAnswerer:
         return ValueCache(self.file, "answer")
 
     def _make_prompt(self, question: Question, passages: Sequence[Passage]) -> Prompt:
-        """Make the prompt, with the passages shortened if they do not fit."""
+        """Make the prompt. Passages that do not fit into the context of the LLM are shortened."""
         if not passages:
             return self.prompts.closed(question)
         prompt = self.prompts.open(question, passages)
@@ -103,6 +123,7 @@ class CachedAnswerer:
         return self.prompts.open(question, fit_passages(self.model, self.prompts, question, passages, self.max_tokens))
 
     def _generate_missing(self, prompts: Sequence[Prompt]) -> None:
+        """Generate and cache the answers to prompts that are not in the cache."""
         keyed = {self._make_key(prompt): prompt for prompt in prompts}
         missing = [(key, prompt) for key, prompt in keyed.items() if key not in self.cache.values]
         for start in range(0, len(missing), ANSWER_BATCH):

@@ -1,4 +1,8 @@
-"""Comparison of rerankers by preferences and by the answers they lead to (CBDR, Tables 1 and 2)."""
+"""Comparison of rerankers (CBDR, Tables 1 and 2).
+
+Rerankers are measured by preferences (whether passages that help the LLM come first), and by the accuracy of LLMs that
+are shown their first passages. A source is the method by which preferences were measured.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,11 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """Preferences of one source.
+    """Preferences measured by one source.
 
     Attributes:
+        name: Name of the source.
+        model_fingerprint: Fingerprint of the LLM whose preferences were measured.
         by_data: Held-out rows to measure on, by data set.
         training: Rows that rerankers were trained on.
     """
@@ -45,8 +51,9 @@ class RerankerComparison:
 
     Attributes:
         rankings: Ranking measures by source of preferences.
-        answers: Accuracy by LLM and data set.
-        coverage: Share of candidates that also occur in training questions, by source; empty without controls.
+        answers: Accuracy of answers by (LLM, data set).
+        coverage: Share of candidate passages that were also candidates of training questions, by source. Empty without
+            controls.
     """
 
     rankings: dict[str, RankingResult]
@@ -56,12 +63,13 @@ class RerankerComparison:
 
 @dataclass(frozen=True)
 class ComparisonSettings:
-    """What to compare.
+    """Settings of a comparison of rerankers.
 
     Attributes:
-        controls: Also compare rankers that do not read the question.
+        controls: Also compare baselines that do not read the question.
         passage_counts: Numbers of passages that the LLMs answer with.
-        margin: Also compare the last reranker with this margin rule.
+        margin: Also compare the last reranker with a shortcut: reranking is skipped if the retriever's first passage
+            leads by at least this share of its score.
     """
 
     controls: bool = False
@@ -70,7 +78,7 @@ class ComparisonSettings:
 
 
 def is_reranker(name: str) -> bool:
-    """Return whether a ranker is a reranker: not the retriever, a control, or an oracle."""
+    """Return whether a name is that of a reranker, and not of the retriever, a baseline or an oracle."""
     others = (RETRIEVER, ORACLE, NO_PASSAGES, ranking.ShortestFirstRanker.name, ranking.PassageMeanRanker.name)
     return name not in others and not name.startswith(f"{ORACLE},")
 
@@ -78,12 +86,12 @@ def is_reranker(name: str) -> bool:
 def group_held_out_preferences(
     folders: Iterable[PreferenceFolder], split: str, limit: int | None = None
 ) -> list[HeldOutPreferences]:
-    """Group preference folders by source and by the length their candidates were cut to.
+    """Read preference folders, grouped by source and by the length that passages were cut to.
 
     Args:
         folders: Preference folders.
         split: The split to measure on.
-        limit: Use only the first questions of each data set, up to this number.
+        limit: Maximum number of questions per data set.
     """
     by_source: dict[str, list[PreferenceFolder]] = {}
     for folder in folders:
@@ -94,6 +102,7 @@ def group_held_out_preferences(
 
 
 def _read_held_out(name: str, folders: Sequence[PreferenceFolder], split: str, limit: int | None) -> HeldOutPreferences:
+    """Read the held-out rows and the training rows of folders with the same source."""
     by_data: dict[str, list[Preference]] = {}
     training: list[Preference] = []
     for folder in folders:
@@ -115,10 +124,10 @@ def compare_rerankers(
     """Measure every reranker against the preferences of every source, and by the answers of LLMs.
 
     Args:
-        sources: Held-out preferences. The LLMs answer the questions of the first source.
+        sources: Held-out preferences. The LLMs answer only the questions of the first source.
         rerankers: Rerankers by name.
-        answerers: LLMs by name.
-        settings: What to compare.
+        answerers: LLMs by name; None to measure preferences only.
+        settings: Settings of the comparison.
         notify: Called with a message before each step.
     """
     settings = settings or ComparisonSettings()
@@ -146,7 +155,11 @@ def compare_rerankers(
 
 
 def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPreferences]) -> list[ranking.Ranker]:
-    """Build an oracle from each source that measured the same candidates: how good its preferences are."""
+    """Build a ranker from each source that orders passages by the source's own measurements.
+
+    The answers with these passages show how good the preferences of a source are. Sources that did not measure all
+    candidates of the rows are skipped.
+    """
     oracles = []
     for source in sources:
         shifts = {
@@ -165,7 +178,10 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
 
 
 def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
-    """Build CBDR's Table 1 for each source and Table 2 for all LLMs, each with paired differences."""
+    """Build CBDR's Table 1 (ranking) for each source, and Table 2 (answers) if LLMs answered.
+
+    Each is followed by a table of paired differences.
+    """
     tables = []
     for source, result in comparison.rankings.items():
         tables += _build_ranking_tables(source, result)
@@ -265,7 +281,11 @@ def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
 
 
 def iter_prediction_lines(comparison: RerankerComparison) -> Iterator[str]:
-    """Yield JSON lines with what each ranker and each LLM did per question, without any texts."""
+    """Yield JSON lines with the results per question, by question id and without any texts.
+
+    For each ranker: whether each passage helps, in the ranker's order. For each LLM and ranker: whether the answer is
+    correct.
+    """
     for source, result in comparison.rankings.items():
         for name, hits in result.hits.items():
             bits = ["".join("1" if hit else "0" for hit in row) for row in hits]

@@ -1,7 +1,9 @@
 """Choice between skipping, one retrieval and several rounds, by expected gain.
 
-The probability that an action's answer is correct is fitted to the gate's need on the dev rows (Platt scaling) and
-tested on the others. An action's gain is that probability minus the price of its searches, in correct answers.
+For each action, the probability of a correct answer is predicted from the gate's need. The prediction is fitted on the
+dev rows (Platt scaling), and the choice is tested on the other rows. The expected gain of an action is this probability
+minus the price of its searches. Prices are in correct answers: 0.05 means that 20 searches cost as much as one correct
+answer is worth.
 """
 
 from __future__ import annotations
@@ -23,19 +25,21 @@ from knowgate.stats.formats import format_p_value, format_percent_estimate, form
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import mcnemar_test
 
-ACTIONS = ("skip", "one", "several")
+ACTIONS = ("skip", "one", "several")  # rounds of retrieval
 SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a search, in correct answers
 
 
 @dataclass(frozen=True)
 class ActionResult:
-    """Choosing among the three actions at one price of a search.
+    """Results of choosing among the three actions at one price of a search.
 
     Attributes:
+        gate: Name of the gate.
         price: Price of a search, in correct answers.
         shares: Share of the questions that get each action, in the order of `ACTIONS`.
-        searches: Searches per question.
-        against_always: Accuracy minus that of one retrieval for every question.
+        searches: Mean number of searches per question.
+        accuracy: Accuracy of the final answers.
+        against_always: Accuracy minus the accuracy of one retrieval for every question.
         p_mcnemar: McNemar's p-value of that difference.
     """
 
@@ -53,10 +57,10 @@ class ActionOutcomes:
     """Which actions answer each question correctly.
 
     Attributes:
-        needs: The gate's need of each question.
-        right: Questions x actions: whether the action's answer is correct.
-        open_right: Whether the answer after one plain retrieval is correct.
-        searches: Searches that each action makes.
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
+        right: Whether the answer after each action is correct; one row per question, one column per action.
+        open_right: Whether the answer after one retrieval, without an arbiter, is correct.
+        searches: Mean number of searches of each action.
     """
 
     needs: FloatArray
@@ -65,7 +69,7 @@ class ActionOutcomes:
     searches: tuple[float, ...] = (0.0, 1.0, DEFAULT_ROUNDS)
 
     def select(self, rows: BoolArray) -> ActionOutcomes:
-        """Return the outcomes of some of the questions."""
+        """Return the outcomes of the questions in a mask."""
         return ActionOutcomes(self.needs[rows], self.right[rows], self.open_right[rows], self.searches)
 
 
@@ -77,7 +81,7 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
         needs: Needs of the questions to predict for.
 
     Returns:
-        Array of questions x actions.
+        Probabilities; one row per question, one column per action.
     """
     from knowgate.training.classifiers import fit_platt_scaling  # imports scikit-learn, which takes seconds
 
@@ -91,7 +95,11 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
 
 
 def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: float) -> NDArray[np.int64]:
-    """Return the index of the best action for each question; ties go to the action with fewer searches."""
+    """Return the index of the action with the highest expected gain for each question.
+
+    Of equal actions, the one with fewer searches is chosen.
+    """
+    # argmax returns the first maximum, and actions are in ascending order of searches.
     best: NDArray[np.int64] = np.argmax(probabilities - price * np.asarray(searches), axis=1)
     return best
 
@@ -110,7 +118,8 @@ def measure_actions(
 def _measure_choice(
     gate: str, outcomes: ActionOutcomes, actions: NDArray[np.int64], price: float, bootstrap: Bootstrap
 ) -> ActionResult:
-    right = outcomes.right[np.arange(len(actions)), actions]
+    """Measure the accuracy and searches if each question gets the given action."""
+    right = outcomes.right[np.arange(len(actions)), actions]  # the outcome of the chosen action of each question
     means = estimate_column_means(
         bootstrap, {"accuracy": right, "against_always": right.astype(float) - outcomes.open_right}
     )
@@ -128,14 +137,17 @@ def _measure_choice(
 def evaluate_actions(
     table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Measure every gate with the choice between skipping, one retrieval and several rounds.
+    """Measure every gate if it chooses between skipping, one retrieval and several rounds.
 
     Args:
         table: Rows with answers after several rounds of retrieval.
         gates: Scored gates.
         once_right: Whether the answer after one retrieval is correct.
         price: Price of a search, in correct answers.
-        bootstrap: Resamples of all rows; the same number and seed are used for the test rows.
+        bootstrap: Bootstrap whose number of resamples and seed to use.
+
+    Raises:
+        BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
     """
     several_right = table.iterative_right
     if several_right is None:
@@ -146,8 +158,8 @@ def evaluate_actions(
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few to fit expected gains on some and test them on others. "
-            "Label more."
+            f"{len(table.rows)} questions are too few for price_retrieval, which fits expected gains on some questions "
+            "and tests them on others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
     test_bootstrap = Bootstrap(int((~dev).sum()), bootstrap.resamples, bootstrap.seed)

@@ -1,6 +1,6 @@
-"""The decision log of the server (`knowgate serve --decisions FILE`), read as traffic and as questions.
+"""Reader of the server's decision log (`knowgate serve --decisions FILE`), as traffic or as questions.
 
-The log is only read. Decisions made without the gate are left out and counted.
+The log is never changed. Decisions that were made without the gate are skipped and counted.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from knowgate.evaluation.traffic_log import LoggedTraffic
 from knowgate.types import Question
 
 SQLITE_MAGIC = b"SQLite format 3\0"
-SERVER_DECISION_STAGES = ("read", "gate", "draft")
-WOULD_SKIP_NOTE = "would skip"
+SERVER_DECISION_STAGES = ("read", "gate", "draft")  # stages before the decision, as keys of `milliseconds`
+WOULD_SKIP_NOTE = "would skip"  # note of a question that was retrieved for although the gate would have skipped it
 DECISIONS_QUERY = "SELECT id, record FROM decisions ORDER BY at, id"
 AUDITS_QUERY = "SELECT decision, kind, lost FROM audits WHERE lost IS NOT NULL ORDER BY number"
 QUESTIONS_QUERY = "SELECT id, question FROM decisions WHERE question IS NOT NULL ORDER BY at DESC, id"
@@ -35,7 +35,7 @@ LogLocation = Path | DatabaseAddress
 
 
 def is_server_log(path: Path) -> bool:
-    """Return whether a file is the server's log (SQLite) rather than lines of JSON."""
+    """Return whether a file is a decision log of the server: a SQLite database rather than lines of JSON."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -43,14 +43,16 @@ def is_server_log(path: Path) -> bool:
 
 
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
-    """Read the decisions of one gate at one threshold.
+    """Read the decisions of one gate at one threshold: the pair that made the most decisions.
+
+    Other decisions are skipped and counted in `left_out`.
 
     Args:
         location: SQLite file or PostgreSQL address.
-        arm: Only decisions of this arm of an A/B test. Otherwise the gate with most decisions is used.
+        arm: Read only decisions of this arm of an A/B test ('a' or 'b').
 
     Raises:
-        BadInput: The log holds no decision of a gate.
+        BadInput: The log contains no decision of a gate, or is not a decision log.
     """
     log = LoggedTraffic(_get_path(location))
     decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
@@ -72,27 +74,37 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
         reasons = ", ".join(f"{count} {reason}" for reason, count in log.left_out.items())
         left_out = f" (left out: {reasons})" if reasons else ""
         raise BadInput(
-            f"no decision of a gate in {log.path}{left_out}. Let the server decide more, or name another `arm`."
+            f"there is no decision of a gate in {log.path}{left_out}. Send more questions to the server, or choose "
+            "another `arm`."
         )
     return log
 
 
 def read_logged_questions(location: LogLocation, limit: int) -> list[Question]:
-    """Read the newest distinct questions, with the answers that people gave as corrections.
+    """Read the newest distinct questions of a decision log.
+
+    Answers that people sent as corrections become gold answers. A question without a correction has none.
+
+    Args:
+        location: SQLite file or PostgreSQL address.
+        limit: Maximum number of questions.
 
     Raises:
-        BadInput: The server did not store the texts of questions.
+        BadInput: The log contains no texts of questions.
     """
     corrections: dict[str, str] = {str(key): str(answer) for key, answer in _read_rows(location, CORRECTIONS_QUERY)}
     questions: dict[str, Question] = {}
     for key, text in _read_rows(location, QUESTIONS_QUERY):
-        newer = questions.get(text)
+        newer = questions.get(text)  # rows are ordered from newest to oldest
         if newer is None and len(questions) >= limit:
-            continue
+            continue  # an older row may still bring the correction of a question that was read
         if newer is None or (not newer.answers and key in corrections):
             questions[text] = Question(text, id=str(key), answers=(corrections[key],) if key in corrections else ())
     if not questions:
-        raise BadInput(f"there are no questions in {_get_path(location)}. Start the server with keep_questions=True.")
+        raise BadInput(
+            f"there are no texts of questions in {_get_path(location)}. Start the server with keep_questions=True to "
+            "store them."
+        )
     return list(questions.values())
 
 
@@ -105,6 +117,7 @@ def _get_path(location: LogLocation) -> Path | str:
 
 
 def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query. Raises BadInput if the database is not a decision log."""
     if isinstance(location, Path):
         return _read_sqlite_rows(location, query)
     return _read_postgres_rows(location, query)
@@ -114,22 +127,22 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
     database = open_postgres(address)
     select, _, table = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
-        raise BadInput(f"{address.redacted} is not a log of the server: it has no table of decisions.")
+        raise BadInput(f"{address.redacted} is not a decision log of the server: the table `decisions` is missing.")
     yield from database.read(f"{select} FROM {address.schema}.{table}")
 
 
 def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
-    """Run a query on a table that may not exist yet: audits are created with the first audit."""
+    """Yield the rows of a query; none if its table does not exist yet, as before the first audit."""
     check_regular_file(path)
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "decisions" not in tables:
-                raise BadInput(f"{path} is not a log of the server: it has no table of decisions.")
+                raise BadInput(f"{path} is not a decision log of the server: the table `decisions` is missing.")
             if query.split(" FROM ")[1].split()[0] in tables:
                 yield from database.execute(query)
     except sqlite3.Error as error:
-        raise BadInput(f"{path} cannot be read as a log of the server: {error}.") from None
+        raise BadInput(f"{path} cannot be read as a decision log of the server: {error}.") from None
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -137,7 +150,7 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
 
 @dataclass(frozen=True)
 class DecisionRecord:
-    """The fields that a usable record of a decision must have."""
+    """The fields that `read_server_log` reads from a stored decision, for validation."""
 
     retrieve: bool
     gate: str
@@ -153,7 +166,7 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
         record = parse_json(str(text), "the record")
         if not isinstance(record, dict):
             raise BadInput("the record is not an object.")
-        if record.get("gated") is False:  # forwarded without a decision: nothing more to check
+        if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
             return record
         decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
         if decision.need is None and not decision.rule:
@@ -165,13 +178,16 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
 
 
 def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, int]) -> bool:
-    """Return whether a decision of this arm was made by the gate; others of the arm are counted."""
+    """Return whether a record belongs to the arm and was decided by the gate.
+
+    Records of the arm that were decided otherwise are counted in `left_out`.
+    """
     if arm is not None and record.get("arm", "a") != arm:
         return False
     if record.get("gated") is False:
         _count_left_out(left_out, "passed on without a decision")
         return False
-    if set(record.get("degraded") or ()) - {"alarm"}:
+    if set(record.get("degraded") or ()) - {"alarm"}:  # an alarm alone does not replace the gate's decision
         _count_left_out(left_out, "decided without the gate, which failed")
         return False
     return True
@@ -182,12 +198,19 @@ def _count_left_out(left_out: dict[str, int], reason: str) -> None:
 
 
 def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) -> TrafficEvent:
-    """Convert a decision to an event. The log holds times but no tokens."""
+    """Convert a logged decision to an event. The log records times, but no token counts.
+
+    Args:
+        record: The decision.
+        audits: (kind, lost) of each audit of the decision, oldest first. The last one that applies counts.
+    """
     retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
     need = float(retrieved) if record.get("rule") else float(record["need"])
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))
     would_skip = not retrieved or WOULD_SKIP_NOTE in (record.get("notes") or ())
+    # An audit of kind 'label' has both answers of a retrieved question. Other audits measure what skipping lost, so
+    # they apply only to questions that the gate skips.
     losses = [lost for kind, lost in audits if kind == "label" or would_skip]
     return TrafficEvent(
         need,

@@ -1,6 +1,6 @@
-"""Logged traffic as events: the output of `knowgate ask --json` or `decide --json`, or a label run with a gate.
+"""Reader of logged traffic: the output of `knowgate ask --json` or `decide --json`, or a label run with a gate.
 
-Lines that cannot be used are counted by reason. Nothing is guessed.
+Lines that cannot be used are skipped and counted by reason.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ ANSWER_STAGES = ("answer",)  # pipeline stages in which the LLM answers after th
 
 @dataclass
 class LoggedTraffic:
-    """Events of a log, and what is known about them.
+    """Questions of a log as events, and what is known about the log.
 
     Attributes:
+        path: File, folder or database address of the log.
+        events: The questions that can be used.
         gates: Gates that decided, with their number of decisions.
         models: LLMs that answered, with their number of answers.
         thresholds: Thresholds that were in use, with their number of decisions.
@@ -57,7 +59,7 @@ class LoggedTraffic:
     n_estimated: int = 0
 
     def describe_bad_lines(self) -> str:
-        """Describe how many lines cannot be used, and why."""
+        """Describe how many lines were skipped, and why; empty if none were."""
         return ", ".join(
             f"{len(numbers)} {reason}, first in line {numbers[0]}" for reason, numbers in self.bad_lines.items()
         )
@@ -66,6 +68,8 @@ class LoggedTraffic:
 def read_traffic_log(path: Path) -> LoggedTraffic:
     """Read a log of one gate and one LLM, written by `knowgate ask --json` or `decide --json`.
 
+    Lines that cannot be used are skipped and counted in `bad_lines`.
+
     Raises:
         BadInput: No line can be used, or the log mixes several gates or LLMs.
     """
@@ -73,7 +77,7 @@ def read_traffic_log(path: Path) -> LoggedTraffic:
     for number, line in read_lines(path):
         try:
             record = _parse_line(line)
-            if "skipped" in record:  # written for an empty question
+            if "skipped" in record:  # an empty question, which was not answered
                 continue
             log.events.append(parse_event(record))
         except ValueError as error:
@@ -89,14 +93,18 @@ def read_traffic_log(path: Path) -> LoggedTraffic:
 
 
 def _check_log(log: LoggedTraffic) -> None:
+    """Raise BadInput if a log has no events, or events of several gates or LLMs."""
     if not log.events:
-        reason = f"none of its lines can be used ({log.describe_bad_lines()})" if log.bad_lines else "it is empty"
-        raise BadInput(f"there is no traffic in {log.path}: {reason}. Log some with `knowgate ask`, as JSON.")
+        problem = "the file is empty"
+        if log.bad_lines:
+            problem = f"none of its lines can be used ({log.describe_bad_lines()})"
+        raise BadInput(f"there is no traffic in {log.path}: {problem}. Log some with `knowgate ask`, printed as JSON.")
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
             listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())
             raise BadInput(
-                f"{log.path} mixes several {kind} ({listing}), whose needs cannot be compared. Split the log."
+                f"{log.path} contains several {kind} ({listing}), whose need scores cannot be compared. Split the log "
+                "into one file for each."
             )
 
 
@@ -110,6 +118,7 @@ def _has_estimated_prompt(record: Mapping[str, Any]) -> bool:
 
 
 def _parse_line(line: str) -> dict[str, Any]:
+    """Parse a line that must be a JSON object. Raises ValueError otherwise."""
     try:
         record = parse_json(line, "the line")
     except BadInput:
@@ -130,15 +139,18 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
         raise ValueError("without a need between 0 and 1")
     if not isinstance(retrieved, bool):
         raise ValueError("without a decision ('retrieve')")
-    if record.get("rule"):  # a rule decides the same at every threshold
+    if record.get("rule"):  # A rule decides the same at every threshold, so need becomes 0 or 1.
         need = float(retrieved)
-    if "answer" not in record:  # `decide` answers nothing
+    if "answer" not in record:  # written by `decide`, which gives no answer
         return TrafficEvent(float(need), retrieved)
     return _parse_answer(record, float(need), retrieved=retrieved)
 
 
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse the costs of a record that holds an answer."""
+    """Parse a record of an answered question, with the costs of every stage.
+
+    Missing token counts of the prompt and the answer are estimated from the texts. Other missing amounts are NaN.
+    """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     passages, has_full_draft = _get_passages(record), "draft" in record
     reading_seconds, answer_seconds = (
@@ -170,18 +182,23 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
 
 
 def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | None:
-    """Return whether the answers with and without passages differ; None if the record holds only one."""
+    """Return whether the answers with and without passages differ; None if the record has only one of them."""
     if not record["retrieve"]:
-        other = "audit"
+        other_key = "audit"  # the answer with passages, made as a check after skipping
     elif has_passages:
-        other = "draft"
+        other_key = "draft"  # the answer without passages, made before retrieving
     else:
         return None
-    return not answers_agree(_get_text(record, other), _get_text(record, "answer")) if other in record else None
+    if other_key not in record:
+        return None
+    return not answers_agree(_get_text(record, other_key), _get_text(record, "answer"))
 
 
 def answers_agree(first: str, second: str) -> bool:
-    """Return whether the words of one answer occur in the other, in sequence. Both may be wrong."""
+    """Return whether one answer contains the words of the other, in the same order.
+
+    Answers that agree may both be wrong.
+    """
     first_tokens, second_tokens = tokenize(first), tokenize(second)
     return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
@@ -193,16 +210,18 @@ def _subtract(total: float, part: float) -> float:
 
 
 def _get_text(record: Mapping[str, Any], key: str) -> str:
+    """Return a text of a record, or '' if it is missing. Raises ValueError if it is not a text."""
     value = record.get(key, "")
     if not isinstance(value, str):
-        raise ValueError(f"with '{key}' that is no text")
+        raise ValueError(f"where '{key}' is not a text")
     return value
 
 
 def _get_numbers(record: Mapping[str, Any], key: str) -> dict[str, float]:
+    """Return an object of named numbers, or {} if it is missing. Raises ValueError if it is anything else."""
     value = record.get(key) or {}
     if not isinstance(value, dict) or not all(_is_amount(amount) for amount in value.values()):
-        raise ValueError(f"with '{key}' that are no numbers by name")
+        raise ValueError(f"where '{key}' is not an object of numbers")
     return {name: float(amount) for name, amount in value.items()}
 
 
@@ -212,9 +231,10 @@ def _is_amount(value: object) -> bool:
 
 
 def _get_passages(record: Mapping[str, Any]) -> list[str]:
+    """Return title and text of each passage. Raises ValueError if 'passages' is not a list of objects."""
     value = record.get("passages") or []
     if not isinstance(value, list) or not all(isinstance(passage, dict) for passage in value):
-        raise ValueError("with 'passages' that are no list of objects")
+        raise ValueError("where 'passages' is not a list of objects")
     return [f"{_get_text(passage, 'title')} {_get_text(passage, 'text')}" for passage in value]
 
 
@@ -222,19 +242,33 @@ def _get_passages(record: Mapping[str, Any]) -> list[str]:
 
 
 def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = None) -> LoggedTraffic:
-    """Read a label run as traffic: needs of a gate, and the grades of both answers. Times are unknown.
+    """Read a label run as if its questions were traffic that a gate decides on.
+
+    Needs come from the gate, and risks from the grades of both answers. Elapsed times are unknown. Questions that the
+    gate or the arbiter was fitted on are left out and counted in `left_out`.
 
     Args:
         path: Folder of the run.
-        gate: Spec or folder of the gate.
-        arbiter: Arbiter after retrieval. Skipping then loses what it would have answered correctly.
+        gate: Spec or folder of the gate. Required.
+        arbiter: Arbiter that chooses between both answers after retrieval. The risk of skipping is then to lose the
+            answer that the arbiter would have chosen.
+
+    Raises:
+        BadSetting: No gate is given.
+        BadInput: The gate or the arbiter was fitted on all questions of the run.
     """
     if not gate:
-        raise BadSetting(f"'{path}' is a label run without needs. Name a spec or a folder in `gate`, such as logprob.")
+        raise BadSetting(
+            f"'{path}' is a label run, which needs a gate to decide on its questions. Set `gate` to a spec such as "
+            "'logprob', or to the folder of a fitted gate."
+        )
     artifact = read_artifact(gate) if is_artifact(gate) else None
     table, left_out = select_usable_rows(load_label_table([path]), artifact, get_arbiter_folder(arbiter))
     if not table.rows:
-        raise BadInput(f"the gate '{gate}' was fitted on every question of '{path}'. Replay other questions.")
+        raise BadInput(
+            f"the gate '{gate}' was fitted on every question of '{path}', so replaying them proves nothing. Use a run "
+            "with other questions."
+        )
     scores = score_gate(table, gate)
     draft_tokens = np.minimum(table.closed_tokens, _get_draft_limit(table, gate, scores)) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
@@ -252,14 +286,17 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
 
 
 def _get_draft_limit(table: LabelTable, gate: str, scores: TableScores) -> float:
-    """Return how many draft tokens the gate reads. Of a stored gate it is only known whether it reads any."""
+    """Return the maximum number of draft tokens that a gate reads.
+
+    If only the gate's decisions are stored, the number is unknown: infinity if it reads a draft, else 0.
+    """
     if gate in table.recorded_needs:
         return math.inf if scores.drafts else 0.0
     return float(load_gate(gate).request.draft_tokens)
 
 
 def _get_seconds_per_token(path: Path) -> float:
-    """Return the LLM's time per token while the run was labeled in batches; NaN if unknown."""
+    """Return the LLM's seconds per token, measured while the run was labeled in batches; NaN if unknown."""
     rate = RunFolder(path).manifest().get("totals", {}).get("tokens_per_second")
     return 1 / rate if rate else math.nan
 
@@ -274,6 +311,10 @@ def _count_answer_tokens(answer: GradedAnswer | None) -> float:
 def _make_graded_event(
     row: LabelRow, need: float, draft: float, loses_answer: bool | None, seconds_per_token: float
 ) -> TrafficEvent:
+    """Make the event of a labeled question, with prompt tokens estimated from the texts.
+
+    `draft` is the number of draft tokens that the gate reads. The closed-book answer continues the draft.
+    """
     closed_prompt = estimate_tokens(row.question)
     closed, opened = _count_answer_tokens(row.closed), _count_answer_tokens(row.open)
     open_prompt = closed_prompt + sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in row.passages)

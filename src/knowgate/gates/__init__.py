@@ -1,5 +1,6 @@
-"""Gates by name, such as 'logprob:mean'. To add one, write a file in this package and a line in the table.
+"""The registry of gates: loads a gate by its name, such as 'logprob:mean', or from a folder.
 
+A gate decides for each question whether to retrieve. To add one, write a file in this package and an entry in `GATES`.
 Other packages add gates with an entry point in the group 'knowgate.gates'. Importing this module loads no gate.
 """
 
@@ -164,8 +165,9 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
 
     Args:
         spec: A name with options ('logprob:mean', 'random:rate=0.3,seed=1') or the folder of a fitted gate.
-            'FOLDER,verdict=own' decides by the raw score of the classifier instead of the calibrated need.
-        plug_in: Let a fitted gate decide for another LLM than the one it was fitted on.
+            'FOLDER,verdict=own' decides by the raw score of the classifier instead of the calibrated need for
+            retrieval.
+        plug_in: Allow a fitted gate to be used with a different LLM than the one it was fitted on.
 
     Raises:
         UnknownName: No gate has this name.
@@ -180,14 +182,20 @@ def load_gate(spec: str, *, plug_in: bool = False) -> Gate:
         return load_fitted_gate(fitted.folder, plug_in=plug_in, verdict=fitted.verdict)
     name, options = split_spec(spec)
     if name in FITTED_GATES:
-        raise BadSetting(f"gate '{name}' must be fitted first: run `knowgate fit {name}` and use the folder it writes.")
+        raise BadSetting(
+            f"gate '{name}' must be fitted before you can use it. Run `knowgate fit {name}` and pass the folder that "
+            "it writes."
+        )
     check_gate_spec(spec)
     gate_class = _check_class(name, load_entry(GATES, "gate", name, "knowgate.gates", also=FITTED_FOLDER_HINT))
     return gate_class(**parse_options(gate_class, options, f"gate '{name}'"))
 
 
 def check_gate_spec(spec: str) -> None:
-    """Raise ArtifactError if a spec names a folder that is neither a fitted gate nor the name of a gate."""
+    """Raise ArtifactError if a spec is an existing folder that holds no fitted gate.
+
+    Specs that start with the name of a gate are accepted, even if a folder has the same name.
+    """
     name, _ = split_spec(spec)
     if name not in GATES and name not in find_plugins("knowgate.gates"):
         reject_other_folder(spec)
@@ -198,8 +206,8 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
 
     Args:
         folder: Folder of the gate.
-        plug_in: Accept another LLM than the one it was fitted on.
-        verdict: 'need' decides by the calibrated need, 'own' by the raw score at 0.5.
+        plug_in: Allow the gate to be used with a different LLM than the one it was fitted on.
+        verdict: 'need' decides by the calibrated need for retrieval, 'own' by whether the raw score exceeds 0.5.
     """
     artifact = read_artifact(folder)
     name = str(artifact.manifest["gate"]).split(":")[0]
@@ -209,18 +217,22 @@ def load_fitted_gate(folder: str, *, plug_in: bool = False, verdict: Verdict = "
 
 
 def _check_class(name: str, loaded: object) -> type[Gate]:
-    """Check that the target of a plugin's entry point is a gate class."""
+    """Return the loaded object if it is a gate class; a plugin's entry point may refer to anything else."""
     if not (isinstance(loaded, type) and issubclass(loaded, Gate)):
-        raise BadSetting(f"gate '{name}' is {loaded!r}, not a gate: make it a subclass of knowgate.Gate.")
+        raise BadSetting(
+            f"the plugin for gate '{name}' provides {loaded!r}, not a gate class. Make it a subclass of knowgate.Gate."
+        )
     return loaded
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
-    """Return the packaged gate for a model, or 'logprob:first' if there is none.
+    """Return the fitted gate that knowgate ships for a model, or 'logprob:first' if there is none.
+
+    A shipped gate is used only if it was fitted on exactly these weights and answer prompts.
 
     Args:
         model: The LLM that the gate decides for.
-        prompts: Fingerprint of the answer prompts; those of knowgate by default.
+        prompts: Fingerprint of the answer prompts. Default: the prompts of knowgate.
 
     Example:
         >>> from knowgate.models.fake import FakeModel
@@ -228,7 +240,9 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
         'logprob'
     """
     prompts = load_packaged_templates("answer").fingerprint if prompts is None else prompts
-    if model.depth > 0:  # packaged gates need hidden states, and the fingerprint of a server takes time to compute
+    # Packaged gates need hidden states, so models without layers (depth 0) are skipped. This also avoids computing
+    # the fingerprint of a served model, which is slow.
+    if model.depth > 0:
         for folder in sorted(path.parent for path in PACKAGED_GATES.glob("*/gate.json")):
             manifest = read_artifact(folder).manifest
             if (manifest["model"]["fingerprint"], manifest["prompts"]) == (model.fingerprint, prompts):
@@ -237,7 +251,7 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
 
 
 def render_gate_table() -> str:
-    """Render all gates as a Markdown table."""
+    """Render a Markdown table of all gates: when they retrieve, what they need and what they cost."""
     header = ("gate", "retrieves when", "needs", "extra cost", "reference")
     entries = {f"`{name}`": entry for name, entry in GATES.items()}
     entries |= {f"`{name}` (fitted)": entry for name, entry in FITTED_GATES.items()}

@@ -1,4 +1,4 @@
-"""Adaptive-RAG: a classifier of the question's complexity chooses no retrieval, one round or several."""
+"""The gate of Adaptive-RAG: classifies how complex a question is and chooses no retrieval, one round or several."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from knowgate.retrieval.passages import MAX_ROUNDS
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Question, Reading, Vector
 
-COMPLEXITY_CLASSES = ("no", "one", "multi")
+COMPLEXITY_CLASSES = ("no", "one", "multi")  # rounds of retrieval
 
 
 @dataclass(frozen=True)
 class AdaptiveGate(FittedGate):
-    """Classifies the sentence embedding of the question: no retrieval, one round, or several.
+    """Predicts from the question whether it takes no retrieval, one round or several rounds.
 
-    need = 1 - P(no retrieval). `count_rounds` returns the number of rounds, which the pipeline then takes.
+    A linear classifier reads the sentence embedding of the question. The need for retrieval is 1 - P(no retrieval).
+    `count_rounds` tells the pipeline how many rounds to run if it retrieves.
 
     Needs: nothing. Cost per question: one sentence embedding; works with any LLM, served or local.
     Reference: Jeong et al. 2024 (Adaptive-RAG), where the classifier is a fine-tuned T5.
@@ -37,13 +38,16 @@ class AdaptiveGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the classifier's tensors."""
+        """Raise BadInput if the embedding model is not named or the classifier's tensors are wrong."""
         read_record(EmbedderOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.claim("weight", len(COMPLEXITY_CLASSES), None)
         tensors.claim("bias", len(COMPLEXITY_CLASSES))
         seen = tensors.claim("seen", len(COMPLEXITY_CLASSES))
         if set(seen.tolist()) - {0.0, 1.0} or not seen.any():
-            raise BadInput("the tensor 'seen' does not say which classes were seen in training.")
+            raise BadInput(
+                "the tensor 'seen' must be 1 for the classes that occurred in training and 0 for the others, but it "
+                f"is {seen.tolist()}."
+            )
         tensors.finish()
 
     @cached_property
@@ -61,7 +65,7 @@ class AdaptiveGate(FittedGate):
         return 1 - self.predict_classes(questions)[:, 0]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:
-        """Return the number of retrieval rounds for each question."""
+        """Return how many rounds to run if the gate retrieves: `MAX_ROUNDS` if several are more likely than one."""
         if not questions:
             return []
         return [MAX_ROUNDS if several > one else 1 for _, one, several in self.predict_classes(questions)]
@@ -77,8 +81,15 @@ class AdaptiveGate(FittedGate):
 
 
 def predict_complexity(tensors: Tensors, vectors: Vector) -> FloatArray:
-    """Apply the classifier to embeddings; classes that training did not see have probability 0."""
+    """Compute the probabilities of the three complexity classes from sentence embeddings.
+
+    Classes that did not occur in training get probability 0.
+
+    Returns:
+        One row per question: P(no retrieval), P(one round), P(several rounds).
+    """
     check_feature_width(vectors, tensors["weight"].shape[1])
     logits = vectors.astype(np.float64) @ tensors["weight"].T.astype(np.float64) + tensors["bias"]
+    # A softmax over the classes that occurred in training. Subtracting the maximum avoids overflow.
     weights = np.exp(logits - logits.max(axis=1, keepdims=True)) * tensors["seen"]
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))

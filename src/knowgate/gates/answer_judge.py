@@ -1,4 +1,7 @@
-"""Gates with a small judge of answers, which reads only text: `judge` and `gain`."""
+"""The gates `judge` and `gain`, in which a small fine-tuned model judges the LLM's answer.
+
+The judge reads only text, so they work with LLMs behind an API.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,20 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Question, Reading
 
-GAIN_PROMPTS = ("judge", "search")
+GAIN_PROMPTS = ("judge", "search")  # is the LLM's answer right, and would an answer from documents be right?
 
 
 @dataclass(frozen=True)
 class JudgeGate(FittedGate):
-    """Asks a fine-tuned judge whether the LLM's answer is right.
+    """Retrieves if a small fine-tuned judge model finds the LLM's answer wrong.
 
-    need = 1 - P(Yes) / (P(Yes) + P(No)). The judge is a causal model, much smaller than the LLM, that was fine-tuned
-    on graded answers, or a small encoder of question-answer pairs. Several trainings are averaged. With 0 tokens the
-    judge sees only the question, and no draft is needed.
+    The judge answers Yes or No, and the need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). The judge is a causal
+    model, much smaller than the LLM, or a small encoder of question-answer pairs, fine-tuned on graded answers. If it
+    is an ensemble, the predictions are averaged. It reads the first tokens of the answer. If it was fitted with 0
+    tokens, it sees only the question, and no draft is needed.
 
-    Needs: draft (nothing with 0 tokens). Cost per question: for each training one prefill of the judge (50 tokens and
-    the answer); the draft is not wasted when skipping.
+    Needs: draft (nothing with 0 tokens). Cost per question: one prefill of 50 tokens plus the answer for each member
+    of the judge ensemble. When skipping, the draft is the start of the answer and costs nothing extra.
     Reference: ours.
 
     Example:
@@ -34,32 +38,33 @@ class JudgeGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the options of the judge."""
+        """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
         read_record(judges.AnswerJudgeOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute 1 - P(the answer is right)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(the answer is right)."""
         tokens = int(self.artifact.options["tokens"])
         texts = draft_texts(readings) if tokens else [""] * len(questions)
         return judges.score_answers("judge", self.judge, questions, texts, tokens)
 
     @functools.cached_property
     def judge(self) -> judges.AnswerJudge:
-        """The judge, loaded on first use."""
+        """The judge model, loaded on first use."""
         return judges.load_answer_judge("judge", self.artifact.path, self.artifact.options, self.llm)
 
 
 @dataclass(frozen=True)
 class GainGate(JudgeGate):
-    """Asks a judge whether the LLM's answer is right and whether one from documents would be.
+    """Retrieves if a judge model expects an answer from documents to be better than the LLM's own answer.
 
-    need = (P(documents would be right) - P(the answer is right) + 1) / 2. Both are predicted before any search. Where
-    documents would fail too, retrieval gains nothing, so such questions are skipped first. The judge is fitted on rows
-    with both answers, and the need is calibrated to the probability that retrieval helps.
+    The uncalibrated need for retrieval is (P(answer from documents is right) - P(the LLM's answer is right) + 1) / 2.
+    The judge predicts both probabilities before any search. If documents would not help either, the need is low, so
+    such questions are skipped first. The judge is fitted on questions that were answered with and without passages, and
+    the need is calibrated to the probability that retrieval helps.
 
-    Needs: draft. Cost per question: for each training two prefills of the judge (50 tokens and the answer); the draft
-    is not wasted when skipping.
+    Needs: draft. Cost per question: two prefills of 50 tokens plus the answer for each member of the judge ensemble.
+    When skipping, the draft is the start of the answer and costs nothing extra.
     Reference: ours.
 
     Example:
@@ -67,7 +72,7 @@ class GainGate(JudgeGate):
     """
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the expected gain of retrieval, mapped to [0, 1]."""
+        """Compute the expected gain of retrieval, mapped from [-1, 1] to [0, 1]."""
         tokens, texts = int(self.artifact.options["tokens"]), draft_texts(readings)
         known, document_right = (
             self.judge.predict_known(judges.encode_answers(name, self.judge, questions, texts, tokens))

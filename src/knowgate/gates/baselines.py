@@ -13,9 +13,9 @@ from knowgate.types import Gate, Question, Reading
 
 @dataclass(frozen=True)
 class AlwaysGate(Gate):
-    """Retrieves for every question, as plain RAG does: need = 1.
+    """Retrieves for every question, as plain RAG does. The need for retrieval is always 1.
 
-    `unless='rules'` lets rules skip questions such as small talk; 'nothing' retrieves even for those.
+    With `unless='rules'`, rules can still skip questions such as small talk. With 'nothing', the default, they cannot.
 
     Needs: nothing. Cost per question: none for the decision; one retrieval.
 
@@ -29,7 +29,7 @@ class AlwaysGate(Gate):
 
     @property
     def obeys_rules(self) -> bool:
-        """Whether rules may skip questions."""
+        """Whether rules may decide before this gate and skip questions."""
         return self.unless == "rules"
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
@@ -39,7 +39,7 @@ class AlwaysGate(Gate):
 
 @dataclass(frozen=True)
 class NeverGate(Gate):
-    """Never retrieves: need = 0.
+    """Never retrieves. The need for retrieval is always 0, and rules cannot change that.
 
     Needs: nothing. Cost per question: none.
 
@@ -58,10 +58,10 @@ class NeverGate(Gate):
 
 @dataclass(frozen=True)
 class RandomGate(Gate):
-    """Retrieves for a random share of the questions, which is given by `rate`.
+    """Retrieves for a random share `rate` of the questions.
 
-    The need is uniform in (0, 1) and depends only on the question and `seed`. A useful gate must beat this one at the
-    same retrieval rate.
+    The need for retrieval is uniform in (0, 1) and depends only on the question and `seed`. A useful gate must have a
+    higher accuracy than this one at the same retrieval rate.
 
     Needs: nothing. Cost per question: none.
 
@@ -75,18 +75,18 @@ class RandomGate(Gate):
 
     def __post_init__(self) -> None:
         if not 0 <= self.rate <= 1:
-            raise BadSetting(f"random: rate is {self.rate}; it must be between 0 and 1.")
+            raise BadSetting(f"gate 'random': rate is {self.rate}, but it must be between 0 and 1.")
 
     @property
     def threshold(self) -> float:
-        """The threshold above which a share of `rate` lies."""
+        """The threshold that a share `rate` of the uniform scores exceeds."""
         return 1 - self.rate
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Return a uniform need for every question."""
+        """Return a uniform random need for retrieval for every question."""
         return [self._draw_uniform(question) for question in questions]
 
     def _draw_uniform(self, question: Question) -> float:
-        """Hash a question to a number in the open interval (0, 1), so that rates of 0 and 1 are exact."""
-        bits = int(sha256_text(str(self.seed), question.id, question.text)[:13], 16)
+        """Hash a question to a number between 0 and 1, never 0 or 1, so that rates of 0 and 1 are exact."""
+        bits = int(sha256_text(str(self.seed), question.id, question.text)[:13], 16)  # 13 hex digits fit a double
         return (bits + 0.5) / 16**13

@@ -1,4 +1,4 @@
-"""DH-ICL: the LLM sees similar logged questions with whether it knew them, then assesses the new question."""
+"""The gate of DH-ICL: shows the LLM similar logged questions and whether it knew them, then asks about a new one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, Self
 from knowgate.data.history.entries import HistoryScope, HistoryStore, KnowledgeLabel, question_key
 from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.history_scope import bind_scope, open_history_store
-from knowgate.gates.prompt import parse_label_pair
+from knowgate.gates.scoring import parse_label_pair
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbor, Question, Reading, ServedModel, Signal, Vector
@@ -19,18 +19,26 @@ CalibrationSign = Literal["paper", "code", "none"]
 
 @dataclass(frozen=True)
 class DhiclGate(Gate):
-    """Shows the LLM k similar logged questions with their labels and reads the label of the new question.
+    """Shows the LLM k similar logged questions and whether it knew them, and asks whether it knows the new one.
 
-    need = sigmoid(z_unknown - z_known), where the logits are corrected for the bias of the LLM on the examples.
-
-    `history` is the log, `words` are the label tokens as known/unknown. `sign` is the direction of the correction:
-    'paper' subtracts the mean deficit as printed, 'code' adds it as the released code does, 'none' applies none.
-    `cold` uses fixed random examples instead of similar ones (section 4.8). `time_sensitive` also shows logged
-    questions whose answers change with time, as unknown (Table 4 is without them). `embedder` computes the similarity,
-    if not with that of the log ('mpnet', 'm3e', any sentence-transformers name); a log of another embedder is rejected.
+    The LLM answers with a label, such as true (known) or false (unknown). The need for retrieval is
+    sigmoid(z_unknown - z_known), where z are the logits of the labels, corrected for the LLM's errors on the examples.
 
     Needs: labels. Cost per question: one prefill of about 600 tokens (k = 20); the instruction is cached.
     Reference: Lv et al. (DH-ICL), section 3.
+
+    Attributes:
+        history: Path or address of the log of earlier questions, or an open store.
+        k: Number of examples.
+        words: The labels for known and unknown, separated by a slash.
+        sign: Direction of the correction. 'paper' subtracts the mean deficit as printed, 'code' adds it as the released
+            code does, 'none' applies no correction.
+        cold: Use fixed random examples instead of similar ones (section 4.8).
+        time_sensitive: Also show logged questions whose answers change with time, as unknown (Table 4 omits them).
+        embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: that of
+            the log. A log that was written with a different embedding model is rejected.
+        tenant: Tenant whose logged questions are used.
+        scope: Which entries of the log are used; set by `bind`.
 
     Example:
         >>> DhiclGate("log.db", words="1/2").labels
@@ -51,31 +59,36 @@ class DhiclGate(Gate):
     def __post_init__(self) -> None:
         parse_label_pair(self.words, self.name)
         if self.k < 1:
-            raise BadSetting(f"dhicl: k is {self.k}; it must be at least 1.")
+            raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels for known and unknown."""
+        """The two answer labels: known, unknown."""
         return parse_label_pair(self.words, self.name)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Bind the gate to the labels of this LLM in the log."""
+        """Return a copy that uses the logged questions of this LLM and these prompts.
+
+        Raises:
+            UnsupportedSignal: The server of the LLM does not return token probabilities inside a prompt.
+            BadSetting: The log is missing or has no entries for this LLM.
+        """
         if isinstance(model, ServedModel) and not model.reads_inner_labels:
             raise UnsupportedSignal(
-                f"gate 'dhicl' reads label probabilities inside a prompt, which the server of {model.name} does not "
-                "return; vLLM, SGLang and llama.cpp do. Use prompt, logprob:min or skr with this server."
+                f"gate 'dhicl' reads token probabilities inside a prompt, which the server of {model.name} does not "
+                "return. Serve the model with vLLM, SGLang or llama.cpp, or use the gate prompt, logprob:min or skr."
             )
         return replace(self, scope=bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder))
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find the examples for each question: similar or, with `cold`, fixed random ones."""
+        """Find k examples in the log for each question: the most similar or, with `cold`, fixed random ones."""
         if self.scope is None:
-            raise BadSetting("dhicl: bind the gate to its model first (AdaptiveRAG does).")
+            raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
         if not self.cold:
             return store.search([question.text for question in questions], self.k, self.scope, excluded)
-        examples = store.sample(self.k + 1, self.scope, exclude=excluded)
+        examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
@@ -86,7 +99,10 @@ class DhiclGate(Gate):
         ]
 
     def _build_prompt(self, question: Question, neighbors: Sequence[Neighbor]) -> LabelPrompt:
-        """Put the least similar example first and the question itself last."""
+        """Build a prompt with the least similar example first and the question itself last.
+
+        Each part ends where a label is predicted. The label of an example is the start of the next part.
+        """
         known, unknown = self.labels
         language, templates = detect_question_language(question), load_packaged_templates("history")
         labels = [known if is_known else unknown for is_known in get_known_flags(neighbors)]
@@ -99,14 +115,14 @@ class DhiclGate(Gate):
         return LabelPrompt(parts, prefix=templates.fill("instruction", language, known=known, unknown=unknown))
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute needs from the label logits."""
+        """Compute the need for retrieval of each question from the logits of the labels."""
         return [
             score_logits(reading.labels[self.name], get_known_flags(reading.neighbors[self.name]), self.sign)
             for reading in readings
         ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Say how many examples were known and what the LLM expects."""
+        """Say how many examples the LLM knew and whether it expects to know the question."""
         needs = self.score(questions, readings)
         examples = [get_known_flags(reading.neighbors[self.name]) for reading in readings]
         return [
@@ -117,27 +133,44 @@ class DhiclGate(Gate):
 
 
 def _exclude_question(question: Question, neighbors: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
-    """Remove the question itself, whatever its spelling."""
+    """Remove the question itself from its examples, also if it is spelled differently."""
     key = question_key(question.text)
     return tuple(neighbor for neighbor in neighbors if question_key(neighbor.question) != key)
 
 
 def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
-    """Return whether each example was known, in prompt order. Time-sensitive questions count as unknown."""
+    """Return whether the LLM knew each example, in the order of the prompt (least similar first).
+
+    Time-sensitive questions count as unknown.
+    """
     return [neighbor.label == KnowledgeLabel.KNOWN for neighbor in reversed(neighbors)]
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
-    """Compute the need of a question from the label logits of the examples and, in the last row, its own."""
+    """Compute the need for retrieval of a question from the logits of the labels.
+
+    Args:
+        logits: One row (z_known, z_unknown) for each example, then one for the question.
+        known: Whether the LLM knew each example.
+        sign: Direction of the correction; see `DhiclGate`.
+    """
     z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
 
 
 def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> tuple[float, float]:
-    """Correct the last row (z_known, z_unknown) by the mean deficits of the examples before it.
+    """Correct the label logits of a question for the LLM's errors on the examples (equations 1-6 of DH-ICL).
 
-    The deficit of an example is the amount by which its true label lost against the other, or 0 if it won (equations
-    1-6 of DH-ICL).
+    The deficit of an example is how much lower the logit of its true label is than that of the other label, or 0 if it
+    is higher. The mean deficit of known examples is applied to z_known, that of unknown examples to z_unknown.
+
+    Args:
+        logits: One row (z_known, z_unknown) for each example, then one for the question.
+        known: Whether the LLM knew each example.
+        sign: Whether mean deficits are subtracted ('paper'), added ('code') or ignored ('none').
+
+    Returns:
+        The corrected z_known and z_unknown of the question.
     """
     examples = logits[:-1]
     known_deficits = [max(0.0, float(z[1] - z[0])) for z, is_known in zip(examples, known, strict=True) if is_known]
@@ -152,5 +185,5 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the mean, 0 without values."""
+    """Return the mean; 0 if there are no values."""
     return sum(values) / len(values) if values else 0.0

@@ -23,26 +23,27 @@ from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, Gate, GateScores, ModelIdentity, Question, Reading, Sampling, Signal, SignalRequest
 
-# Fields of the manifest that determine the needs. The threshold is not one of them.
+# Fields of the manifest that determine the need for retrieval of a question. The threshold is not one of them.
 SCORING_FIELDS = ("gate", "options", "want", "needs", "calibration", "distance", "weights_sha256", "model", "prompts")
-RAW_THRESHOLD = 0.5  # of an uncalibrated classifier
+RAW_THRESHOLD = 0.5  # retrieve above this score if the gate decides by the uncalibrated score of its classifier
 CURVE_FILE = "curve.svg"
 THRESHOLD_SOURCES = {"guarantee": "guarantee", "budget": "retrieval rate", "accuracy": "accuracy"}
 
 
 @dataclass(frozen=True, repr=False)
 class FittedGate(Gate):
-    """A gate that was fitted on label runs and is loaded from a folder.
+    """A gate that was trained on recorded answers (label runs) and is loaded from a folder.
 
     Subclasses implement `raw` and check their tensors in `check`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
-        plug_in: Decide for another LLM than the one it was fitted on.
-        note: Added to every decision, for example that it was fitted on another LLM.
-        verdict: 'need' decides by the calibrated probability. 'own' decides by the raw score at 0.5, as papers do
-            that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax above beta).
-        llm: The LLM it is bound to; a judge may share its weights.
+        plug_in: Whether to accept a different LLM than the one it was fitted on.
+        note: Text that is added to every decision, for example that the gate was fitted on a different LLM.
+        verdict: 'need' decides by the calibrated probability that retrieval is needed. 'own' retrieves if the raw score
+            exceeds 0.5, as in papers that do not calibrate (KBM 4.1: P(True) against P(False); CBDR 4.3: softmax
+            above beta).
+        llm: The LLM that the gate decides for. A judge model can share its weights. None before `bind`.
     """
 
     artifact: Artifact
@@ -61,17 +62,21 @@ class FittedGate(Gate):
         return f"<{type(self).__name__} {summarize_gate(self.artifact.path, self.artifact.manifest)}>"
 
     def _repr_html_(self) -> str:
-        """Render the facts of the card and the ROC curve for notebooks."""
+        """Render a table of facts and the ROC curve for notebooks."""
         return render_gate_html(self.artifact.path, self.artifact.manifest, self.note)
 
     @classmethod
     def load(cls, folder: str, plug_in: bool = False) -> Self:
-        """Load a gate of this class from its folder."""
+        """Load a gate of this class from its folder; `plug_in` accepts a different LLM than the fitted one."""
         return cls.from_artifact(read_artifact(folder), plug_in)
 
     @classmethod
     def from_artifact(cls, artifact: Artifact, plug_in: bool = False, *, verdict: Verdict = "need") -> Self:
-        """Create the gate and check that the artifact has the options and tensors it needs."""
+        """Create the gate from a loaded folder.
+
+        Raises:
+            ArtifactError: Options or tensors that this kind of gate needs are missing or wrong.
+        """
         gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
         try:
             claim_distance_tensors(tensors, artifact.manifest.get("distance"))
@@ -81,80 +86,94 @@ class FittedGate(Gate):
         return gate
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors do not fit this kind of gate. Accepts everything by default."""
+        """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything."""
 
     @property
     def name(self) -> str:
-        """Name of the gate in the manifest."""
+        """Name of the gate, as stored in `gate.json`."""
         return str(self.artifact.manifest["gate"])
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """Signals that the gate reads."""
+        """Signals that the gate reads from the LLM."""
         return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
     def request(self) -> SignalRequest:
-        """How much of each signal the gate reads."""
+        """How much of each signal the gate reads: draft tokens, layers, samples and their settings."""
         fields: dict[str, Any] = dict(self.artifact.manifest["want"])
         sampling = Sampling(**{key: fields.pop(key) for key in ("temperature", "top_p", "top_k") if key in fields})
         return SignalRequest(**{**fields, "layers": tuple(fields.get("layers", ())), "sampling": sampling})
 
     @property
     def threshold(self) -> float:
-        """The calibrated threshold, or 0.5 for the raw score."""
+        """The need for retrieval above which the gate retrieves; 0.5 if it decides by the raw score."""
         return RAW_THRESHOLD if self.verdict == "own" else float(self.artifact.manifest["threshold"])
 
     @property
     def scoring(self) -> str:
-        """Fingerprint of the needs it computes; gates that differ only in their threshold have the same one."""
+        """Fingerprint of everything that determines the scores; gates that differ only in threshold share it."""
         fields = {key: self.artifact.manifest.get(key) for key in SCORING_FIELDS}
         return sha256_text(type(self).__qualname__, self.verdict, json.dumps(fields, sort_keys=True))
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Bind the gate to the LLM that it decides for."""
+        """Return a copy that is bound to an LLM and its answer prompts.
+
+        Raises:
+            ArtifactError: The gate was fitted on a different LLM or different prompts, and `plug_in` is False.
+        """
         note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-        """Compute the distances from the training questions; None if they are unknown."""
+        """Compute how far each question is from the training questions (above 1 is far).
+
+        All distances are None if the folder stores no distance (older gates) or if any question text is missing.
+        """
         source = self.artifact.manifest.get("distance")
         if source is None or not questions or any(not question.text for question in questions):
-            return [None for _ in questions]  # an older gate, or rows that are stored without their texts
+            return [None for _ in questions]
         features = read_distance_features(source, questions, readings)
         return [float(distance) for distance in compute_distances(self.artifact.tensors, features)]
 
     @abstractmethod
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need in [0, 1] of each question."""
+        """Compute the uncalibrated need for retrieval of each question, from 0 to 1."""
 
     def raw_scores(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Return the uncalibrated needs as a list, after checking that they are numbers."""
+        """Return the uncalibrated need for retrieval of each question, clipped to [0, 1].
+
+        Raises:
+            ModelError: A score is NaN or infinite.
+        """
         if not questions:
             return []
         raw = self.raw(questions, readings)
         if not np.isfinite(raw).all():
-            raise ModelError(f"the fitted gate '{self.name}' gave NaN: check the signals that the model returns.")
+            raise ModelError(
+                f"the fitted gate '{self.name}' computed NaN or infinity. Check the signals that the LLM returns: they "
+                "may contain NaN."
+            )
         return [float(score) for score in np.clip(raw, 0.0, 1.0)]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Return the needs."""
+        """Return the need for retrieval of each question (0 = the LLM knows, 1 = retrieve)."""
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the needs with the raw scores."""
+        """Return the need for retrieval of each question, and the raw score that it was computed from."""
         raw = self.raw_scores(questions, readings)
         return GateScores(raw if self.verdict == "own" else self.calibrate(raw), raw)
 
     def calibrate(self, raw: Sequence[float]) -> list[float]:
-        """Convert raw scores to calibrated needs."""
+        """Convert raw scores to calibrated probabilities that retrieval is needed."""
         needs = apply_calibration(np.array(raw, dtype=np.float64), self.artifact.manifest["calibration"])
         return [float(need) for need in np.clip(needs, 0.0, 1.0)]
 
 
 @dataclass(frozen=True)
 class EmbedderOptions:
-    """Options in the manifest of a gate that embeds texts."""
+    """The entries of `gate.json` that identify the embedding model of a gate that embeds texts."""
 
     embedder: str
     embedder_fingerprint: str
@@ -165,17 +184,18 @@ def load_fitted_embedder(artifact: Artifact, embedder: Embedder | None = None) -
 
     Args:
         artifact: The fitted gate.
-        embedder: A loaded embedding model to use, if it is the same one.
+        embedder: An embedding model that is already loaded. Default: load the model that the gate names.
 
     Raises:
-        ArtifactError: The embedding model is another one.
+        ArtifactError: The embedding model is not the one that the gate was fitted with.
     """
     name, fingerprint = artifact.options["embedder"], artifact.options["embedder_fingerprint"]
     embedder = embedder or SentenceEmbedder(name)
     if embedder.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the gate '{artifact.path.name}' was fitted with the embedding model {name} ({fingerprint[:12]}), not "
-            f"with this one ({embedder.fingerprint[:12]}). Use that model, or fit the gate again."
+            f"the gate '{artifact.path.name}' was fitted with the embedding model {name} (fingerprint "
+            f"{fingerprint[:12]}), but the current model has fingerprint {embedder.fingerprint[:12]}. Use the original "
+            "model, or fit the gate again."
         )
     return embedder
 
@@ -192,7 +212,7 @@ def summarize_gate(path: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") -> str:
-    """Render the facts of the card and the ROC curve on the test split."""
+    """Render an HTML table of a gate's facts, followed by its ROC curve if the folder has one."""
     file = path / CURVE_FILE
     svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     return _build_gate_table(path, manifest, note).html() + (
@@ -201,7 +221,7 @@ def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") ->
 
 
 def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> TextTable:
-    """Build a table of the facts in a manifest."""
+    """Build a table of the main facts in `gate.json`, without empty ones."""
     facts = (
         ("LLM", str(manifest["model"]["name"])),
         ("fitted on", str(manifest.get("target", ""))),
@@ -217,7 +237,7 @@ def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> Tex
 
 
 def format_auroc(manifest: Mapping[str, Any]) -> str:
-    """Format the AUROC on the test split with its interval."""
+    """Format the AUROC on the test split with its confidence interval."""
     auroc = manifest["metrics"].get("auroc") or {}
     return Estimate(auroc.get("value"), auroc.get("low"), auroc.get("high")).format()
 

@@ -1,4 +1,4 @@
-"""Fusion: a logistic regression over all signals of one pass."""
+"""The gate `fusion`: a logistic regression that combines all signals of one LLM pass."""
 
 from __future__ import annotations
 
@@ -21,15 +21,21 @@ from knowgate.stats.logistic import logit
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
-TEXT_SIGNAL = "text"  # name of the linear head on embeddings
-MAX_DRAFT_TOKENS = 32
-MAX_NAMED_SIGNALS = 2  # in explanations, for and against retrieval each
-MIN_CONTRIBUTION = 0.1  # to the logit, for a signal to be named
+TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
+MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
+MAX_NAMED_SIGNALS = 2  # explanations name at most two signals for and two against retrieval
+MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
 
 
 @dataclass(frozen=True)
 class FusionProbe:
-    """A probe inside the fusion. The names of its tensors start with `name`."""
+    """A classifier of one hidden state, whose output is an input of the fusion.
+
+    Attributes:
+        name: Name of the probe; the names of its tensors start with it.
+        layer: Layer of the hidden state.
+        position: 'pre' reads the state before the answer, 'post' the state after the draft.
+    """
 
     name: str
     layer: int
@@ -38,7 +44,14 @@ class FusionProbe:
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """Signals of a fusion gate. `embedder` is empty if no text is embedded."""
+    """The signals that a fusion gate was fitted with.
+
+    Attributes:
+        features: Names of the features, such as token statistics.
+        probes: Classifiers of hidden states.
+        embedder: Name of the embedding model; empty if no text is embedded.
+        embedder_fingerprint: Fingerprint of the embedding model.
+    """
 
     features: tuple[str, ...]
     probes: tuple[FusionProbe, ...]
@@ -55,9 +68,9 @@ class FusionOptions:
 class FusionGate(FittedGate):
     """Combines token statistics, hidden-state probes, samples and self-assessment in a logistic regression.
 
-    It uses the signals that it was fitted with.
+    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them.
 
-    Needs: what it was fitted with. Cost per question: that of its most expensive signal; `gate.json` lists them.
+    Needs: the signals that it was fitted with. Cost per question: the cost of its most expensive signal.
     Reference: ours.
 
     Example:
@@ -70,10 +83,10 @@ class FusionGate(FittedGate):
     recorded_signal = SELF_ASSESSMENT
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the features and the tensors of all classifiers."""
+        """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
         options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
-            raise BadInput(f"unknown feature '{unknown[0][:80]}'; known: {', '.join(FEATURES)}.")
+            raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
         heads = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
         for name in heads:
             claim_network(tensors, f"{name}.")
@@ -82,20 +95,23 @@ class FusionGate(FittedGate):
 
     @property
     def request(self) -> SignalRequest:
-        """Ask for entropies explicitly, because servers return them only on request."""
+        """The signals that the gate was fitted with, plus entropies if needed: servers return them only on request."""
         needs_entropies = isinstance(self.llm, ServedModel) and "entropy" in self.artifact.options["features"]
         return replace(super().request, entropies=True) if needs_entropies else super().request
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build a self-assessment prompt for each question."""
+        """Build the prompt that asks the LLM whether it can answer each question."""
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Apply the logistic regression to all signals."""
+        """Compute the uncalibrated need for retrieval with the logistic regression."""
         return apply_network(self.artifact.tensors, self.compute_signals(questions, readings), "fusion.")
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-        """Compute the inputs of the logistic regression: features, then the logits of probes and text head."""
+        """Compute the inputs of the logistic regression, one row per question.
+
+        The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
+        """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [_add_self_assessment(reading, self.name) for reading in readings]
         columns = [feature_matrix(options["features"], questions, readings)]
@@ -108,9 +124,12 @@ class FusionGate(FittedGate):
         return np.hstack(columns)
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Name the signals that contributed most, for and against retrieval."""
+        """Name the signals that contributed most for and against retrieval.
+
+        Explanations are empty if the gate embeds texts or if its classifier is not linear.
+        """
         options = self.artifact.options
-        if not questions or "embedder" in options:  # embedding the texts twice would be too slow
+        if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
         signals = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
@@ -126,7 +145,7 @@ class FusionGate(FittedGate):
 
 
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-    """Concatenate the sentence embeddings of the question and of question + draft."""
+    """Embed the question alone and the question with its draft, and concatenate the two vectors."""
     return text_features(encoder, questions, draft_texts(readings), MAX_DRAFT_TOKENS)
 
 
@@ -136,7 +155,13 @@ def _to_logits(probabilities: FloatArray) -> Vector:
 
 
 def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
-    """Describe the strongest signals for and against retrieval, at most two each."""
+    """Describe the strongest signals for and against retrieval, at most two each.
+
+    Args:
+        names: Names of the signals.
+        values: Values of the signals for one question.
+        contributions: How much each signal adds to the logit of the need for retrieval.
+    """
     order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
     strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
     sides = {
@@ -152,7 +177,7 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
 
 
 def _add_self_assessment(reading: Reading, gate: str) -> Reading:
-    """Add the LLM's answer to this gate's prompt to the signals of a reading, if it was asked."""
+    """Copy the LLM's answer to the gate's self-assessment prompt into the signals of a reading, if there is one."""
     if gate not in reading.labels:
         return reading
     return replace(reading, signals={**reading.signals, SELF_ASSESSMENT: self_assessment_logit(reading.labels[gate])})

@@ -18,13 +18,21 @@ from knowgate.stats.logistic import sigmoid
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import GateScores, Question, Reading, Vector
 
-CRITERIA = ("intent", "knowledge", "time")  # asks for sources, needs knowledge, changes with time
-SELF_HEAD = "self"  # unknown to the LLM
+# UAR asks four questions, each with a linear classifier (head) on the same hidden state. "intent": does the user ask
+# for sources? "knowledge": does the question need knowledge? "time": does the answer change with time?
+CRITERIA = ("intent", "knowledge", "time")
+SELF_HEAD = "self"  # does the LLM not know the answer?
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """Which hidden state a probe reads, and with what classifier."""
+    """Which hidden state a probe reads, and the kind of its classifier.
+
+    Attributes:
+        layer: Layer of the hidden state.
+        position: 'pre' reads the state before the answer, 'post' the state after the draft.
+        kind: 'mlp' is a small neural network, 'linear' a linear classifier.
+    """
 
     layer: int
     position: StatePosition
@@ -33,10 +41,12 @@ class ProbeOptions:
 
 @dataclass(frozen=True)
 class ProbeGate(FittedGate):
-    """Classifies one hidden state with a small network, before the answer or after the draft.
+    """Predicts from one hidden state of the LLM whether retrieval is needed, with a small neural network.
 
-    Needs: hidden. Cost per question: less than 1 % of the pass; before the answer, a retrieved question pays half a
-    prefill and nothing else.
+    The state is read before the answer or after the draft.
+
+    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. If the state is read before the answer, a
+    retrieved question costs half a prefill in addition.
     Reference: Jin et al. (CBDR), section 3.1.
 
     Example:
@@ -44,13 +54,13 @@ class ProbeGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
-        """Check the options and the network."""
+        """Raise BadInput if the options or the tensors of the network are wrong."""
         read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
         networks.claim_network(tensors)
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Apply the network to the hidden states."""
+        """Compute the uncalibrated need for retrieval from the hidden states."""
         options = self.artifact.options
         states = stack_hidden_states(readings, options["layer"], options["position"])
         return networks.apply_network(self.artifact.tensors, states)
@@ -58,7 +68,14 @@ class ProbeGate(FittedGate):
 
 @dataclass(frozen=True)
 class HeadProbabilities:
-    """The probability of each UAR head that its criterion asks for retrieval, one value per question."""
+    """The probabilities that the four classifiers (heads) of UAR predict, one value per question.
+
+    Attributes:
+        intent: The user asks for sources.
+        knowledge: The question needs knowledge to answer.
+        time: The answer changes with time.
+        self_: The LLM does not know the answer.
+    """
 
     intent: FloatArray
     knowledge: FloatArray
@@ -68,7 +85,13 @@ class HeadProbabilities:
 
 @dataclass(frozen=True)
 class UarOptions:
-    """Options of a UAR gate, with one calibration for each of `CRITERIA`."""
+    """Options of a UAR gate.
+
+    Attributes:
+        layer: Layer of the hidden state.
+        tree: Form of the decision tree; see `UarGate`.
+        calibrations: Calibrations of the heads `CRITERIA`, in that order.
+    """
 
     layer: int
     tree: Literal["soft", "hard"]
@@ -77,15 +100,19 @@ class UarOptions:
 
 @dataclass(frozen=True)
 class UarGate(FittedGate):
-    """Combines four linear heads on one hidden state in a decision tree: intent, knowledge, time, self.
+    """Combines four linear classifiers (heads) of one hidden state in a decision tree, as UAR does.
 
-    `tree='hard'` is the tree of the paper: a request for sources has need 1, a question that takes no knowledge 0, one
-    whose answer changes with time 1, and any other the probability that the LLM does not know. 'soft', the default,
-    is the probability of reaching "retrieve" if every node is passed with its head's probability; it is graded, so
-    that one threshold controls all of it. The first three heads are calibrated on labeled questions, the last one on
-    the label run.
+    The heads predict whether the user asks for sources (intent), whether the question needs knowledge, whether the
+    answer changes with time, and whether the LLM does not know it (self).
 
-    Needs: hidden. Cost per question: less than 1 % of the pass; a retrieved question pays one prefill.
+    `tree='hard'` is the tree of the paper. The need for retrieval is 1 if the user asks for sources. Otherwise it is 0
+    if no knowledge is needed, 1 if the answer changes with time, and else the probability that the LLM does not know.
+    `tree='soft'`, the default, is the probability of reaching "retrieve" if each branch is taken with the probability
+    of its head. It takes values between 0 and 1, so that one threshold controls the whole tree.
+
+    The first three heads are calibrated on a labeled set of questions, the last one on the label run.
+
+    Needs: hidden. Cost per question: less than 1 % of the LLM's pass. A retrieved question costs one prefill more.
     Reference: Cheng et al. 2024 (UAR); the heads are trained differently, see `knowgate.training.uar`.
 
     Example:
@@ -93,7 +120,7 @@ class UarGate(FittedGate):
     """
 
     def check(self, tensors: networks.TensorValidator) -> None:
-        """Check the options and the tensors of all heads."""
+        """Raise BadInput if the options or the tensors of a head are wrong."""
         options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
@@ -104,28 +131,28 @@ class UarGate(FittedGate):
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the score of the last head only, which is the one that a label run can calibrate."""
+        """Compute the score of the head 'self' only, because a label run can calibrate no other head."""
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
     def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
-        """Return the calibrated probabilities of all heads."""
+        """Return the calibrated probabilities of all four heads."""
         unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
         calibrations = self.artifact.options["calibrations"]
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the needs with the decision tree."""
+        """Compute the need for retrieval of each question with the decision tree."""
         if not questions:
             return []
         apply_tree = apply_hard_tree if self.artifact.options["tree"] == "hard" else apply_soft_tree
         return [float(need) for need in np.clip(apply_tree(self.predict_heads(questions, readings)), 0.0, 1.0)]
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the needs of the tree, with the raw scores of the last head."""
+        """Return the needs for retrieval from the decision tree, and the raw scores of the head 'self'."""
         return GateScores(self.score(questions, readings), self.raw_scores(questions, readings))
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """List the probabilities of all heads."""
+        """List the probabilities of all four heads for each question."""
         if not questions:
             return []
         heads = self.predict_heads(questions, readings)
@@ -138,12 +165,12 @@ class UarGate(FittedGate):
         ]
 
     def _get_states(self, readings: Sequence[Reading]) -> Vector:
-        """Return the hidden states before the answer."""
+        """Return the hidden states before the answer, one row per question."""
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
 def _claim_scales(tensors: networks.TensorValidator, width: int) -> None:
-    """Claim the mean and scale of each head, or the single scale that older folders have."""
+    """Check the tensors that standardize hidden states: mean and scale of each head, or one 'size' in older folders."""
     if "size" in tensors:
         tensors.claim("size", 1, positive=True)
         return
@@ -155,13 +182,13 @@ def _claim_scales(tensors: networks.TensorValidator, width: int) -> None:
 def apply_heads(
     tensors: Tensors, calibrations: Sequence[Mapping[str, Any]], states: Vector, unknown: FloatArray
 ) -> HeadProbabilities:
-    """Compute the probabilities of all heads.
+    """Compute the calibrated probabilities of all four heads of UAR.
 
     Args:
         tensors: Weights of the heads.
         calibrations: One for each of `CRITERIA`.
         states: Hidden states, one row per question.
-        unknown: Calibrated probabilities of the last head.
+        unknown: Calibrated probabilities of the head 'self'.
     """
     intent, knowledge, time = (
         networks.apply_calibration(apply_head(tensors, name, states), calibration)
@@ -171,22 +198,26 @@ def apply_heads(
 
 
 def apply_hard_tree(heads: HeadProbabilities) -> FloatArray:
-    """Apply the decision tree of the paper, with each decision at 0.5."""
+    """Compute needs for retrieval with the decision tree of the paper, which branches at probabilities of 0.5."""
     after_time = np.where(heads.time > 0.5, 1.0, heads.self_)
     after_knowledge = np.where(heads.knowledge > 0.5, after_time, 0.0)
     return np.where(heads.intent > 0.5, 1.0, after_knowledge)
 
 
 def apply_soft_tree(heads: HeadProbabilities) -> FloatArray:
-    """Compute the probability of reaching "retrieve": i + (1 - i) k (t + (1 - t) s)."""
+    """Compute needs for retrieval as the probability of reaching "retrieve" in the decision tree.
+
+    This is i + (1 - i) k (t + (1 - t) s) for the probabilities i (intent), k (knowledge), t (time) and s (self).
+    """
     after_time = heads.time + (1 - heads.time) * heads.self_
     return heads.intent + (1 - heads.intent) * heads.knowledge * after_time
 
 
 def apply_head(tensors: Tensors, name: str, states: Vector) -> FloatArray:
-    """Compute sigmoid(w . (state - mean) / scale), without a bias.
+    """Compute the probability that one head predicts: sigmoid(w . (state - mean) / scale), without a bias.
 
-    Heads of older folders have one common scale instead, the root mean square of the training states.
+    Older folders have no mean and scale per head. Their states are divided by 'size', the root mean square of the
+    training states.
     """
     weight = tensors[f"{name}.weight"].astype(np.float64)
     networks.check_feature_width(states, len(weight))

@@ -1,4 +1,4 @@
-"""Access to the history log for gates that use logged questions of the current LLM."""
+"""Access to the history log for gates that use earlier questions and whether the current LLM knew them."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from knowgate.errors import BadSetting
 
 @functools.lru_cache(maxsize=8)  # the store keeps its vector index in memory
 def _open_cached(path: str, embedder: str | None) -> HistoryStore:
-    """Open a log; one store per path is reused."""
+    """Open a log, reusing the store of an earlier call with the same arguments."""
     return open_history(path, embedder)
 
 
 def open_history_store(history: str | HistoryStore, embedder: str | None = None) -> HistoryStore:
-    """Open the log at a path, or return a store that is open already."""
+    """Open the log at a path or database address. A store that is already open is returned unchanged."""
     return _open_cached(history, embedder) if isinstance(history, str) else history
 
 
 def bind_scope(
     history: str | HistoryStore, model: str, prompts: str, tenant: str, embedder: str | None = None
 ) -> HistoryScope:
-    """Return the scope of a model in a log, after checking that the log has labels for it.
+    """Select the entries of a log that belong to a model, its prompts and a tenant.
 
     Args:
         history: Path or address of the log, or an open store.
         model: Fingerprint of the model.
         prompts: Fingerprint of the answer prompts.
         tenant: Tenant whose questions are used.
-        embedder: Embedding model, if not that of the log.
+        embedder: Embedding model. Default: that of the log.
+
+    Returns:
+        The scope, which the searches in the log take.
 
     Raises:
-        BadSetting: The log is missing or empty, holds labels of other models only, or its address has a password.
+        BadSetting: The log is missing or has no entries for this model, or its address contains a password.
     """
     path = redact_secrets(history) if isinstance(history, str) else "FILE"
     if isinstance(history, str):
         if path != history:
             raise BadSetting(
-                f"the address of the log {path} contains a password, which reports and decisions would show. Remove it "
-                "and set PGPASSWORD or use ~/.pgpass."
+                f"the address of the log {path} contains a password, which reports and decisions would show. Remove "
+                "the password from the address and set PGPASSWORD or use ~/.pgpass."
             )
         if not history_exists(history):
             raise BadSetting(f"there is no log at '{path}'. Create one: `knowgate history import`.")
@@ -53,8 +56,8 @@ def bind_scope(
     if not other_scopes:
         raise BadSetting(f"the log '{path}' is empty. Fill it: `knowgate history import`.")
     raise BadSetting(
-        f"the log '{path}' has no labels for this model and prompts ({_format_scope(scope)}); it has "
-        f"{_format_counts(other_scopes)}. Label with this model and run `knowgate history import`."
+        f"the log '{path}' has no entries for this model and prompts ({_format_scope(scope)}); it has "
+        f"{_format_counts(other_scopes)}. Label questions with this model, then run `knowgate history import`."
     )
 
 

@@ -1,4 +1,4 @@
-"""IK ("I know"): a judge reads the question and the start of the LLM's own answer."""
+"""The gate IK ("I know"): a judge model reads the question and the start of the LLM's own answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from knowgate.types import Embedder, Question, Reading
 
 @dataclass(frozen=True)
 class IkOptions:
-    """Options that both modes share. `tokens` is how much of the draft is read."""
+    """Options that both modes of the gate share.
+
+    Attributes:
+        mode: 'lora' uses a fine-tuned judge model, 'text' a linear classifier on sentence embeddings.
+        tokens: How many tokens of the LLM's draft are read.
+    """
 
     mode: Literal["text", "lora"]
     tokens: Annotated[int, NumberRange(0, 1_000_000)]
@@ -27,13 +32,14 @@ class IkOptions:
 
 @dataclass(frozen=True)
 class IkGate(FittedGate):
-    """Asks a fine-tuned judge whether the LLM knows the answer, given the first T tokens of its draft.
+    """Asks a fine-tuned judge model whether the LLM knows the answer, given the first T tokens of its draft.
 
-    need = 1 - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear head on sentence embeddings of the question and of
-    question + draft replaces the judge; it is for LLMs behind an API.
+    The judge answers Yes or No, and the need for retrieval is 1 - P(Yes) / (P(Yes) + P(No)). In mode `text`, a linear
+    classifier on sentence embeddings of the question and of question + draft replaces the judge. That mode is for LLMs
+    behind an API.
 
-    Needs: draft (nothing with T = 0). Cost per question: one prefill of the judge (60 + T tokens), or two embeddings;
-    the draft is not wasted when skipping.
+    Needs: draft (nothing with T = 0). Cost per question: one prefill of the judge (60 + T tokens), or two embeddings.
+    When skipping, the draft is the start of the answer and costs nothing extra.
     Reference: the IK paper, section 3.
 
     Example:
@@ -43,7 +49,7 @@ class IkGate(FittedGate):
     embedder: Embedder | None = None
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the options and, in mode `text`, the network."""
+        """Raise BadInput if the options or, in mode `text`, the tensors of the classifier are wrong."""
         options = read_record(IkOptions, self.artifact.options, "options", ignore_unknown=True)
         mode_options = EmbedderOptions if options.mode == "text" else JudgeOptions
         read_record(mode_options, self.artifact.options, "options", ignore_unknown=True)
@@ -52,7 +58,7 @@ class IkGate(FittedGate):
         tensors.finish()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute 1 - P(the LLM knows)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(the LLM knows)."""
         options = self.artifact.options
         texts = draft_texts(readings) if options["tokens"] else [""] * len(questions)
         if options["mode"] == "text":
@@ -62,7 +68,7 @@ class IkGate(FittedGate):
 
     @functools.cached_property
     def judge(self) -> AnswerJudge:
-        """The judge, loaded on first use."""
+        """The judge model, loaded on first use."""
         return load_answer_judge("ik", self.artifact.path, self.artifact.options, self.llm)
 
     @functools.cached_property

@@ -1,4 +1,7 @@
-"""KBM, the knowledge boundary model: a judge says whether the LLM masters a question and how certain it is."""
+"""The gate KBM (knowledge boundary model): a judge model predicts whether the LLM masters a question.
+
+It can also predict whether the LLM is certain, that is, whether its sampled answers agree.
+"""
 
 from __future__ import annotations
 
@@ -21,29 +24,31 @@ KBM_LABELS = ("True", "False")
 KBM_HEADS = ("mastery", "certainty")
 MASTERY_START, CERTAINTY_START = '{"mastery": "', '", "certainty": "'
 PASSAGE_EXAMPLES = "passage_lessons"  # the option that counts the training examples with passages
-USEFUL_CONFIDENCE = 0.5  # uncalibrated, because the calibration is for questions without passages
+# Passages are kept from this uncalibrated confidence on. The calibration is only valid for questions without passages.
+USEFUL_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class KbmOptions(JudgeOptions):
-    """Manifest entry of a KBM judge. `head` is the JSON field whose label is read."""
+    """Options of a KBM judge in `gate.json`. `head` is the field of the judge's JSON answer that the gate reads."""
 
     head: Literal["mastery", "certainty"]
 
 
 @dataclass(frozen=True)
 class KbmGate(FittedGate):
-    """Asks a fine-tuned judge of the question whether the LLM has mastered it, or is certain about it.
+    """Asks a fine-tuned judge model, which sees only the question, whether the LLM masters it or is certain about it.
 
-    need = 1 - P(True) / (P(True) + P(False)) in the judge's JSON answer. The training label is whether mastery or
-    certainty is at least tau. `DIR,verdict=own` is the decision of the paper, the more probable label. The calibrated
-    need is the probability that the LLM's answer is wrong, so that thresholds compare with those of other gates.
+    Mastery is the share of the LLM's sampled answers that are right, certainty how far they agree. In training, the
+    judge learns whether this value is at least tau. It answers in JSON with True or False, and the uncalibrated need
+    for retrieval is 1 - P(True) / (P(True) + P(False)). The calibrated need is the probability that the LLM's answer is
+    wrong, so that thresholds are comparable between gates. The spec `DIR,verdict=own` decides as the paper does, by the
+    more probable label.
 
-    A judge that was fitted with passages can also filter them after retrieval: it drops passages with which the
-    question still cannot be answered.
+    A judge that was trained with passages can also filter them after retrieval. It drops the passages of questions that
+    it expects the LLM to answer wrong even with them.
 
-    Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens); two for certainty, which follows
-    the more probable mastery label.
+    Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens) for mastery, two for certainty.
     Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.
 
     Example:
@@ -51,32 +56,40 @@ class KbmGate(FittedGate):
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the options of the judge."""
+        """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
         tensors.finish()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
-        """The judge, loaded on first use."""
+        """The judge model, loaded on first use."""
         return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, "kbm", self.llm)
 
     @property
     def head(self) -> str:
-        """The JSON field whose label is read."""
+        """The field of the judge's JSON answer that is read: 'mastery' or 'certainty'."""
         return str(self.artifact.options["head"])
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute 1 - P(True)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(True)."""
         return 1 - compute_kbm_confidence(self.judge, self.head, [build_kbm_prompt(item) for item in questions])
 
     @property
     def passage_filter(self) -> Self:
-        """The gate itself, which can judge passages if it was trained with them."""
+        """The gate itself as a filter of passages.
+
+        Raises:
+            BadSetting: The judge was trained without passages.
+        """
         self._check_passage_training()
         return self
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
-        """Return whether each question can be answered with its passages; False without passages."""
+        """Return whether each question can be answered with its passages; False if it has none.
+
+        Raises:
+            BadSetting: The judge was trained without passages.
+        """
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])
         pairs = list(zip(questions, passages, strict=True))
@@ -85,16 +98,19 @@ class KbmGate(FittedGate):
         return [bool(items) and next(confidences) >= USEFUL_CONFIDENCE for _, items in pairs]
 
     def _check_passage_training(self) -> None:
-        """Raise BadSetting if the judge was trained without passages; older artifacts do not say."""
+        """Raise BadSetting if the judge was trained without passages. Older folders do not record this and pass."""
         if not self.artifact.options.get(PASSAGE_EXAMPLES, 1):
             raise BadSetting(
-                f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot judge them. Label "
-                "with passages and set `samples` and `open_samples` to 30, then fit kbm again."
+                f"the judge '{self.artifact.path.name}' was trained without passages, so it cannot filter them. Label "
+                "questions with passages, with `samples` and `open_samples` set to 30, and fit kbm again."
             )
 
 
 def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]) -> FloatArray:
-    """Compute P(True) / (P(True) + P(False)) of a head; certainty follows the more probable mastery label."""
+    """Compute P(True) / (P(True) + P(False)) for the field 'mastery' or 'certainty' of the judge's JSON answer.
+
+    In the answer, certainty comes after mastery. It is predicted after the more probable mastery label.
+    """
     mastery = judge.predict_known([judge.encode(prompt, MASTERY_START) for prompt in prompts])
     if head == "mastery":
         return mastery
@@ -105,12 +121,18 @@ def compute_kbm_confidence(judge: CausalJudge, head: str, prompts: Sequence[str]
 
 
 def encode_kbm_answer(judge: CausalJudge, prompt: str, mastery: str) -> LabelPromptTokens:
-    """Tokenize a prompt and the JSON answer up to the certainty label, with the positions of both labels."""
+    """Tokenize a prompt and the start of its JSON answer, up to where the certainty label is predicted.
+
+    The result also has the positions at which the mastery and the certainty label are predicted.
+    """
     return judge.encode(prompt, MASTERY_START, mastery + CERTAINTY_START)
 
 
 def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence[Passage], max_tokens: int) -> str:
-    """Build a prompt with as many passages as fit, dropping from the end; the last one is halved until it fits."""
+    """Build a prompt with as many passages as fit into `max_tokens`.
+
+    Passages are dropped from the end. If a single passage is left and still too long, its text is halved until it fits.
+    """
     limit = min(max_tokens, judge.model.context_window - 1)
     remaining = list(passages)
     while remaining and _count_tokens(judge, build_kbm_prompt(question, remaining)) > limit:
@@ -122,6 +144,6 @@ def render_kbm_prompt(judge: CausalJudge, question: Question, passages: Sequence
 
 
 def _count_tokens(judge: CausalJudge, prompt: str) -> int:
-    """Count the tokens of a prompt and its answer."""
+    """Count the tokens of a prompt and of the longest JSON answer up to the certainty label."""
     answer = judge.model.tokenize(MASTERY_START + KBM_LABELS[1] + CERTAINTY_START)
     return len(judge.model.tokenize(judge.model.render(prompt), special=True)) + len(answer)

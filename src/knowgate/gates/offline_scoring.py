@@ -1,4 +1,4 @@
-"""Gates applied to a label table: the needs they would have computed, without running the LLM again."""
+"""Scoring of gates on a label table, which holds recorded answers and signals, so that no LLM runs."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ LABEL_OPTIONS = {Signal.HIDDEN: "layers=mid,late,last", Signal.SAMPLES: "samples
 
 @dataclass(frozen=True)
 class TableScores:
-    """The needs of a gate for every row of a label table, and the cost of its decisions.
+    """The scores of a gate for every row of a label table, and the cost of its decisions.
 
     Attributes:
         name: Name of the gate in tables.
-        needs: Need of each row.
-        threshold: Retrieve above this need.
-        calls: LLM calls per question before the decision, without the pass that starts the answer.
-        drafts: Whether that pass is also run for retrieved questions.
-        extra_tokens: Tokens generated per question besides the draft, such as samples.
+        needs: Need for retrieval of each row (0 = the LLM knows, 1 = retrieve).
+        threshold: The gate retrieves if the need is above this value.
+        calls: Extra LLM calls per question that the decision takes. The call that drafts the answer is not counted.
+        drafts: Whether the gate drafts an answer before it decides, also for questions that it then retrieves for.
+        extra_tokens: Tokens generated per question in addition to the draft, such as sampled answers.
         seconds: Time per question; None if not measured.
-        note: Remark for tables.
-        raw: Scores before calibration; None if there are none.
-        far: Share of questions far from the training questions; None if unknown.
-        scoring: Fingerprint of a fitted gate without its threshold.
+        note: Remark for tables, for example that the gate was fitted on a different LLM.
+        raw: Scores before calibration; None for gates that are not fitted.
+        far: Share of questions that are unlike the training questions of the gate; None if unknown.
+        scoring: Fingerprint of everything except the threshold that determines the scores; '' if not fitted.
     """
 
     name: str
@@ -67,7 +67,7 @@ class TableScores:
 
 @dataclass(frozen=True)
 class RunModelIdentity:
-    """The LLM that a label run was made with. Runs do not record its depth, so that is 0."""
+    """Name and fingerprint of the LLM that wrote a label run. Its number of layers is not recorded, so `depth` is 0."""
 
     name: str
     fingerprint: str
@@ -75,65 +75,68 @@ class RunModelIdentity:
 
     @classmethod
     def from_table(cls, table: LabelTable) -> Self:
-        """Return the LLM of a label table."""
+        """Return the identity of the LLM whose answers a label table holds."""
         return cls(table.settings["model"], table.settings["model_fingerprint"])
 
 
 @dataclass(frozen=True)
 class RecordedReadingSource:
-    """Reads the signals of a label table. `spec` is the name of the gate in error messages."""
+    """Returns the recorded signals of a label table instead of running an LLM. Errors call the gate `spec`."""
 
     table: LabelTable
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
-        """Bind a gate to the LLM of the table; raise UnsupportedSignal if the rows lack its signals."""
+        """Return a copy of the gate for the LLM of the table; raise UnsupportedSignal if a signal is missing."""
         if Signal.LABELS in gate.needs and not gate.recorded_signal:
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
         if missing:
             names = ", ".join(SIGNAL_NAMES.get(signal, signal) for signal in missing)
             raise UnsupportedSignal(
-                f"gate '{self.spec}' needs {names}, which the rows lack. {_suggest_labeling(missing, self.table)}",
-                brief=f"the rows lack {names}",
+                f"gate '{self.spec}' needs {names}, which the label run does not contain. "
+                f"{_suggest_labeling(missing, self.table)}",
+                brief=f"the label run has no {names}",
             )
         with wrap_plugin_errors(gate):
             return gate.bind(RunModelIdentity.from_table(self.table), self.table.settings["prompts_fingerprint"])
 
     def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Return the recorded readings; `questions` are those of the table."""
+        """Return the recorded signals of all rows. Arguments are not used; `questions` must be those of the table."""
         return list(self.table.readings)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Raise UnsupportedSignal, because the rows hold no answers to the gate's own prompts."""
+        """Raise UnsupportedSignal, because label runs contain no answers to the gate's own prompts."""
         raise self._make_prompt_error()
 
     def _make_prompt_error(self) -> UnsupportedSignal:
-        """Build the error for gates that ask the LLM with their own prompt."""
+        """Build the error for a gate that asks the LLM a prompt of its own."""
         data, model = suggest_label_options(self.table.settings)
         return UnsupportedSignal(
-            f"gate '{self.spec}' asks the LLM with its own prompt, whose answers the rows do not hold. Evaluate it "
-            f"with the LLM: data={data}, model={model}, gates={self.spec}",
-            brief="asks the LLM with its own prompt",
+            f"gate '{self.spec}' asks the LLM a prompt of its own, and the label run contains no answers to it. "
+            f"Evaluate the gate with the LLM instead: data={data}, model={model}, gates={self.spec}",
+            brief="asks the LLM a prompt of its own",
         )
 
 
 def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
-    """Say how to get missing signals."""
+    """Return a sentence that says how to get missing signals: the options of `label`, and models that provide them."""
     data, model = suggest_label_options(table.settings)
     options = [f"data={data}", f"model={model}", *(LABEL_OPTIONS[item] for item in missing if item in LABEL_OPTIONS)]
     sources = [f"{SIGNAL_NAMES[item]} come from {SIGNAL_SOURCES[item]}" for item in missing if item in SIGNAL_SOURCES]
     note = f" ({'; '.join(sources)})" if sources else ""
-    advice = f"Label again with {', '.join(options)}{note}"
+    advice = f"`knowgate label` with {', '.join(options)}{note}"
     if table.settings["model"].startswith(RECORDED_PREFIX):
-        return f"Imported answers are only text, which a judge can read: `knowgate fit judge`. Or ask the LLM. {advice}"
-    return advice
+        text_only = "The answers were imported as text only. Fit a gate that reads text with `knowgate fit judge`"
+        return f"{text_only}, or run the LLM on the questions: {advice}"
+    return f"Label the questions again: {advice}"
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
-    """Return the signals that the rows of a label table hold."""
+    """Return the signals that a label table contains. Most are looked up in its first row only."""
     reading = table.readings[0]
-    has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))  # computed from samples and hidden states
+    # SeaKR's uncertainty is computed from samples and their hidden states, so it replaces both.
+    has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))
     available = {
         Signal.DRAFT: reading.draft is not None,
         Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
@@ -145,7 +148,7 @@ def find_signals(table: LabelTable) -> frozenset[Signal]:
 
 
 def list_scorable_gates(table: LabelTable) -> list[str]:
-    """List the gates without required options whose signals the rows hold, and the recorded gates."""
+    """List the gates whose scores are recorded, and the gates without fitting whose signals are recorded."""
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
         available = set(table.token_statistics.tolist())  # a server that lists only the top tokens lacks some
@@ -163,7 +166,7 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 
 @dataclass(frozen=True)
 class _BoundGate:
-    """A gate that is bound to the LLM of a label table. `spec` is its name in error messages."""
+    """A gate that is bound to the LLM of a label table. Tables call it `name`, error messages `spec`."""
 
     name: str
     spec: str
@@ -171,13 +174,13 @@ class _BoundGate:
 
     @property
     def scoring(self) -> str:
-        """Fingerprint of a fitted gate without its threshold, '' for any other."""
+        """Fingerprint of a fitted gate without its threshold; '' for gates that are not fitted."""
         return self.gate.scoring if isinstance(self.gate, FittedGate) else ""
 
 
 @dataclass(frozen=True)
 class _ChunkScores:
-    """Scores of a chunk of rows. `far` is the share of far rows among the `n_known` with a distance."""
+    """Scores of a part of the rows. `far` is the share of far questions among the `n_known` with a known distance."""
 
     needs: FloatArray
     raw: FloatArray | None
@@ -188,17 +191,22 @@ class _ChunkScores:
 def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool = False) -> list[TableScores]:
     """Score several gates on a label table, in one pass over its rows.
 
-    Fitted gates that differ only in their threshold are scored once.
+    Scores that are recorded in the label run are returned as they are. Gates that are listed twice are scored once, and
+    so are fitted gates that differ only in their threshold.
 
     Args:
         table: The label table.
         gates: Gates, specs, folders or names of recorded gates. 'auto' stands for `list_scorable_gates`.
-        plug_in: Accept gates that were fitted on another LLM.
+        plug_in: Accept gates that were fitted on a different LLM than that of the table.
+
+    Raises:
+        UnsupportedSignal: The table lacks a signal that a gate needs.
+        BadSetting: A gate was fitted on questions of the table.
     """
     expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
     unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
     bound = {n: _bind_gate(table, gate, plug_in) for n, gate in enumerate(unique) if not _is_recorded(table, gate)}
-    different: dict[str, _BoundGate] = {}
+    different: dict[str, _BoundGate] = {}  # one gate for each set of equal scores
     for n, item in bound.items():
         different.setdefault(item.scoring or str(n), item)
     chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
@@ -221,7 +229,7 @@ def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) ->
 
 
 def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
-    """Return whether the rows hold the signals of a gate, so that the LLM is not needed."""
+    """Return whether a gate can be scored on a label table without running the LLM."""
     if _is_recorded(table, gate):
         return True
     try:
@@ -232,7 +240,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
-    """Load a gate, check that it was not fitted on these rows, and bind it."""
+    """Load a gate, check that it was not fitted on these rows, and bind it to the LLM of the table."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(gate, plug_in)
     if folder is not None:
@@ -247,7 +255,7 @@ def _load_gate(gate: str | Gate, plug_in: bool) -> Gate:
 
 
 def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
-    """Score a gate on rows that are in memory."""
+    """Score a gate on a part of the rows that is in memory."""
     readings = collect_readings(RecordedReadingSource(chunk, bound.spec), [bound.gate], chunk.questions)
     scores = score_with_raw(bound.gate, chunk.questions, readings)
     distances = measure_distances(bound.gate, chunk.questions, readings)
@@ -258,7 +266,7 @@ def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
 
 
 def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkScores]) -> TableScores:
-    """Concatenate the scores of all chunks."""
+    """Combine the scores of all parts of a table, and add the cost of the gate's decisions."""
     gate, request = bound.gate, bound.gate.request
     raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
     n_known = sum(chunk.n_known for chunk in chunks)
@@ -290,7 +298,7 @@ def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
 
 
 def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
-    """Return whether the needs of a gate are recorded; a folder of that name must hold the same gate."""
+    """Return whether the scores of a gate are recorded; a folder of the same name must hold the same gate."""
     if not isinstance(gate, str) or gate not in table.recorded_needs:
         return False
     if parse_fitted_spec(gate) is None:
@@ -300,11 +308,14 @@ def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
 
 
 def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
-    """Return the recorded needs of a gate; the threshold is that of its folder, if there is one."""
+    """Return the recorded scores of a gate, with the threshold of its folder or, without a folder, the recorded one."""
     column = table.recorded_needs[gate]
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
-        raise BadSetting(f"the recorded gate '{column.gate}' lacks {n_missing} of {len(column.needs)} questions.")
+        raise BadSetting(
+            f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
+            "Pass the folder of the gate to score all of them."
+        )
     return TableScores(
         column.gate,
         column.needs,
@@ -318,14 +329,14 @@ def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
 
 
 def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
-    """Record the needs of gates in the label runs of a table."""
+    """Write the scores of gates into the label runs of a table, so that later evaluations can reuse them."""
     for run in table.split_by_run():
         ids = {number: table.rows[number].id for number in run.numbers.tolist()}
         write_needs(run.path, [_to_record(item, ids) for item in scores])
 
 
 def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
-    """Convert scores to the record of one label run."""
+    """Convert scores to the record of one label run; `ids` maps row numbers of the table to question ids."""
     needs = {key: float(scores.needs[number]) for number, key in ids.items()}
     raw = {} if scores.raw is None else {key: float(scores.raw[number]) for number, key in ids.items()}
     return RecordedNeeds(
@@ -337,7 +348,7 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
 
 
 def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
-    """Return folder and verdict of a fitted gate, None for any other."""
+    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
     if isinstance(gate, str):
         return parse_fitted_spec(gate)
     return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
@@ -352,13 +363,13 @@ def get_gate_name(gate: str | Gate) -> str:
 
 
 def get_gate_folder(gate: str | Gate) -> str | None:
-    """Return the folder of a fitted gate, None for any other."""
+    """Return the folder of a fitted gate; None for gates that are not fitted."""
     spec = _get_fitted_spec(gate)
     return None if spec is None else spec.folder
 
 
 def get_verdict(gate: str | Gate) -> Verdict:
-    """Return the score that a gate decides by: 'own' for fitted gates with that option, else 'need'."""
+    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
     spec = _get_fitted_spec(gate)
     return "need" if spec is None else spec.verdict
 
@@ -367,18 +378,22 @@ def get_verdict(gate: str | Gate) -> Verdict:
 
 
 def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
-    """Raise BadSetting if a gate or arbiter was fitted on questions of the table."""
+    """Raise BadSetting if the gate or arbiter (`kind`) in a folder was fitted on questions of the table."""
     n_seen = sum(mark_seen_rows(table, folder))
     if n_seen:
         raise BadSetting(
-            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions; use "
-            "others, or leave these out with drop_seen=True.",
+            f"the {kind} '{expand_path(folder).name}' was fitted on {n_seen} of these {len(table.rows)} questions, so "
+            "its results would look too good. Use other questions, or leave these out with drop_seen=True.",
             brief=f"fitted on {n_seen} of these {len(table.rows)} questions",
         )
 
 
 def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
-    """Mark the rows that a gate or arbiter was fitted on, by question text whatever its spelling, or by id."""
+    """Return for each row whether a gate or arbiter was fitted on its question.
+
+    Questions are compared by fingerprint, exactly and without regard to spelling variants. No row is marked if the
+    folder does not list its training questions.
+    """
     file = expand_path(folder) / SEEN_FILE
     seen = set(read_text(file).split()) if file.is_file() else set()
     if not seen:
@@ -390,20 +405,24 @@ def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
 
 
 def drop_seen_rows(table: LabelTable, gates: Sequence[str | Gate], *folders: str | None) -> LabelTable:
-    """Remove the rows that any of these gates was fitted on; they are counted in `left_out`.
+    """Return the table without the rows that any of these gates was fitted on.
+
+    The number of removed rows is stored in `left_out`. BadInput is raised if no row is left.
 
     Args:
         table: The label table.
         gates: Gates or specs.
-        folders: Folders of other fitted artifacts, such as an arbiter.
+        folders: Folders of other fitted artifacts, such as an arbiter. None is ignored.
     """
     all_folders = [folder for folder in (*map(get_gate_folder, gates), *folders) if folder is not None]
-    is_seen = [any(marks) for marks in zip(*(mark_seen_rows(table, folder) for folder in all_folders), strict=True)]
+    seen_by_folder = [mark_seen_rows(table, folder) for folder in all_folders]
+    is_seen = [any(flags) for flags in zip(*seen_by_folder, strict=True)]
     if not any(is_seen):
         return table
     if all(is_seen):
         raise BadInput(
-            "no question is left to evaluate: the gates were fitted on all of them. Label others: knowgate label",
+            "no question is left to evaluate, because the gates were fitted on all of them. Label other questions with "
+            "`knowgate label`.",
             brief="no question is left",
         )
     kept = table.subset(number for number, seen in enumerate(is_seen) if not seen)

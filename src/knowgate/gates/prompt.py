@@ -1,4 +1,7 @@
-"""Gates that ask the LLM itself and compare the probabilities of two label tokens."""
+"""Gates that ask the LLM itself whether to retrieve.
+
+They compare the probabilities of two answer labels, such as true and false, as the next token.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Literal, Self
 
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.errors import BadSetting
+from knowgate.gates.scoring import parse_label_pair
 from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, ServedModel, Signal, TokenizingModel
@@ -16,24 +20,12 @@ NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN = "[No Retrieval]", "[Retrieval]"
 INSTRUCTION_TEMPLATE = "### Instruction:\n{query}\n\n### Response:\n"  # the training format of Self-RAG's models
 
 
-def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
-    """Split 'known/unknown' into the two labels.
-
-    Raises:
-        BadSetting: The text does not hold two labels.
-    """
-    known, _, unknown = (label.strip() for label in words.partition("/"))
-    if not (known and unknown):
-        raise BadSetting(f"{gate}: words is '{words}'; write two labels as known/unknown.")
-    return known, unknown
-
-
 @dataclass(frozen=True)
 class PromptGate(Gate):
-    """Asks the LLM whether it can answer the question.
+    """Asks the LLM whether it can answer the question, and retrieves if it denies that.
 
-    need = P(unknown label) / (P(known label) + P(unknown label)) after the self-assessment prompt. `words` are the
-    two labels, as known/unknown.
+    The LLM answers a self-assessment prompt with one of two labels. The need for retrieval is
+    P(unknown label) / (P(known label) + P(unknown label)). `words` sets the labels, known first: 'true/false'.
 
     Needs: labels. Cost per question: one prefill of about 120 tokens.
     Reference: Kadavath et al. 2022; prompt of Lv et al. (DH-ICL), section 2.1.
@@ -51,25 +43,25 @@ class PromptGate(Gate):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels for known and unknown."""
+        """The two answer labels: known, unknown."""
         return parse_label_pair(self.words, self.name)
 
     @property
     def recorded_signal(self) -> str:
-        """Label runs record the answer for the default labels only."""
+        """The signal of label runs that replaces asking. Empty for custom labels, which label runs do not record."""
         return SELF_ASSESSMENT if self.labels == ASSESSMENT_LABELS else ""
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build a self-assessment prompt for each question."""
+        """Build the prompt that asks the LLM whether it can answer each question."""
         known, unknown = self.labels
         return [build_self_assessment_prompt(question, known, unknown) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the probability of the unknown label."""
-        return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # NaN is rejected by the caller
+        """Compute the need for retrieval as the probability of the unknown label."""
+        return [sigmoid(-self._get_known_logit(reading)) for reading in readings]  # the caller rejects NaN
 
     def _get_known_logit(self, reading: Reading) -> float:
-        """Return the logit of the known label, from the prompt or from the record."""
+        """Return the log-odds of the known label, from the prompt's answer or, without one, from the label run."""
         if self.name in reading.labels:
             return self_assessment_logit(reading.labels[self.name])
         return reading.signals[self.recorded_signal]
@@ -77,11 +69,12 @@ class PromptGate(Gate):
 
 @dataclass(frozen=True)
 class SelfragGate(Gate):
-    """Reads the retrieval tokens of an LLM that was trained with Self-RAG.
+    """Retrieves if an LLM that was trained with Self-RAG prefers its [Retrieval] token.
 
-    need = P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) at the start of the answer. Other LLMs are rejected.
-    `style='selfrag'` asks in the training format of Self-RAG's models, 'chat' in a user turn. The formula is tested on
-    a tiny untrained model with these tokens; its quality was not measured, because no trained model was available.
+    The need for retrieval is P([Retrieval]) / (P([Retrieval]) + P([No Retrieval])) at the start of the answer. LLMs
+    without these tokens are rejected. `style='selfrag'` asks in the training format of Self-RAG's models, 'chat' in a
+    user message. The formula is tested on a tiny untrained model with these tokens. Its quality was not measured,
+    because no trained model was available.
 
     Needs: labels. Cost per question: one prefill of the bare question.
     Reference: Asai et al. 2024 (Self-RAG), section 3.3; threshold 0.2 of its section 4.3.
@@ -97,30 +90,34 @@ class SelfragGate(Gate):
     labels = (NO_RETRIEVAL_TOKEN, RETRIEVAL_TOKEN)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Check that both retrieval tokens are single tokens of the model."""
+        """Return the gate itself, after checking that the model has both retrieval tokens.
+
+        Raises:
+            BadSetting: The model's tokenizer splits one of them into several tokens.
+        """
         missing = [label for label in self.labels if _count_tokens(model, label) != 1]
         if missing:
             raise BadSetting(
                 f"gate 'selfrag' needs an LLM trained with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}; "
-                f"{' and '.join(missing)} is more than one token for {model.name}. Use a Self-RAG model, or another "
+                f"{' and '.join(missing)} is not a single token of {model.name}. Use a Self-RAG model, or another "
                 "gate."
             )
         return self
 
     def build_label_prompts(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[LabelPrompt]:
-        """Build a prompt in the training format of Self-RAG, or a user turn."""
+        """Build one prompt per question: in Self-RAG's training format, or as a user message (style 'chat')."""
         if self.style == "chat":
             return [LabelPrompt((question.text,), raw=False) for question in questions]
         return [LabelPrompt((INSTRUCTION_TEMPLATE.format(query=question.text),)) for question in questions]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the probability of the retrieval token."""
+        """Compute the need for retrieval as the probability of the [Retrieval] token."""
         logits = [reading.labels[self.name][-1] for reading in readings]
         return [sigmoid(float(retrieval) - float(no_retrieval)) for no_retrieval, retrieval in logits]
 
 
 def _count_tokens(model: ModelIdentity, text: str) -> int:
-    """Count the tokens of a text; 1 if the model does not tell."""
+    """Count the tokens of a text; assume 1 if the model has no tokenizer to ask."""
     if isinstance(model, TokenizingModel):
         return len(model.tokenize(text))
     return (model.count_tokens(text) or 1) if isinstance(model, ServedModel) else 1

@@ -36,7 +36,14 @@ from knowgate.types import (
 
 @contextlib.contextmanager
 def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[None]:
-    """Convert exceptions of a plugin's code into a ModelError that names the plugin."""
+    """Convert exceptions raised in a plugin's code into a ModelError that names the plugin.
+
+    Errors of knowgate's own gates and arbiters, `KnowgateError` and `MemoryError` are raised unchanged.
+
+    Args:
+        plugin: The gate or arbiter that runs inside the `with` block.
+        kind: What the error message calls it: "gate" or "arbiter".
+    """
     try:
         yield
     except (KnowgateError, MemoryError):
@@ -48,7 +55,7 @@ def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[N
         first_line = (str(error).strip().splitlines() or [""])[0][:300]
         raise ModelError(
             f"{kind} '{plugin.name}' ({cls.__module__}.{cls.__qualname__}) failed: {type(error).__name__}: {first_line}"
-            ". It is not part of knowgate: report this to its author."
+            f". This {kind} is a plugin, not part of knowgate. Report the error to the plugin's author."
         ) from error
 
 
@@ -56,12 +63,18 @@ def wrap_plugin_errors(plugin: Gate | Arbiter, kind: str = "gate") -> Iterator[N
 
 
 def score_questions(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-    """Return the needs of a gate, after checking that there is one number in [0, 1] per question."""
+    """Return the need for retrieval that a gate computes for each question (0 = the LLM knows, 1 = retrieve).
+
+    Raises:
+        ModelError: The gate did not return one number in [0, 1] per question.
+    """
     return score_with_raw(gate, questions, readings).needs
 
 
 def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-    """Return the checked needs of a gate, with the raw scores of a fitted gate.
+    """Return the need for retrieval of each question and, for fitted gates, the score before calibration.
+
+    The raw scores are None for gates that are not fitted.
 
     Raises:
         ModelError: The gate did not return one number in [0, 1] per question.
@@ -71,39 +84,54 @@ def score_with_raw(gate: Gate, questions: Sequence[Question], readings: Sequence
     try:
         needs = [float(need) for need in scores.needs]
     except (AttributeError, TypeError, ValueError) as error:
-        raise ModelError(f"gate '{gate.name}' did not return a list of numbers ({error}).") from error
+        raise ModelError(f"gate '{gate.name}' did not return a list of numbers: {error}.") from error
     check_count(gate, "needs", needs, questions)
     for question, need in zip(questions, needs, strict=True):
         if not (math.isfinite(need) and 0 <= need <= 1):
-            raise ModelError(f"gate '{gate.name}' gave {need} for '{question.text[:60]}': not a number in [0, 1].")
+            raise ModelError(
+                f"gate '{gate.name}' returned the need {need} for '{question.text[:60]}'. A need must be a number from "
+                "0 to 1."
+            )
     if scores.raw is not None:
         check_count(gate, "raw scores", scores.raw, questions)
     return GateScores(needs, scores.raw)
 
 
 def measure_distances(gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:
-    """Return the checked distances of questions from the training questions; None if the gate does not know."""
+    """Return how far each question is from the questions that the gate was trained on (above 1 is far).
+
+    Returns:
+        One distance per question; None if the gate cannot measure it.
+
+    Raises:
+        ModelError: The gate did not return one distance of at least 0, or None, per question.
+    """
     with wrap_plugin_errors(gate):
         distances = gate.distances(questions, readings)
     check_count(gate, "distances", distances, questions)
     for question, distance in zip(questions, distances, strict=True):
         if distance is not None and not (isinstance(distance, (int, float)) and 0 <= distance < math.inf):
             raise ModelError(
-                f"gate '{gate.name}' gave the distance {distance} for '{question.text[:60]}': not a number from 0."
+                f"gate '{gate.name}' returned the distance {distance} for '{question.text[:60]}'. A distance must be a "
+                "number of at least 0."
             )
     return distances
 
 
 def check_count(gate: Gate, what: str, values: Sequence[object], questions: Sequence[Question]) -> None:
-    """Raise ModelError if a gate did not return one value per question."""
+    """Raise ModelError if a gate did not return one value per question; `what` names the values in the message."""
     if len(values) != len(questions):
-        raise ModelError(f"gate '{gate.name}' gave {len(values)} {what} for {len(questions)} questions.")
+        raise ModelError(
+            f"gate '{gate.name}' returned {len(values)} {what} for {len(questions)} questions. It must return one per "
+            "question."
+        )
 
 
 def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
-    """Copy a gate with another threshold and name."""
+    """Return a copy of a gate that has a different threshold and name."""
     copied = copy.copy(gate)
-    object.__setattr__(copied, "threshold", threshold)  # gates are frozen, and both may be plain attributes
+    # Gates are frozen dataclasses whose threshold and name need not be fields, so `replace` does not work here.
+    object.__setattr__(copied, "threshold", threshold)
     object.__setattr__(copied, "name", name)
     return copied
 
@@ -112,30 +140,33 @@ def copy_with_threshold(gate: Gate, threshold: float, name: str) -> Gate:
 
 
 class ReadingSource(Protocol):
-    """Where readings come from: a model, or a label table."""
+    """A source of readings, which are the signals that gates score: a running model or a recorded label table."""
 
     def bind(self, gate: Gate) -> Gate:
-        """Bind a gate to the LLM and the prompts; raises if it needs signals that are not available."""
+        """Return a copy of the gate for this LLM and its prompts; raise if a signal that it needs is missing."""
         ...
 
     def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Read the signals of one pass over the bare questions."""
+        """Return the requested signals of one LLM pass over the questions, without passages."""
         ...
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Return the label logits of the gate's own prompts."""
+        """Ask the LLM the gate's own prompts and return the logits of its answer labels, such as true and false."""
         ...
 
 
 @dataclass(frozen=True)
 class ModelReadingSource:
-    """Reads signals from a model: one pass over the bare questions, and one over each gate's own prompts."""
+    """Reads signals from a running model.
+
+    The model runs once over the questions without passages, and once more for each gate that has prompts of its own.
+    """
 
     model: Model
     prompts: AnswerPrompts
 
     def bind(self, gate: Gate) -> Gate:
-        """Bind a gate to the model, after checking that the model provides its signals."""
+        """Return a copy of the gate for this model, after checking that the model provides its signals."""
         check_model_signals(gate, self.model)
         with wrap_plugin_errors(gate):
             bound = self._bind(gate)
@@ -143,7 +174,11 @@ class ModelReadingSource:
         return bound
 
     def _bind(self, gate: Gate) -> Gate:
-        """Bind the gate; if it was fitted on weights that a server now serves, compare their hidden states."""
+        """Bind the gate to the model, comparing hidden states if the model is served.
+
+        A served model has a different fingerprint than the weights that a gate was fitted on. Such a gate is accepted
+        if the server returns the same hidden states as those weights.
+        """
         model, prompts = self.model, self.prompts.fingerprint
         if not (isinstance(gate, FittedGate) and isinstance(model, ServedModel)) or gate.plug_in:
             return gate.bind(model, prompts)
@@ -156,38 +191,48 @@ class ModelReadingSource:
         return replace(served, note=check_state_agreement(gate.artifact, model, self.prompts, served.request))
 
     def read(self, questions: Sequence[Question], request: SignalRequest) -> list[Reading]:
-        """Read the signals of one pass; an empty request runs no model."""
+        """Run the model on the questions and return the requested signals; an empty request runs nothing."""
         if request.is_empty:
             return [Reading() for _ in questions]
         return self.model.read([self.prompts.closed(question) for question in questions], request)
 
     def read_labels(self, gate: Gate, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Run the gate's own prompts and return the label logits."""
+        """Run the gate's own prompts and return the logits of its answer labels."""
         with wrap_plugin_errors(gate):
             prompts = gate.build_label_prompts(questions, readings)
         return self.model.label_logits(prompts, gate.labels)
 
 
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
-    """Bind a gate to a model and its answer prompts, after checking that they work together."""
+    """Return a copy of a gate for this model and these answer prompts.
+
+    Raises:
+        UnsupportedSignal: The model does not provide a signal that the gate needs.
+        ArtifactError: The gate was fitted on a different model or different prompts.
+    """
     return ModelReadingSource(model, prompts).bind(gate)
 
 
 def read_questions(
     model: Model, gates: Sequence[Gate], questions: Sequence[Question], prompts: AnswerPrompts
 ) -> list[Reading]:
-    """Read everything that the gates need from a model."""
+    """Run a model on questions and return all signals that these gates need, one reading per question."""
     return collect_readings(ModelReadingSource(model, prompts), gates, questions)
 
 
 def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Sequence[Question]) -> list[Reading]:
-    """Read everything that the gates need, with their requests merged into one pass."""
+    """Return all signals that these gates need, one reading per question.
+
+    The requests of all gates are merged, so that the source is read once. Similar logged questions and the answers to a
+    gate's own prompts are then added for each gate that uses them.
+    """
     _check_sample_layers(gates)
     if not questions:
         return []
     readings = source.read(questions, functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest()))
     for gate in gates:
-        if type(gate).find_neighbors is not Gate.find_neighbors:  # most gates have none, and copying readings is slow
+        # Most gates do not override this method. They are skipped, because copying all readings is slow.
+        if type(gate).find_neighbors is not Gate.find_neighbors:
             with wrap_plugin_errors(gate):
                 neighbors = gate.find_neighbors(questions)
             readings = [
@@ -204,29 +249,39 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
 
 
 def _needs_label_prompts(gate: Gate, readings: Sequence[Reading]) -> bool:
-    """Return whether the LLM must be asked the gate's own prompts, because the answers are not recorded."""
+    """Return whether the LLM must answer the gate's own prompts, because the readings hold no recorded answers."""
     if Signal.LABELS not in gate.needs or all(gate.recorded_signal in reading.signals for reading in readings):
         return False
     if not gate.labels:
         raise BadSetting(
-            f"gate '{gate.name}' needs labels but defines none: define `labels` and `build_label_prompts`."
+            f"gate '{gate.name}' needs the signal 'labels' but defines no labels. Define `labels` and "
+            "`build_label_prompts` in its class."
         )
     return True
 
 
 def _check_sample_layers(gates: Sequence[Gate]) -> None:
-    """Raise BadSetting if gates read their samples at different layers or tokens, because a pass reads one."""
+    """Raise BadSetting if gates need hidden states of sampled answers from different layers or tokens.
+
+    One pass of the model can return the states of one layer and one token only.
+    """
     requests = [(gate.name, gate.request) for gate in gates if gate.request.sample_layer is not None]
     if len({(request.sample_layer, request.sample_end) for _, request in requests}) > 1:
-        listed = ", ".join(
-            f"{name}: {request.sample_layer}{'' if request.sample_end else ', before the end token'}"
+        positions = "; ".join(
+            f"{name} reads layer {request.sample_layer}{'' if request.sample_end else ', before the end token'}"
             for name, request in requests
         )
-        raise BadSetting(f"gates in one pass must read their samples at the same layer and token, not at {listed}.")
+        raise BadSetting(
+            "these gates cannot run together, because they read sampled answers at different layers or tokens: "
+            f"{positions}. Run them one at a time, or set the same layer."
+        )
 
 
 def check_model_signals(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a gate needs signals that a model does not provide; the message names gates that work."""
+    """Raise UnsupportedSignal if a model does not provide all signals that a gate needs.
+
+    The message lists the gates that work with the model.
+    """
     missing = gate.needs - model.offers
     if missing:
         usable = [name for name, entry in GATES.items() if _parse_signals(entry) <= model.offers]
@@ -237,7 +292,10 @@ def check_model_signals(gate: Gate, model: Model) -> None:
 
 
 def check_read_request(gate: Gate, model: Model) -> None:
-    """Raise UnsupportedSignal if a server does not return the layers, positions or tokens that a bound gate reads."""
+    """Raise UnsupportedSignal if a server does not return the layers, positions or tokens that a gate reads.
+
+    Models that run locally return all of them and are not checked.
+    """
     if not isinstance(model, ServedModel):
         return
     try:
@@ -247,5 +305,23 @@ def check_read_request(gate: Gate, model: Model) -> None:
 
 
 def _parse_signals(entry: RegistryEntry) -> set[Signal]:
-    """Parse the signals that a registry entry lists."""
+    """Return the signals that a gate's registry entry lists, such as "hidden, samples"."""
     return {Signal(name.strip()) for name in entry.needs.split(",") if name.strip()}
+
+
+def parse_label_pair(words: str, gate: str) -> tuple[str, str]:
+    """Split an option such as 'true/false' into the answer label for known and the one for unknown.
+
+    Args:
+        words: The two labels with a slash between them.
+        gate: Name of the gate for the error message.
+
+    Raises:
+        BadSetting: `words` does not contain two labels.
+    """
+    known, _, unknown = (label.strip() for label in words.partition("/"))
+    if not (known and unknown):
+        raise BadSetting(
+            f"gate '{gate}': words is '{words}', but it must be two labels as known/unknown, for example true/false."
+        )
+    return known, unknown

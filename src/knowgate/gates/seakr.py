@@ -1,4 +1,4 @@
-"""SeaKR: sampled answers of an LLM that does not know end in hidden states that are far apart."""
+"""The gate of SeaKR: if the LLM does not know an answer, its sampled answers end in very different hidden states."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ PAPER_CENTER = -6.0  # threshold of SeaKR's released settings; also used for rea
 
 @dataclass(frozen=True)
 class SeakrGate(Gate):
-    """Scores by the dispersion of the hidden states Z in which sampled answers end.
+    """Retrieves if the hidden states at the end of sampled answers differ widely.
 
-    The uncertainty is u = (1 / n) log det(Z J Z^T + alpha I). The need is u on a scale from 0 (all samples end in the
-    same state) to 1 (all states are orthogonal). With `center`, need = sigmoid((u - center) / scale) instead; center
-    -6 retrieves where the paper does, and `standardize` derives both from recorded values. The order of the questions
-    is nearly the same in all forms.
+    The uncertainty of n samples with hidden states Z is u = (1 / n) log det(Z J Z^T + alpha I). By default, the need
+    for retrieval is u on a relative scale from 0 (all samples end in the same state) to 1 (all states are orthogonal).
+    If `center` is set, it is sigmoid((u - center) / scale) instead. A center of -6 retrieves where the paper does, and
+    `standardize` derives center and scale from recorded values. Both forms rank questions nearly the same.
 
-    The relative scale is the default because the length of states differs between LLMs: SeaKR's threshold of -6 is for
-    Llama-2-7B and retrieves for every question of the LLMs measured here. On the relative scale, a threshold of one
-    half retrieved for 1 to 92 % of the questions of Qwen2.5-Coder-1.5B, depending on the data set, and for all of
-    SmolLM2-135M, whose samples rarely agree (recorded runs, states one token earlier, lengths estimated).
+    The relative scale is the default, because the length of hidden states differs between LLMs. SeaKR's threshold of -6
+    is for Llama-2-7B and retrieves for every question of the LLMs measured here. On the relative scale, a threshold of
+    one half retrieved for 1 to 92 % of the questions of Qwen2.5-Coder-1.5B, depending on the data set. It retrieved for
+    all questions of SmolLM2-135M, whose samples rarely agree. These numbers are from recorded runs, with states one
+    token earlier and estimated lengths.
 
     The state is read at the token that ends an answer, or at the last token if `max_tokens` cut it off. Label runs of
-    older versions hold the value of one token earlier, which is scored with center -6. `layer=None` is the middle one.
+    older versions recorded u one token earlier and no length of the states; these are scored with center -6.
+    `layer=None` stands for the middle layer.
 
-    Needs: hidden, samples. Cost per question: `n` sampled answers, one shared prefill.
+    Needs: hidden, samples. Cost per question: `n` sampled answers that share one prefill.
     Reference: Yao et al. 2025 (SeaKR); the determinant is from INSIDE (Chen et al. 2024).
 
     Example:
@@ -56,40 +58,51 @@ class SeakrGate(Gate):
 
     def __post_init__(self) -> None:
         if self.n < 2 or self.max_tokens < 1:
-            raise BadSetting(f"seakr: n is {self.n} and max_tokens {self.max_tokens}; use at least 2 and 1.")
+            raise BadSetting(
+                f"gate 'seakr': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
+                "max_tokens at least 1."
+            )
         if not (self.scale > 0 and self.alpha > 0 and math.isfinite(self.center or 0.0)):
-            raise BadSetting(f"seakr: scale {self.scale} and alpha {self.alpha} must be above 0, center a number.")
+            raise BadSetting(
+                f"gate 'seakr': scale is {self.scale}, alpha is {self.alpha} and center is {self.center}, but scale "
+                "and alpha must be above 0 and center must be a finite number."
+            )
 
     @property
     def request(self) -> SignalRequest:
-        """Ask for samples with the hidden states at their ends."""
+        """Request sampled answers and the hidden state at the end of each."""
         return SignalRequest(
             samples=self.n, sample_tokens=self.max_tokens, seed=self.seed, sample_layer=self.layer, sample_end=True
         )
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Use the middle layer of the model if none is set."""
+        """Return a copy that reads the middle layer of the model if no layer is set."""
         return self if self.layer is not None else replace(self, layer=model.depth // 2)
 
     def compute_uncertainty(self, reading: Reading) -> float:
-        """Return the recorded uncertainty, or compute it from the states of the samples."""
-        names = (samples.SEAKR_END, samples.SEAKR)
+        """Return the recorded uncertainty of a question, or compute it from the hidden states of its samples.
+
+        Raises:
+            UnsupportedSignal: The reading has neither.
+        """
+        names = (samples.SEAKR_END, samples.SEAKR)  # recorded at the end of the answer; by older runs one token earlier
         recorded = [reading.signals[name] for name in names if name in reading.signals]
         if self.alpha == samples.SEAKR_ALPHA and recorded:
             return recorded[0]
         if reading.sample_states is None:
             raise UnsupportedSignal(
-                "seakr: the reading has no states of sampled answers. Bind the gate to its model first; label runs "
-                f"record the uncertainty for alpha={samples.SEAKR_ALPHA} only."
+                "gate 'seakr' needs the hidden states of sampled answers, and there are none. Bind the gate to its "
+                f"model first. On label runs, use alpha={samples.SEAKR_ALPHA}: other values are not recorded."
             )
         return samples.log_determinant(reading.sample_states[: self.n], self.alpha)
 
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
-        """Convert an uncertainty to a need.
+        """Convert the uncertainty of a question to its need for retrieval.
 
         Args:
             uncertainty: Value of `compute_uncertainty`.
-            size: Logarithm of the mean squared length of the states; None if an older label run did not record it.
+            size: Logarithm of the mean squared length of the hidden states. If None (not recorded by older label runs),
+                the need is sigmoid((u - center) / scale), with a center of -6 by default.
         """
         if self.center is None and size is not None:
             return samples.relative_dispersion(uncertainty, size, self.n, self.alpha)
@@ -97,7 +110,7 @@ class SeakrGate(Gate):
         return sigmoid((uncertainty - center) / self.scale)
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute needs from the dispersion of the sampled answers."""
+        """Compute the need for retrieval of each question from the spread of its sampled answers."""
         return [self.compute_need(self.compute_uncertainty(reading), self._get_size(reading)) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
@@ -105,7 +118,7 @@ class SeakrGate(Gate):
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
-        """Return the recorded or computed size of the states."""
+        """Return the logarithm of the mean squared length of the states; None if it is unknown."""
         if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(samples.SEAKR_SIZE)
         return samples.log_mean_square(reading.sample_states[: self.n])
@@ -117,7 +130,13 @@ def standardize(gate: SeakrGate, uncertainties: Sequence[float]) -> SeakrGate:
     Args:
         gate: The gate to copy.
         uncertainties: Values of `signals["seakr_end"]` of a label run.
+
+    Raises:
+        BadSetting: There are fewer than two values.
     """
     if len(uncertainties) < 2:
-        raise BadSetting(f"seakr: {len(uncertainties)} values are too few to standardize; label more questions.")
+        raise BadSetting(
+            f"gate 'seakr' needs at least 2 recorded uncertainties to compute center and scale, but there are "
+            f"{len(uncertainties)}. Label more questions."
+        )
     return replace(gate, center=fmean(uncertainties), scale=pstdev(uncertainties) or 1.0)

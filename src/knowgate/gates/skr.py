@@ -1,4 +1,4 @@
-"""SKR: retrieve if retrieval helped the nearest logged questions more often than it hurt."""
+"""The gate of SKR: retrieves if retrieval helped the most similar logged questions more often than it hurt."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Gate, ModelIdentity, Neighbor, Question, Reading, Vector
 
 TIE_NEED = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)
-PRIOR_WEIGHT = 1.0  # of the smooth vote, shared by both outcomes
-MIN_EXAMPLES = 5  # of each outcome, to fit a classifier
-SEARCH_FACTOR = 5  # neighbors to fetch per neighbor used, because those with the outcome 'same' are dropped
+PRIOR_WEIGHT = 1.0  # weight of the prior in the smooth vote, half for "helped" and half for "hurt"
+MIN_EXAMPLES = 5  # questions of each outcome (helped, hurt) that a classifier needs
+# Five times as many neighbors are fetched as used, because those whose answer did not change are dropped.
+SEARCH_FACTOR = 5
 DECISIVE_OUTCOMES = (RetrievalOutcome.BETTER, RetrievalOutcome.WORSE)
 
 
@@ -30,14 +31,21 @@ class LogisticModel:
     bias: float
 
     def predict(self, features: Vector) -> list[float]:
-        """Predict p(y = 1) for each row."""
+        """Return p(y = 1) for each row of features."""
         return [float(p) for p in sigmoid(features @ self.weights + self.bias)]
 
 
 def fit_logistic(features: Vector, truth: BoolArray, penalty: float = 1.0, steps: int = 30) -> LogisticModel:
-    """Fit an L2-regularized logistic regression with Newton's method; the bias is not regularized."""
-    x = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])
-    ridge = np.diag([penalty] * features.shape[1] + [1e-6])
+    """Fit a logistic regression with L2 regularization by Newton's method.
+
+    Args:
+        features: One row per example.
+        truth: Label of each example.
+        penalty: Strength of the regularization. The bias is not regularized.
+        steps: Maximum number of Newton steps.
+    """
+    x = np.hstack([features.astype(np.float64), np.ones((len(features), 1))])  # the last column is for the bias
+    ridge = np.diag([penalty] * features.shape[1] + [1e-6])  # the tiny last value keeps the matrix invertible
     w = np.zeros(x.shape[1])
     for _ in range(steps):
         p = sigmoid(x @ w)
@@ -51,14 +59,17 @@ def fit_logistic(features: Vector, truth: BoolArray, penalty: float = 1.0, steps
 
 @dataclass(frozen=True)
 class SkrGate(Gate):
-    """Scores by what retrieval did to the k nearest logged questions: made the answer right, or wrong.
+    """Retrieves if retrieval made more of the k most similar logged questions right than wrong.
 
-    Neighbors whose answer did not change are dropped, and so are expired ones. `mode='vote'` is the majority vote of
-    the paper (need 0 or 1, ties retrieve). 'smooth', the default, weights neighbors by similarity and trust, so that
-    the need is graded and a threshold can be chosen. 'classifier' is a logistic regression on the embedding, fitted on
-    the whole log (the second variant of the paper, which uses BERT).
+    Logged questions whose answer did not change with retrieval are ignored, and so are expired ones. The modes:
 
-    Needs: nothing. Works with any LLM. Cost per question: one embedding and one search.
+    - 'smooth', the default, weights the neighbors by similarity and trust. The need for retrieval takes values between
+      0 and 1, so that a threshold can be chosen.
+    - 'vote' is the majority vote of the paper: the need is 0 or 1, and ties retrieve.
+    - 'classifier' is a logistic regression on the embedding of the question, fitted on the whole log. It is the second
+      variant of the paper, which uses BERT.
+
+    Needs: nothing. Works with any LLM. Cost per question: one embedding and one search in the log.
     Reference: Wang et al. 2023 (SKR), section 3.3.
 
     Example:
@@ -77,7 +88,7 @@ class SkrGate(Gate):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise BadSetting(f"skr: k is {self.k}; it must be at least 1.")
+            raise BadSetting(f"gate 'skr': k, the number of neighbors, is {self.k}, but it must be at least 1.")
 
     @property
     def _store(self) -> HistoryStore:
@@ -85,28 +96,28 @@ class SkrGate(Gate):
         return open_history_store(self.history, self.embedder)
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Bind the gate to the labels of this LLM in the log; fit the classifier if needed."""
+        """Return a copy that uses the logged questions of this LLM; in mode 'classifier', also fit the classifier."""
         scope = bind_scope(self.history, model.fingerprint, prompts, self.tenant, self.embedder)
         classifier = fit_classifier(self._store, scope) if self.mode == "classifier" else None
         return replace(self, scope=scope, classifier=classifier)
 
     def find_neighbors(self, questions: Sequence[Question]) -> list[tuple[Neighbor, ...]]:
-        """Find the k nearest logged questions for which retrieval made a difference."""
+        """Find for each question up to k similar logged questions whose answer changed with retrieval."""
         if self.scope is None:
-            raise BadSetting("skr: bind the gate to its model first (AdaptiveRAG does).")
+            raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         texts = [question.text for question in questions]
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
         return [tuple([n for n in neighbors if n.outcome in DECISIVE_OUTCOMES][: self.k]) for neighbors in nearest]
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute needs by vote or with the classifier."""
+        """Compute the need for retrieval of each question by vote of its neighbors, or with the classifier."""
         if self.classifier is not None:
             return self.classifier.predict(self._store.embed([item.text for item in questions])) if questions else []
         vote = majority_vote if self.mode == "vote" else smooth_vote
         return [vote(reading.neighbors[self.name]) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Count the neighbors that retrieval helped and hurt."""
+        """Say how many similar logged questions retrieval helped and how many it hurt."""
         return [
             f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in neighbors)} and hurt "
             f"{sum(n.outcome == RetrievalOutcome.WORSE for n in neighbors)} of the nearest logged questions"
@@ -115,28 +126,41 @@ class SkrGate(Gate):
 
 
 def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
-    """Fit a classifier that predicts from a question's embedding whether retrieval helps or hurts."""
+    """Fit a classifier that predicts from a question's embedding whether retrieval helps.
+
+    Logged questions whose answer did not change with retrieval are ignored.
+
+    Raises:
+        BadSetting: Fewer than `MIN_EXAMPLES` logged questions were helped, or hurt, by retrieval.
+    """
     outcomes, vectors = store.outcomes(scope)
     is_decisive = np.array([outcome in DECISIVE_OUTCOMES for outcome in outcomes], dtype=bool)
     helped = np.array([outcome == RetrievalOutcome.BETTER for outcome in outcomes], dtype=bool)[is_decisive]
     n_helped, n_hurt = int(helped.sum()), int((~helped).sum())
     if min(n_helped, n_hurt) < MIN_EXAMPLES:
         raise BadSetting(
-            f"skr: the classifier needs {MIN_EXAMPLES} logged questions that retrieval helped and {MIN_EXAMPLES} that "
-            f"it hurt; the log has {n_helped} and {n_hurt}. Use mode=smooth, or label more questions."
+            f"gate 'skr' in mode 'classifier' needs at least {MIN_EXAMPLES} logged questions that retrieval helped and "
+            f"{MIN_EXAMPLES} that it hurt, but the log has {n_helped} and {n_hurt}. Use skr:mode=smooth, or log more "
+            "questions."
         )
     return fit_logistic(vectors[is_decisive], helped)
 
 
 def majority_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return 1 if retrieval helped more neighbors than it hurt, 0 if fewer; ties and no neighbors retrieve."""
+    """Return the need for retrieval by majority: 1 if retrieval helped more neighbors than it hurt, 0 if fewer.
+
+    Ties, and questions without neighbors, get a need just above 0.5, so that they are retrieved for.
+    """
     n_helped = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
     n_hurt = len(neighbors) - n_helped
     return TIE_NEED if n_helped == n_hurt else float(n_helped > n_hurt)
 
 
 def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
-    """Return the share of helped neighbors, weighted by similarity and trust, with a prior of one half."""
+    """Return the need for retrieval: the share of neighbors that retrieval helped, weighted by similarity and trust.
+
+    A prior of one half pulls the result towards 0.5 if there are few neighbors.
+    """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
     helped = sum(w for w, n in zip(weights, neighbors, strict=True) if n.outcome == RetrievalOutcome.BETTER)
-    return (helped + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)
+    return (helped + PRIOR_WEIGHT / 2 + 1e-9) / (sum(weights) + PRIOR_WEIGHT)  # 1e-9 makes ties retrieve

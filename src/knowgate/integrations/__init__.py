@@ -1,4 +1,4 @@
-"""Adapters: knowgate inside the frameworks you already use, and their models and retrievers inside knowgate.
+"""Adapters that use knowgate inside other frameworks, and models and retrievers of those frameworks inside knowgate.
 
-Each framework has one module and one extra, and is imported only when its module is used.
+Each framework has its own module here and its own extra. It is imported only when you import its module.
 """

@@ -1,7 +1,8 @@
 """Base class for LLMs behind the chat interface of another framework.
 
-Such a model offers drafts, samples and, if the framework returns them, log-probabilities; never hidden states. A chat
-interface cannot continue a draft: a finished draft is the answer and costs no second call, any other is generated anew.
+Such a model can draft an answer, sample several answers and, if the framework supports it, return log-probabilities. It
+never returns hidden states. A chat interface cannot continue a draft. If the draft is complete, it becomes the answer
+without a second call. Otherwise the answer is generated from the start.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MAX_CONCURRENT_REQUESTS = 8
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """A user message and how to answer it."""
+    """A user message to send to an LLM, and the settings for its answer."""
 
     text: str
     max_tokens: int
@@ -49,23 +50,30 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatDraft:
-    """The resume handle of a reading: a prompt and its draft; None if no draft was requested."""
+    """A prompt and the draft of its answer, kept so that generation can resume later.
+
+    Args:
+        prompt: The prompt.
+        completion: The draft, or None if no draft was requested.
+    """
 
     prompt: Prompt
     completion: Completion | None
 
     def get_answer(self, max_tokens: int) -> Completion | None:
-        """Return the draft if it is a complete answer."""
+        """Return the draft if it is complete or already has `max_tokens` tokens; otherwise None."""
         draft = self.completion
         return draft if draft is not None and (draft.finished or draft.n_tokens >= max_tokens) else None
 
 
 class ChatModel(Backend):
-    """An LLM behind a chat interface. A subclass implements `_complete` and, if possible, `_stream`.
+    """An LLM behind the chat interface of another framework.
+
+    A subclass implements `_complete` and, if the framework can stream answers, `_stream`.
 
     Args:
-        name: Name of the model, which is also its identity.
-        logprobs: Whether the framework returns log-probabilities.
+        name: The name of the model. It also identifies the model in fingerprints.
+        logprobs: Whether the framework returns the log-probabilities of tokens.
     """
 
     name: str
@@ -77,10 +85,10 @@ class ChatModel(Backend):
 
     @abstractmethod
     def _complete(self, request: ChatRequest) -> Completion:
-        """Answer one request."""
+        """Send one request and return the answer."""
 
     def _stream(self, request: ChatRequest) -> Generator[str, None, Completion]:
-        """Answer one request piece by piece; by default in one piece."""
+        """Yield the answer to one request piece by piece and return it whole; by default there is one piece."""
         completion = self._complete(request)
         if completion.text:
             yield completion.text
@@ -88,23 +96,30 @@ class ChatModel(Backend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the name; a client cannot see which weights are behind it."""
+        """A hash of the model name, because a client cannot see which weights the provider runs."""
         return "chat-" + sha256_text("chat", self.name)[:16]
 
     @property
     def offers(self) -> frozenset[Signal]:
+        """The signals that gates can read from this model: drafts, samples and maybe log-probabilities."""
         signals = {Signal.DRAFT, Signal.SAMPLES}
         return frozenset(signals | {Signal.LOGPROBS} if self._logprobs else signals)
 
     @property
     def concurrency(self) -> int:
+        """How many requests may run at the same time."""
         return MAX_CONCURRENT_REQUESTS
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest, /) -> list[Reading]:
-        """Draft and sample as requested; see `knowgate.types.Model.read`."""
+        """Draft and sample answers as requested; see `knowgate.types.Model.read`.
+
+        Raises:
+            UnsupportedSignal: Hidden states were requested, which a chat interface does not return.
+        """
         if request.layers or request.sample_layer is not None:
             raise UnsupportedSignal(
-                f"{self.name} is a chat interface without hidden states. Use an hf: model for them."
+                f"{self.name} is a chat interface and returns no hidden states. Use an hf: model, or a gate that needs "
+                "none."
             )
         tokens = request.draft_tokens
         drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)
@@ -124,7 +139,16 @@ class ChatModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; `max_tokens` includes the draft that `resume` continues."""
+        """Return `n` completions per prompt; see `knowgate.types.Model.generate`.
+
+        Args:
+            prompts: The prompts.
+            max_tokens: The maximum length of a completion in tokens, including a draft that it continues.
+            temperature: 0 for greedy decoding. Then all `n` completions of a prompt are the same one.
+            n: The number of completions per prompt.
+            seed: The seed for sampling.
+            resume: The `resume` handles of earlier readings. A complete draft is returned without a new request.
+        """
         if resume is not None:
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(handle, ChatDraft) for _, handle in zip(prompts, resume, strict=True)]
@@ -136,7 +160,7 @@ class ChatModel(Backend):
         return self._sample(prompts, max_tokens, Sampling(temperature), n, seed)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield the answer as the framework streams it; a complete draft is yielded as one piece."""
+        """Yield the answer as the framework streams it; a complete draft from `resume` is yielded as one piece."""
         draft = ChatDraft(prompt, None) if resume is None else check_resume_handle(resume, ChatDraft)
         answer = draft.get_answer(max_tokens)
         if answer is None:
@@ -148,28 +172,32 @@ class ChatModel(Backend):
         return answer
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt, because a chat interface does not tell its context size."""
+        """Return True for every prompt, because the context size behind a chat interface is unknown."""
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        """Raise UnsupportedSignal, because a chat interface cannot score given answers such as yes and no."""
         raise UnsupportedSignal(
-            f"{self.name} is a chat interface without label logits. Use an openai: or hf: model for them."
+            f"{self.name} is a chat interface without label logits (the scores of given answers such as yes and "
+            "no). Use an openai: or hf: model."
         )
 
     def _complete_greedily(self, prompt: Prompt, max_tokens: int, seed: int | None = None) -> Completion:
+        """Return the answer to a prompt at temperature 0."""
         with wrap_errors(self.name):
             return self._check_logprobs(self._complete(ChatRequest(_get_user_message(prompt), max_tokens, seed=seed)))
 
     def _continue_draft(self, draft: ChatDraft, max_tokens: int) -> Completion:
+        """Return a complete draft as it is; otherwise generate the answer from the start."""
         return draft.get_answer(max_tokens) or self._complete_greedily(draft.prompt, max_tokens)
 
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Send `n` requests per prompt, each with its own seed."""
+        """Return `n` sampled completions per prompt, each from its own request with its own seed."""
         check_sampling(sampling)
         if sampling.top_k:
-            raise UnsupportedSignal(f"{self.name} is a chat interface without `top_k`. Leave it out.")
+            raise UnsupportedSignal(f"{self.name} is a chat interface and does not support `top_k`. Leave `top_k` out.")
         seeds = [None if seed is None else seed + index for index in range(n)]
         requests = [
             ChatRequest(_get_user_message(prompt), max_tokens, sampling.temperature, sampling.top_p, request_seed)
@@ -178,24 +206,26 @@ class ChatModel(Backend):
         ]
         with wrap_errors(self.name):
             completions = self._map(self._complete, requests)
+        # The completions of all prompts are in one list, n for each prompt.
         return [completions[index * n : (index + 1) * n] for index in range(len(prompts))]
 
     def _check_logprobs(self, completion: Completion) -> Completion:
+        """Return the completion unchanged; raise ModelError if requested log-probabilities are missing."""
         if self._logprobs and completion.tokens is None and completion.text:
             raise ModelError(
-                f"{self.name} returned no log-probabilities. Leave `logprobs` out and use a gate without them."
+                f"{self.name} returned no log-probabilities. Leave `logprobs` out and use a gate that does not need them."
             )
         return completion
 
     def _make_options(self, request: ChatRequest) -> dict[str, Any]:
-        """Return the options of a request under the names that OpenAI and most frameworks use."""
+        """Return the settings of a request as keyword arguments, named as in the API of OpenAI."""
         options: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
         options |= {"top_p": request.top_p} if request.temperature and request.top_p < 1 else {}
         options |= {"seed": request.seed} if request.seed is not None else {}
         return options | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
 
     def _map(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
-        """Apply `work` to each item concurrently and return the results in order."""
+        """Call `work` with each item, concurrently in threads, and return the results in order."""
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(max_workers=min(MAX_CONCURRENT_REQUESTS, len(items))) as pool:
@@ -203,17 +233,32 @@ class ChatModel(Backend):
 
 
 def make_completion(text: str, tokens: tuple[Token, ...] | None, n_tokens: int | None, finished: bool) -> Completion:
-    """Make a completion; without a token count of the provider, count the tokens, or else the words."""
+    """Make a completion from the answer of a framework.
+
+    Args:
+        text: The text of the answer.
+        tokens: Its tokens with their log-probabilities, if the provider returned them.
+        n_tokens: The number of tokens. If None, `tokens` are counted, or the words if there are no tokens.
+        finished: False if the answer was cut off at the maximum length.
+    """
     return Completion(text, tokens, finished=finished, n_tokens=n_tokens or len(tokens or text.split()))
 
 
 def parse_logprobs(value: Any) -> tuple[Token, ...] | None:
-    """Parse tokens in OpenAI's format, `{"content": [{"token", "logprob", "top_logprobs"}]}`; None if missing."""
+    """Parse the log-probabilities of an answer in the format of OpenAI.
+
+    Args:
+        value: A mapping or an object of the form `{"content": [{"token", "logprob", "top_logprobs"}]}`.
+
+    Returns:
+        The tokens, or None if there are no log-probabilities.
+    """
     content = value.get("content") if isinstance(value, Mapping) else getattr(value, "content", None)
     return tuple(_parse_token(_as_mapping(item)) for item in content) if content else None
 
 
 def _parse_token(item: Mapping[str, Any]) -> Token:
+    """Parse one token; its margin is the difference between the two highest probabilities, if known."""
     alternatives = [float(_as_mapping(top)["logprob"]) for top in item.get("top_logprobs") or ()]
     best = sorted(alternatives, reverse=True)[:2]
     margin = math.exp(best[0]) - math.exp(best[1]) if len(best) == 2 else None
@@ -221,10 +266,12 @@ def _parse_token(item: Mapping[str, Any]) -> Token:
 
 
 def _as_mapping(item: Any) -> Mapping[str, Any]:
+    """Return the attributes of an object as a mapping; a mapping is returned as it is."""
     return item if isinstance(item, Mapping) else vars(item)
 
 
 def _get_user_message(prompt: Prompt) -> str:
+    """Return the text of a prompt as a user message; raise UnsupportedSignal for raw text to be continued."""
     if prompt.raw:
-        raise UnsupportedSignal("a chat interface cannot continue a raw text. Use an openai: or hf: model for that.")
+        raise UnsupportedSignal("a chat interface cannot continue a raw text. Use an openai: or hf: model instead.")
     return prompt.text

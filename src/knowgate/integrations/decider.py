@@ -1,4 +1,7 @@
-"""Decisions for other frameworks: rules first, then the gate, in the threads of the model."""
+"""Decide for other frameworks whether a question needs retrieval: first by rules, then by the gate.
+
+The gate runs in the worker threads of its model, so that concurrent callers do not disturb each other.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,21 @@ from knowgate.types import Decision, Model, Question
 
 ResultT = TypeVar("ResultT")
 DecisionCallback = Callable[[str, Decision], None]  # receives a question and its decision
-GATE_FAILED = "gate failed"  # note of a decision to retrieve because the gate failed
-MODEL_THREAD_PREFIX = "knowgate-model"  # the names of a model's threads start with this
-MAX_CACHED_DECISIONS = 256
+GATE_FAILED = "gate failed"  # note on a decision that retrieves only because the gate failed
+MODEL_THREAD_PREFIX = "knowgate-model"  # the names of a model's worker threads start with this
+MAX_CACHED_DECISIONS = 256  # questions whose decisions `cache_decisions` keeps
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Decider:
-    """Decides with the rules and the gate of a pipeline; its retriever is not used.
+    """Decides whether questions need retrieval, with the rules and the gate of a pipeline.
+
+    It only decides. The retriever of the pipeline is not used.
 
     Args:
         rag: The pipeline.
-        fall_open: If the gate fails, decide to retrieve, with a note, instead of raising an error.
+        fall_open: What happens if the gate fails: True decides to retrieve and adds a note, False raises the error.
 
     Example:
         >>> decider = open_decider(model="fake", gate="never")
@@ -52,10 +57,12 @@ class Decider:
         return await asyncio.to_thread(self.decide, question)
 
     def decide_messages(self, messages: Sequence[Mapping[str, Any]]) -> Decision:
-        """Decide on the last question of a conversation, rewritten so that it can be understood alone.
+        """Decide whether the last question of a conversation needs retrieval.
+
+        The model first rewrites the question so that it can be understood without the earlier messages.
 
         Args:
-            messages: Mappings of the form `{"role": ..., "content": ...}`.
+            messages: The chat messages, as mappings of the form `{"role": ..., "content": ...}`.
         """
         model = self.rag.model
         return self._handle_failure(
@@ -63,20 +70,27 @@ class Decider:
         )
 
     def __deepcopy__(self, memo: object) -> Decider:
-        """Return the decider itself: frameworks copy programs to optimize them, but a model must be shared."""
+        """Return the decider itself instead of a copy.
+
+        Some frameworks copy whole programs to optimize them. The copies must share one model.
+        """
         return self
 
     def answer_from_memory(self, question: str) -> str:
-        """Answer a question without retrieval."""
+        """Return the LLM's answer to a question without retrieval."""
         rag, prompt = self.rag, self.rag.prompts.closed(Question(question))
         completions = run_in_model_thread(rag.model, lambda: rag.model.generate([prompt], max_tokens=rag.max_tokens))
         return completions[0][0].text
 
     def _decide(self, question: str | Question) -> Decision:
+        """Decide by the rules or, if no rule matches, by the gate in a thread of the model."""
         return self._apply_rules(question) or run_in_model_thread(self.rag.model, lambda: self.rag.decide(question))
 
     def _apply_rules(self, question: str | Question) -> Decision | None:
-        """Return the decision of a rule, which needs no call to the LLM; None if no rule matches."""
+        """Return the decision of the first matching rule, which needs no call to the LLM.
+
+        Returns None if no rule matches, if the pipeline has no rules, or if its gate ignores them.
+        """
         rag, text = self.rag, question if isinstance(question, str) else question.text
         if rag.rules is None or rag.shadow or not rag.gate.obeys_rules or not isinstance(text, str):
             return None
@@ -88,6 +102,7 @@ class Decider:
         return Decision(ruling.retrieve, need, self._threshold, rag.gate.name, reason, rule=ruling.rule)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
+        """Call `decide`; if it fails and `fall_open` is set, log a warning and decide to retrieve."""
         try:
             return decide()
         except KnowgateError as error:
@@ -99,35 +114,41 @@ class Decider:
 
     @property
     def _threshold(self) -> float:
+        """The need above which the pipeline retrieves; its own threshold overrides that of the gate."""
         return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
 
 
 def open_decider(config: str | Path | None = None, *, fall_open: bool = False, **settings: Any) -> Decider:
-    """Load a model and a gate to decide with.
+    """Load a model and a gate, and return a decider that uses them.
 
     Args:
         config: A settings file. Default: `knowgate.toml` in the current folder, if it exists.
         fall_open: If the gate fails, decide to retrieve instead of raising an error.
-        settings: The settings of `knowgate decide`, such as model, gate, threshold and rules.
+        settings: Settings that override the file, such as model, gate, threshold and rules. They are the same as for
+            the command `knowgate decide`.
     """
     return Decider(build_pipeline(load_settings(config, **settings), retrieves=False), fall_open)
 
 
 def as_decider(value: AdaptiveRAG | Decider) -> Decider:
-    """Return a decider unchanged; make one from a pipeline."""
+    """Return a decider as it is, or make one from a pipeline; raise BadSetting for any other object."""
     if isinstance(value, Decider):
         return value
     if isinstance(value, AdaptiveRAG):
         return Decider(value)
-    raise BadSetting(f"{value!r} cannot decide. Use an AdaptiveRAG, or open_decider(model=..., gate=...).")
+    raise BadSetting(
+        f"{value!r} cannot decide. Pass an AdaptiveRAG or a Decider, made by open_decider(model=..., gate=...)."
+    )
 
 
 def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallback | None) -> Callable[[str], Decision]:
-    """Return a function that decides on each question once, because agents ask again at every step of a run.
+    """Return a function that decides on questions and caches the decisions.
+
+    Agents ask about the same question at every step of a run. The cache makes the gate run only once.
 
     Args:
-        decider: What decides.
-        on_decision: Called once for each decision.
+        decider: A `Decider` or an `AdaptiveRAG`.
+        on_decision: Called with the question and its decision after each new decision, but not for cached ones.
     """
     source = as_decider(decider)
 
@@ -142,9 +163,14 @@ def cache_decisions(decider: AdaptiveRAG | Decider, on_decision: DecisionCallbac
 
 
 def run_in_model_thread(model: Model, work: Callable[[], ResultT]) -> ResultT:
-    """Run work in a thread of the model and wait for it, so that concurrent callers take turns.
+    """Call a function in a worker thread of the model, wait for it, and return its result.
 
-    Work that is already in such a thread runs directly, because it would wait for itself forever.
+    Concurrent callers thus wait for each other. If the caller already runs in a worker thread of a model, the function
+    is called directly, because waiting there could last forever.
+
+    Args:
+        model: The model whose worker threads are used.
+        work: The function to call.
     """
     if threading.current_thread().name.startswith(MODEL_THREAD_PREFIX):
         return work()

@@ -1,4 +1,4 @@
-"""DSPy: a module that retrieves only if needed, whose two predictors DSPy's optimizers can tune (extra `dspy`)."""
+"""A DSPy module that retrieves only if needed (extra `dspy`). DSPy's optimizers can tune its two predictors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ check_framework_version("dspy", "dspy", majors=("3", "2"))
 
 import dspy  # noqa: E402
 
-DEFAULT_K = 3
+DEFAULT_K = 3  # passages in the context
 
 
 class KnowgateRAG(dspy.Module):
-    """`question -> answer`, with `context` only if the gate decides to retrieve.
+    """A DSPy module that answers a question, and searches for context only if the gate decides to retrieve.
 
-    The prediction has the decision in its field `knowgate`.
+    The field `knowgate` of its prediction contains the decision.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
-        search: A function that returns texts or passages for a question, or a knowgate retriever.
-        direct: The predictor without context; by default `dspy.Predict("question -> answer")`.
-        informed: The predictor with context; by default `dspy.Predict("context, question -> answer")`.
-        k: The most passages.
+        search: A knowgate retriever, or a function that returns texts or passages for a question.
+        direct: The predictor without context. Default: `dspy.Predict("question -> answer")`.
+        informed: The predictor with context. Default: `dspy.Predict("context, question -> answer")`.
+        k: The maximum number of passages in the context.
 
     Example:
         >>> program = KnowgateRAG(open_decider(), search=lambda question: [...])  # doctest: +SKIP
@@ -49,6 +49,7 @@ class KnowgateRAG(dspy.Module):
         self.informed = informed or dspy.Predict("context, question -> answer")
 
     def forward(self, question: str) -> Any:
+        """Answer a question; called by DSPy."""
         decision = self.decider.decide(question)
         if decision.retrieve:
             prediction = self.informed(context=self.retrieve(question), question=question)
@@ -57,6 +58,7 @@ class KnowgateRAG(dspy.Module):
         return _add_decision(prediction, decision)
 
     async def aforward(self, question: str) -> Any:
+        """Answer a question asynchronously; called by DSPy."""
         decision = await self.decider.adecide(question)
         if decision.retrieve:
             context = await asyncio.to_thread(self.retrieve, question)
@@ -66,18 +68,20 @@ class KnowgateRAG(dspy.Module):
         return _add_decision(prediction, decision)
 
     def retrieve(self, question: str) -> list[str]:
-        """Return the texts for the context."""
+        """Search for a question and return up to `k` texts for the context."""
         with wrap_errors("the search"):
             results = self.search(question) if callable(self.search) else self.search.search([question], self.k)[0]
         return [_get_text(result) for result in check_result_list(results, "the search", self.k)]
 
 
 def _add_decision(prediction: Any, decision: Decision) -> Any:
+    """Store the decision in the field `knowgate` of a prediction and return the prediction."""
     prediction.knowgate = decision_record(decision)
     return prediction
 
 
 def _get_text(result: Any) -> str:
+    """Return the text of a search result: a passage, an object of DSPy with `long_text`, or a string."""
     if isinstance(result, Passage):
         return f"{result.title}: {result.text}" if result.title else result.text
     return str(getattr(result, "long_text", result))

@@ -1,7 +1,7 @@
 """Log evaluations to MLflow (extra `mlflow`) and Weights & Biases (extra `wandb`).
 
-Each evaluation becomes one run, with a metric for each gate and measure and the settings as parameters. The
-environment variables of each tool say where runs are stored.
+Each evaluation becomes one run. The run has one metric for each gate and measure, and the settings as parameters. The
+environment variables of MLflow and Weights & Biases determine where runs are stored.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ from knowgate.errors import MissingExtra
 from knowgate.evaluation.gate_comparison import Evaluation
 
 DEFAULT_PROJECT = "knowgate"
-FORBIDDEN_CHARACTERS = re.compile(r"[^\w./ -]")
-MAX_NAME_CHARS = 250
+FORBIDDEN_CHARACTERS = re.compile(r"[^\w./ -]")  # MLflow rejects these characters in the names of metrics
+MAX_NAME_CHARS = 250  # MLflow's limit for names
 
 
 def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics as `GATE/measure`, with `_low` and `_high` for the bounds of intervals."""
+    """Return the metrics of an evaluation, named `GATE/MEASURE`.
+
+    If a measure has a confidence interval, its bounds are the metrics with `_low` and `_high` appended.
+    """
     metrics: dict[str, float] = {}
     for gate in evaluation.gates:
         for name, measure in gate.measures.items():
@@ -33,7 +36,7 @@ def collect_metrics(evaluation: Evaluation) -> dict[str, float]:
 
 
 def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
-    """Return the version of knowgate, the data and the settings of an evaluation."""
+    """Return the parameters to log for an evaluation: knowgate's version, the data, the model and so on."""
     table = evaluation.table
     parameters = {"knowgate": VERSION, "questions": len(table.rows), "runs": ", ".join(map(str, table.runs))}
     parameters |= {name: table.settings.get(name) for name in ("model", "retriever", "grader", "data")}
@@ -41,14 +44,29 @@ def collect_parameters(evaluation: Evaluation) -> dict[str, str]:
 
 
 def check_trackers(*, mlflow: bool = False, wandb: bool = False) -> None:
-    """Raise MissingExtra before the evaluation starts if a requested tracker is not installed."""
+    """Raise MissingExtra if a requested tracker is not installed. Call this before a long evaluation starts.
+
+    Args:
+        mlflow: Whether MLflow is needed.
+        wandb: Whether Weights & Biases is needed.
+    """
     for is_requested, name in ((mlflow, "mlflow"), (wandb, "wandb")):
         if is_requested:
             _import_tracker(name)
 
 
 def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
-    """Log an evaluation to MLFLOW_TRACKING_URI, experiment MLFLOW_EXPERIMENT_NAME; return the id of the run."""
+    """Log an evaluation to MLflow.
+
+    The environment variables MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME determine the server and the experiment.
+
+    Args:
+        evaluation: The evaluation.
+        name: The name of the run.
+
+    Returns:
+        The id of the run.
+    """
     mlflow = _import_tracker("mlflow")
     with wrap_errors("MLflow"):
         with mlflow.start_run(run_name=name) as run:
@@ -58,7 +76,15 @@ def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
 
 
 def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
-    """Log an evaluation to the project WANDB_PROJECT, or else `name`; return the name of the run."""
+    """Log an evaluation to Weights & Biases.
+
+    Args:
+        evaluation: The evaluation.
+        name: The project, unless the environment variable WANDB_PROJECT names another one.
+
+    Returns:
+        The name of the run.
+    """
     wandb = _import_tracker("wandb")
     with wrap_errors("Weights & Biases"):
         run = wandb.init(project=os.environ.get("WANDB_PROJECT") or name, config=collect_parameters(evaluation))
@@ -68,6 +94,7 @@ def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
 
 
 def _import_tracker(name: str) -> Any:
+    """Import `mlflow` or `wandb`; raise MissingExtra if it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError:

@@ -1,6 +1,7 @@
-"""Haystack: a component in front of the retriever that sends the query to `retrieve` or `skip` (extra `haystack`).
+"""A Haystack component that sends a query to the retriever only if it needs retrieval (extra `haystack`).
 
-It can be serialized: it consists of settings, and loads the model and the gate when the pipeline warms up.
+The component contains only settings, so Haystack can serialize it. It loads the model and the gate when the pipeline
+warms up.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from haystack import component, default_from_dict, default_to_dict  # noqa: E402
 
 @component
 class KnowgateGate:
-    """Sends the query to the output `retrieve` or `skip`; the outputs `need` and `decision` are always set.
+    """A component that decides whether a query needs retrieval.
+
+    It sends the query to the output `retrieve` or to the output `skip`. It always sets the outputs `need` (0: the LLM
+    knows the answer, 1: retrieve) and `decision`.
 
     Args:
         config: A settings file. Default: `knowgate.toml` in the current folder, if it exists.
-        settings: The settings of `knowgate decide`, such as model, gate and threshold.
+        settings: Settings that override the file, such as model, gate and threshold.
         fall_open: If the gate fails, decide to retrieve instead of raising an error.
 
     Example:
@@ -36,13 +40,13 @@ class KnowgateGate:
         self._decider: Decider | None = None
 
     def warm_up(self) -> None:
-        """Load the model and the gate."""
+        """Load the model and the gate, unless they are already loaded."""
         if self._decider is None:
             self._decider = open_decider(self.config, fall_open=self.fall_open, **self.settings)
 
     @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     def run(self, query: str) -> dict[str, Any]:
-        """Decide on a query."""
+        """Decide whether a query needs retrieval, and return the outputs of the component."""
         self.warm_up()
         assert self._decider is not None
         decision = self._decider.decide(query)
@@ -51,7 +55,7 @@ class KnowgateGate:
 
     @component.output_types(retrieve=str, skip=str, need=float, decision=dict[str, Any])  # type: ignore[untyped-decorator,unused-ignore]  # fmt: skip
     async def run_async(self, query: str) -> dict[str, Any]:
-        """Decide on a query without blocking the event loop."""
+        """Decide whether a query needs retrieval, without blocking the event loop."""
         return await asyncio.to_thread(self.run, query)
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Share gates, arbiters and rerankers through the Hugging Face hub, `hf:OWNER/NAME` (extra `hub`), or a folder.
+"""Share gates, arbiters and rerankers through the Hugging Face hub (extra `hub`) or through a folder.
 
-Everything is checked before it is uploaded and before it is stored: no code, no links, no pickles, no changed files.
-The token is that of `huggingface_hub` (HF_TOKEN).
+A repository on the hub is named `hf:OWNER/NAME`. Every artifact is checked before it is uploaded and after it is
+downloaded. It must not contain code, links, pickle files or files that changed since they were written. The access
+token is that of `huggingface_hub` (environment variable HF_TOKEN).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from knowgate.retrieval.rerankers.cross_encoder import read_reranker_manifest
 
 HUB_PREFIX = "hf:"
 REPOSITORY_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# The manifest of each kind of artifact, and a function that checks the folder it is in.
+# The manifest file of each kind of artifact, and the function that checks a folder with this manifest.
 ARTIFACT_CHECKS: dict[str, Callable[[Path], Any]] = {
     "gate.json": read_artifact,
     "arbiter.json": lambda folder: load_arbiter(str(folder), plug_in=True),
@@ -36,14 +37,18 @@ def push_artifact(folder: str | Path, target: str, *, public: bool = False, ques
     """Upload a gate, an arbiter or a reranker to the hub, or copy it to a folder.
 
     Args:
-        folder: What `knowgate fit` wrote.
-        target: `hf:OWNER/NAME` or a folder.
-        public: Whether a new repository is public.
-        questions: Whether to include the ten questions that check the hidden states of a server. Only that check needs
-            them.
+        folder: The folder that `knowgate fit` wrote.
+        target: The repository, as `hf:OWNER/NAME`, or a folder.
+        public: Whether a new repository is public. By default it is private.
+        questions: Whether to include the ten example questions of a gate. They are needed only to check that a server
+            returns the same hidden states.
 
     Returns:
-        Where the artifact is now.
+        The repository or the folder that now contains the artifact.
+
+    Raises:
+        BadSetting: `folder` is not an artifact, or `target` is not a valid name.
+        ArtifactError: The artifact is damaged, or the target folder contains something else.
     """
     source = expand_path(folder)
     manifest, excluded = check_shared_folder(source), [] if questions else [REFERENCE_FILE]
@@ -64,9 +69,12 @@ def pull_artifact(source: str, out: str | Path, *, revision: str | None = None) 
     """Download a gate, an arbiter or a reranker from the hub, or copy it from a folder.
 
     Args:
-        source: `hf:OWNER/NAME` or a folder.
-        out: Where to store it; an artifact of the same kind is replaced, anything else is an error.
-        revision: A branch, tag or commit of the repository. Default: the newest.
+        source: The repository, as `hf:OWNER/NAME`, or a folder.
+        out: The folder to write. An artifact of the same kind is replaced; any other content raises ArtifactError.
+        revision: The branch, tag or commit of the repository. Default: the newest version.
+
+    Returns:
+        The folder that now contains the artifact.
     """
     target = expand_path(out)
     if not source.startswith(HUB_PREFIX):
@@ -84,18 +92,36 @@ def pull_artifact(source: str, out: str | Path, *, revision: str | None = None) 
 
 
 def check_shared_folder(folder: Path) -> str:
-    """Check an artifact completely and return the name of its manifest."""
+    """Check all files of an artifact and return the name of its manifest, which tells its kind.
+
+    Raises:
+        BadSetting: The folder contains no manifest.
+        ArtifactError: The artifact is damaged.
+    """
     manifest = next((name for name in ARTIFACT_CHECKS if (folder / name).is_file()), None)
     if manifest is None:
         expected = ", ".join(ARTIFACT_CHECKS)
-        raise BadSetting(f"'{folder}' was not fitted by knowgate: it must contain one of {expected}.")
+        raise BadSetting(
+            f"'{folder}' was not fitted by knowgate: it contains none of the files {expected}. Name a folder that "
+            "`knowgate fit` wrote."
+        )
     ARTIFACT_CHECKS[manifest](folder)
     return manifest
 
 
 def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = ()) -> None:
+    """Copy an artifact to a folder; raise ArtifactError if that contains anything but an artifact of its kind.
+
+    Args:
+        source: The folder of the artifact.
+        out: The folder to write.
+        manifest: The file name of the manifest, which an artifact of the same kind has.
+        excluded: The names of files that are not copied.
+    """
     if out.exists() and (out.is_file() or any(out.iterdir())) and not (out / manifest).is_file():
-        raise ArtifactError(f"'{out}' exists and contains no {manifest}. Choose another folder.")
+        raise ArtifactError(
+            f"'{out}' exists and contains no {manifest}, so it is not overwritten. Choose another folder."
+        )
     with atomic_folder(out) as folder:
         for path in walk_files(source):
             if path.name not in excluded:
@@ -105,13 +131,15 @@ def _copy(source: Path, out: Path, manifest: str, *, excluded: Sequence[str] = (
 
 
 def _parse_repository(target: str) -> str:
+    """Return `OWNER/NAME` of `hf:OWNER/NAME`; raise BadSetting if it has another form."""
     name = target.removeprefix(HUB_PREFIX)
     if not REPOSITORY_NAME.fullmatch(name):
-        raise BadSetting(f"'{target}' is not a repository of the hub. Write {HUB_PREFIX}OWNER/NAME.")
+        raise BadSetting(f"'{target}' is not a repository of the Hugging Face hub. Write {HUB_PREFIX}OWNER/NAME.")
     return name
 
 
 def _import_hub() -> Any:
+    """Import `huggingface_hub`; raise MissingExtra if it is not installed."""
     try:
         import huggingface_hub
     except ModuleNotFoundError:

@@ -1,8 +1,8 @@
-"""LangChain and LangGraph (extra `langchain`).
+"""Adapters for LangChain and LangGraph (extra `langchain`).
 
-Offers a retriever that searches only if needed, middleware that hides the search tool of an agent, a route for
-LangGraph, the whole pipeline as a Runnable, and LangChain's chat models and retrievers as knowgate's. Callbacks receive
-each decision as the custom event `knowgate_decision`.
+They include a retriever that searches only if needed, middleware that hides the search tool of an agent, a route for
+LangGraph, and a whole pipeline as a Runnable. LangChain's chat models and retrievers can also be used inside knowgate.
+Callbacks receive each decision as the custom event `knowgate_decision`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from langchain_core.retrievers import BaseRetriever  # noqa: E402
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda  # noqa: E402
 
 DECISION_EVENT = "knowgate_decision"
-METADATA_KEY = "knowgate"  # the decision in metadata and in the state of agents
+METADATA_KEY = "knowgate"  # key of the decision in metadata and in the state of agents
 CHAT_ROLES = {"human": "user", "ai": "assistant", "user": "user", "assistant": "assistant"}
-TRUNCATION_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # why providers end an answer early
+TRUNCATION_REASONS = ("length", "max_tokens", "MAX_TOKENS")  # how providers say that an answer was cut off
 
 
 class DecisionRecorder(BaseCallbackHandler):
@@ -59,7 +59,7 @@ class KnowgateRetriever(BaseRetriever):
     Args:
         wrapped: Any LangChain retriever.
         decider: A `Decider` or an `AdaptiveRAG`.
-        k: The most documents to return.
+        k: The maximum number of documents to return. Default: all.
 
     Example:
         >>> retriever = KnowgateRetriever(wrapped=mine, decider=open_decider())  # doctest: +SKIP
@@ -104,9 +104,10 @@ class KnowgateRetriever(BaseRetriever):
 
 
 class KnowgateRunnable(Runnable[Any, AIMessage]):
-    """A whole pipeline: takes a question, messages or `{"question": ...}`, returns or streams an AI message.
+    """A whole pipeline as a LangChain Runnable.
 
-    `response_metadata` holds the decision as `knowgate` and the passages shown to the LLM as `knowgate_passages`.
+    Its input is a question, a list of messages or `{"question": ...}`. It returns or streams an AI message, whose
+    `response_metadata` contains the decision as `knowgate` and the passages shown to the LLM as `knowgate_passages`.
 
     Args:
         rag: The pipeline.
@@ -163,13 +164,13 @@ class KnowgateRunnable(Runnable[Any, AIMessage]):
 def route(
     decider: AdaptiveRAG | Decider, *, retrieve: str = "retrieve", skip: str = "answer", key: str = "question"
 ) -> Runnable[Any, str]:
-    """Make a LangGraph route that returns the name of the next node.
+    """Make a route for a LangGraph graph, which decides on a question and returns the name of the next node.
 
     Args:
-        decider: What decides.
-        retrieve: The node for questions that need retrieval.
-        skip: The node for other questions.
-        key: The question in the state; if it is missing, the last of the state's `messages` is used.
+        decider: A `Decider` or an `AdaptiveRAG`.
+        retrieve: The name of the node for questions that need retrieval.
+        skip: The name of the node for all other questions.
+        key: The key of the question in the state. If the state lacks it, the last of its `messages` is used.
 
     Example:
         >>> graph.add_conditional_edges(START, route(decider), ["retrieve", "answer"])  # doctest: +SKIP
@@ -193,13 +194,13 @@ def route(
 
 
 def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
-    """Make agent middleware that hides tools from the LLM if no retrieval is needed.
+    """Make middleware for an agent that hides tools from the LLM if no retrieval is needed.
 
-    It decides once for each user message and stores the decision in the state as `knowgate`.
+    It decides once per run of the agent and stores the decision in the state as `knowgate`.
 
     Args:
-        decider: What decides.
-        hide: The names of the tools to hide.
+        decider: A `Decider` or an `AdaptiveRAG`.
+        hide: The names of the tools to hide, such as the search tool.
 
     Example:
         >>> create_agent(llm, tools, middleware=[middleware(open_decider(), hide=["search"])])  # doctest: +SKIP
@@ -215,7 +216,12 @@ def middleware(decider: AdaptiveRAG | Decider, *, hide: Sequence[str]) -> Any:
 
 
 class _ToolFilter:
-    """The methods of the middleware."""
+    """The methods of the middleware that `middleware` makes.
+
+    Args:
+        decider: Decides whether the question of a run needs retrieval.
+        hidden: The names of the tools to hide if it does not.
+    """
 
     tools: Sequence[Any] = ()
 
@@ -236,6 +242,7 @@ class _ToolFilter:
         return await handler(self._filter_tools(request))
 
     def _filter_tools(self, request: Any) -> Any:
+        """Return a request to the LLM without the hidden tools, unless the decision is to retrieve or missing."""
         if (request.state.get(METADATA_KEY) or {}).get("retrieve", True):
             return request
         return request.override(tools=[tool for tool in request.tools if _get(tool, "name") not in self.hidden])
@@ -256,7 +263,11 @@ async def _apublish(run_manager: Any, decision: Decision) -> RunnableConfig:
 
 
 def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig, dict[str, Any]]:
-    """Store a decision in the metadata of a run, where tracers show it."""
+    """Store a decision in the metadata of a run, where tracers show it.
+
+    Returns:
+        The config for calls inside the run, and the decision as a JSON record.
+    """
     record = decision_record(decision)
     if isinstance(run_manager.metadata, dict):
         run_manager.metadata[METADATA_KEY] = record
@@ -264,11 +275,13 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
 
 
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
+    """Decide on the question under `key` in a state or, without one, on the last of its `messages`."""
     question = _get(state, key) if key else None
     return decider.decide(question) if question else decider.decide_messages(_convert(_get(state, "messages") or []))
 
 
 def _get(container: Any, name: str) -> Any:
+    """Return an item of a mapping or an attribute of an object; None if it is missing."""
     return container.get(name) if isinstance(container, Mapping) else getattr(container, name, None)
 
 
@@ -279,6 +292,7 @@ def _convert(messages: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _get_role_and_text(message: Any) -> tuple[str | None, str]:
+    """Return the role (user, assistant, or None for others) and the text of a message in any LangChain form."""
     if isinstance(message, BaseMessage):
         return CHAT_ROLES.get(message.type), str(message.text)
     role, content = (message["role"], message["content"]) if isinstance(message, Mapping) else message
@@ -286,7 +300,11 @@ def _get_role_and_text(message: Any) -> tuple[str | None, str]:
 
 
 def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:
-    """Return the question in the input of a Runnable; the pipeline raises an error for anything else."""
+    """Return the question in the input of a Runnable.
+
+    The last question of a list of messages is rewritten so that it can be understood alone. Input of another type is
+    returned unchanged, and the pipeline then raises an error.
+    """
     if hasattr(value, "to_messages"):
         value = value.to_messages()
     if isinstance(value, Mapping):
@@ -297,11 +315,13 @@ def _parse_input(value: Any, rag: AdaptiveRAG) -> str | Question:
 
 
 def _make_message(answer: Answer) -> AIMessage:
+    """Convert an answer to an AI message with the decision and the passages in its metadata."""
     metadata = {METADATA_KEY: decision_record(answer.decision), **_passages_metadata(answer)}
     return AIMessage(answer.text, response_metadata=metadata)
 
 
 def _make_chunks(event: Any) -> Iterator[AIMessageChunk]:
+    """Convert an event of a streamed answer to message chunks; other events give none."""
     if isinstance(event, DecisionEvent):
         yield AIMessageChunk("", response_metadata={METADATA_KEY: decision_record(event.decision)})
     elif isinstance(event, TextEvent):
@@ -318,13 +338,16 @@ def _passages_metadata(answer: Answer) -> dict[str, Any]:
 
 
 def open_langchain(value: str) -> LangChainModel:
-    """Open a chat model by its LangChain name, such as `openai:gpt-4o-mini` or `openai:gpt-4o-mini?logprobs=true`."""
+    """Return the chat model with a LangChain name, such as `openai:gpt-4o-mini`.
+
+    Append `?logprobs=true` if the model can return log-probabilities.
+    """
     check_framework_version("langchain", "langchain", majors=("1",))
     from langchain.chat_models import init_chat_model
 
     name, _, options = value.partition("?")
     if options not in ("", "logprobs=true"):
-        raise BadSetting(f"'langchain:{value}' has the unknown option '{options}'. Known: logprobs=true.")
+        raise BadSetting(f"'langchain:{value}' has the unknown option '{options}'. The only option is logprobs=true.")
     with wrap_errors(f"LangChain's model '{name}'"):
         chat = init_chat_model(name)
     return LangChainModel(chat, name=f"langchain:{name}", logprobs=bool(options))
@@ -334,9 +357,9 @@ class LangChainModel(ChatModel):
     """A LangChain chat model as a knowgate model.
 
     Args:
-        chat: The chat model.
-        name: Its identity. Default: the name that the chat model has.
-        logprobs: Whether it can return log-probabilities.
+        chat: The LangChain chat model.
+        name: The name that identifies the model. Default: the name of the chat model.
+        logprobs: Whether the chat model can return log-probabilities.
     """
 
     def __init__(self, chat: Any, *, name: str = "", logprobs: bool = False):
@@ -371,8 +394,9 @@ class LangChainRetriever:
     """A LangChain retriever as a knowgate retriever.
 
     Args:
-        retriever: The retriever.
-        version: Identifies its documents. A guarantee holds for one version only.
+        retriever: The LangChain retriever.
+        version: Any text that identifies the documents. Change it when they change, because a guarantee holds only for
+            the documents it was calibrated with.
     """
 
     name = "langchain"
@@ -393,6 +417,7 @@ class LangChainRetriever:
 
 
 def _make_passage(document: Any) -> Passage:
+    """Convert a LangChain document to a passage; without an id, a hash of its text becomes the id."""
     metadata = document.metadata or {}
     title = metadata.get("title") or metadata.get("source") or ""
     score = metadata.get("score", metadata.get("relevance_score"))

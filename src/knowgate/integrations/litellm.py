@@ -1,11 +1,12 @@
-"""LiteLLM: a callback for its proxy that adds passages to chats that need them, and its LLMs as knowgate models
-(extra `litellm`).
+"""LiteLLM (extra `litellm`): a callback for its proxy, and its LLMs as knowgate models.
+
+The callback adds passages to the chats that need them. To use it, add this to the settings of the proxy:
 
     litellm_settings:
       callbacks: knowgate.integrations.litellm.handler
 
-`handler` is built from the settings file that KNOWGATE_CONFIG names, else from knowgate.toml; it must name documents.
-If the callback fails, the request is forwarded unchanged and its metadata says why.
+`handler` is built from the settings file that the environment variable KNOWGATE_CONFIG names, or from knowgate.toml. The
+settings must name documents. If the callback fails, the request is forwarded unchanged and its metadata says why.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ check_framework_version("litellm", "litellm", majors=("1",))
 import litellm  # noqa: E402
 from litellm.integrations.custom_logger import CustomLogger  # noqa: E402
 
-CHAT_CALL_TYPES = ("completion", "acompletion")
-METADATA_KEY = "knowgate"  # the decision in the metadata of a request
-CONFIG_VARIABLE = "KNOWGATE_CONFIG"
+CHAT_CALL_TYPES = ("completion", "acompletion")  # LiteLLM's names for chat requests
+METADATA_KEY = "knowgate"  # key of the decision in the metadata of a request
+CONFIG_VARIABLE = "KNOWGATE_CONFIG"  # environment variable with the path of the settings file
 logger = logging.getLogger(__name__)
 
 
 class KnowgateHook(CustomLogger):
-    """Adds passages to the chats of a LiteLLM proxy if the gate decides to retrieve.
+    """A callback of the LiteLLM proxy that adds passages to a chat if the gate decides to retrieve.
 
     Args:
         rag: A pipeline with a retriever.
-        place: Where passages go: `user` (before the question) or `system`.
+        place: Where to insert the passages: in the `user` message, before the question, or in the `system` message.
+
+    Raises:
+        BadSetting: The pipeline has no retriever, or `place` has another value.
     """
 
     def __init__(self, rag: AdaptiveRAG | Decider, *, place: str = "user"):
         super().__init__()
         pipeline = as_decider(rag).rag
         if pipeline.retriever is None:
-            raise BadSetting("a LiteLLM callback needs documents: set `docs` or `index` in knowgate.toml.")
+            raise BadSetting("the LiteLLM callback needs documents to search. Set `docs` or `index` in knowgate.toml.")
         if place not in ("user", "system"):
             raise BadSetting(f"place={place!r} is not allowed: it must be 'user' or 'system'.")
         self.decider, self.place = Decider(pipeline, fall_open=True), place
@@ -58,7 +62,10 @@ class KnowgateHook(CustomLogger):
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> dict[str, Any]:
-        """Return the request, with passages if needed; never raises an error of knowgate."""
+        """Return the request to forward, with passages if needed; called by the proxy before each request.
+
+        If knowgate fails, the request is returned without passages, and its metadata contains the error.
+        """
         if call_type not in CHAT_CALL_TYPES or not _is_chat(data.get("messages")):
             return data
         try:
@@ -70,14 +77,17 @@ class KnowgateHook(CustomLogger):
     async def async_post_call_response_headers_hook(
         self, data: dict[str, Any], user_api_key_dict: Any, response: Any, *args: Any, **options: Any
     ) -> dict[str, str] | None:
-        """Return response headers with the decision."""
+        """Return HTTP headers that show the decision to the client, or None if there was no decision."""
         record = (data.get("metadata") or {}).get(METADATA_KEY) or {}
         if "retrieve" not in record:
             return None
         return {"x-knowgate-decision": "retrieve" if record["retrieve"] else "skip", "x-knowgate-gate": record["gate"]}
 
     def augment(self, data: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of a request with the decision in its metadata and, if retrieval is needed, passages."""
+        """Return a copy of a chat request with the decision in its metadata and, if needed, with passages.
+
+        If the chat contains no question to decide on, only the reason is added to the metadata.
+        """
         rag = self.decider.rag
         question = run_in_model_thread(rag.model, lambda: extract_question(rag.model, data["messages"]))
         if isinstance(question, UngatedRequest):
@@ -94,17 +104,19 @@ class KnowgateHook(CustomLogger):
 
 
 def _is_chat(messages: Any) -> bool:
+    """Return whether a value is a non-empty list of chat messages with roles."""
     if not isinstance(messages, list) or not messages:
         return False
     return all(isinstance(message, dict) and isinstance(message.get("role"), str) for message in messages)
 
 
 def _add_metadata(data: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a request with `record` under the key `knowgate` of its metadata."""
     return {**data, "metadata": {**(data.get("metadata") or {}), METADATA_KEY: record}}
 
 
 def __getattr__(name: str) -> Any:
-    """Build `handler` when the proxy imports it."""
+    """Build the module attribute `handler` when the proxy first imports it."""
     if name != "handler":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     handler = KnowgateHook(build_pipeline(load_settings(os.environ.get(CONFIG_VARIABLE) or None)))
@@ -116,17 +128,17 @@ def __getattr__(name: str) -> Any:
 
 
 def open_litellm(value: str) -> LiteLLMModel:
-    """Open a model by its LiteLLM name, such as `anthropic/claude-...`."""
+    """Return the model with a LiteLLM name, such as `anthropic/claude-...`."""
     return LiteLLMModel(value)
 
 
 class LiteLLMModel(ChatModel):
-    """An LLM that LiteLLM can reach; API keys come from the variables that LiteLLM reads.
+    """An LLM of any provider that LiteLLM supports. API keys are read from LiteLLM's environment variables.
 
     Args:
-        model: Its LiteLLM name.
-        logprobs: Whether to request log-probabilities. Default: if LiteLLM says that the provider returns them.
-        options: Passed to every `litellm.completion`, such as api_base.
+        model: The LiteLLM name of the model.
+        logprobs: Whether to request log-probabilities. Default: True if LiteLLM says that the provider returns them.
+        options: Further keyword arguments for every call of `litellm.completion`, such as `api_base`.
     """
 
     def __init__(self, model: str, *, logprobs: bool | None = None, **options: Any):
@@ -160,6 +172,7 @@ class LiteLLMModel(ChatModel):
 
 
 def _offers_logprobs(model: str) -> bool:
+    """Return whether LiteLLM knows that the provider of a model returns log-probabilities."""
     try:
         return "logprobs" in (litellm.get_supported_openai_params(model) or ())
     except Exception:  # noqa: BLE001 - LiteLLM raises errors of its own for unknown names

@@ -1,7 +1,8 @@
-"""LlamaIndex: a retriever and a query engine that retrieve only if needed, and its LLMs and retrievers as knowgate's
-(extra `llamaindex`).
+"""Adapters for LlamaIndex (extra `llamaindex`).
 
-A query engine over an empty retriever answers "Empty Response"; `KnowgateQueryEngine` answers from memory instead.
+They include a retriever and a query engine that retrieve only if needed. LlamaIndex's LLMs and retrievers can also be
+used inside knowgate. If a retriever finds nothing, a query engine of LlamaIndex answers "Empty Response". If no
+retrieval is needed, `KnowgateQueryEngine` lets the LLM answer from memory instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from llama_index.core.query_engine import CustomQueryEngine  # noqa: E402
 from llama_index.core.retrievers import BaseRetriever  # noqa: E402
 from llama_index.core.schema import NodeWithScore, QueryBundle  # noqa: E402
 
-METADATA_KEY = "knowgate"  # the decision in metadata
+METADATA_KEY = "knowgate"  # key of the decision in metadata
 
 
 class KnowgateRetriever(BaseRetriever):
@@ -36,7 +37,7 @@ class KnowgateRetriever(BaseRetriever):
     Args:
         wrapped: Any LlamaIndex retriever.
         decider: A `Decider` or an `AdaptiveRAG`.
-        k: The most nodes to return.
+        k: The maximum number of nodes to return. Default: all.
 
     Example:
         >>> retriever = KnowgateRetriever(index.as_retriever(), open_decider())  # doctest: +SKIP
@@ -130,8 +131,8 @@ class LlamaIndexModel(ChatModel):
     """A LlamaIndex LLM as a knowgate model.
 
     Args:
-        llm: The LLM.
-        name: Its identity. Default: the model name in its metadata.
+        llm: The LlamaIndex LLM.
+        name: The name that identifies the model. Default: the model name in the metadata of the LLM.
     """
 
     def __init__(self, llm: Any, *, name: str = ""):
@@ -167,8 +168,9 @@ class LlamaIndexRetriever:
     """A LlamaIndex retriever as a knowgate retriever.
 
     Args:
-        retriever: The retriever.
-        version: Identifies its documents. A guarantee holds for one version only.
+        retriever: The LlamaIndex retriever.
+        version: Any text that identifies the documents. Change it when they change, because a guarantee holds only for
+            the documents it was calibrated with.
     """
 
     name = "llamaindex"
@@ -189,6 +191,7 @@ class LlamaIndexRetriever:
 
 
 def _make_passage(result: Any) -> Passage:
+    """Convert a node of LlamaIndex to a passage, titled by its metadata."""
     metadata = result.node.metadata or {}
     title = metadata.get("title") or metadata.get("file_name") or ""
     return Passage(result.node.node_id, result.node.get_content(), str(title), result.score)

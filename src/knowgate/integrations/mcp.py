@@ -1,13 +1,13 @@
-"""An MCP server (Model Context Protocol) that lets agents decide, search, ask and give feedback (extra `mcp`).
+"""An MCP server (Model Context Protocol) with tools for agents: decide, search, ask and feedback (extra `mcp`).
 
 | tool | returns |
 |---|---|
 | decide | whether the LLM needs retrieval for a question, how much, and why |
-| search | passages, whether or not they are needed |
+| search | passages, without a decision whether they are needed |
 | ask | the answer with the decision and the passages it is based on |
 | feedback | whether the feedback was added to the history that the gates dhicl and skr learn from |
 
-The resource `knowgate://gate` is the card of the gate.
+The resource `knowgate://gate` is the model card of the gate.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.learning.history_labels import label_by_feedback
 from knowgate.types import Answer, Decision, Passage
 
-MAX_STORED_ANSWERS = 1000  # the latest answers, for feedback
-MAX_PASSAGES = 100  # of one search
+MAX_STORED_ANSWERS = 1000  # answers kept in memory, so that feedback can refer to them
+MAX_PASSAGES = 100  # maximum passages of one search
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 ResultT = TypeVar("ResultT")
 INSTRUCTIONS = (
@@ -44,7 +44,10 @@ INSTRUCTIONS = (
 
 
 class DecisionResult(BaseModel):
-    """A decision: retrieve if `need` (0: the LLM knows the answer, 1: it needs documents) is above the threshold."""
+    """The decision whether to retrieve: yes if `need` is above the threshold.
+
+    `need` is between 0 (the LLM knows the answer) and 1 (the LLM needs documents).
+    """
 
     retrieve: bool
     need: float
@@ -66,7 +69,7 @@ class SearchResult(BaseModel):
 
 
 class AnswerResult(BaseModel):
-    """An answer, its id for feedback, and the passages the LLM was shown."""
+    """An answer, its id for the tool `feedback`, the decision, and the passages that the LLM was shown."""
 
     id: str
     answer: str
@@ -76,7 +79,7 @@ class AnswerResult(BaseModel):
 
 
 class FeedbackResult(BaseModel):
-    """Whether feedback was added to the history that gates learn from."""
+    """Whether feedback was added to the history that gates learn from (`learnt`); if not, `note` says why."""
 
     id: str
     learnt: bool
@@ -85,11 +88,11 @@ class FeedbackResult(BaseModel):
 
 @dataclass(frozen=True)
 class McpTools:
-    """The tools of the server, without the protocol.
+    """The functions behind the tools of the server, independent of the MCP protocol.
 
     Args:
-        decider: Decides; its pipeline answers.
-        answers: The latest answers by id.
+        decider: Decides whether questions need retrieval. Its pipeline searches and answers.
+        answers: The latest answers by id, oldest first.
     """
 
     decider: Decider
@@ -100,9 +103,11 @@ class McpTools:
         return self.decider.rag
 
     async def decide(self, question: str) -> DecisionResult:
+        """Decide whether a question needs retrieval."""
         return DecisionResult.from_decision(await self.decider.adecide(question))
 
     async def search(self, query: str, k: int | None = None) -> SearchResult:
+        """Return the k best passages for a query; raise BadSetting if the pipeline has no documents."""
         if self.rag.retriever is None:
             raise BadSetting("there are no documents to search. Start the server with `docs` or `index`.")
         rag = self.rag if k is None else self.rag.replace(k=check_integer(k, "k", maximum=MAX_PASSAGES))
@@ -110,6 +115,7 @@ class McpTools:
         return SearchResult(passages=list(passages))
 
     async def ask(self, question: str) -> AnswerResult:
+        """Answer a question and keep the answer for feedback."""
         answer, answer_id = await self.rag.aanswer(question), f"kg-{uuid.uuid4().hex}"
         self.answers[answer_id] = answer
         while len(self.answers) > MAX_STORED_ANSWERS:
@@ -123,25 +129,35 @@ class McpTools:
         )
 
     async def add_feedback(self, answer_id: str, rating: str, correction: str | None = None) -> FeedbackResult:
-        """Add a label to the history if the feedback says whether the LLM knew the answer by itself."""
+        """Add feedback to the history, if it shows whether the LLM knew the answer by itself.
+
+        Args:
+            answer_id: The id of an answer of `ask`.
+            rating: `up` if the answer was right, `down` if it was wrong.
+            correction: The right answer, if known.
+
+        Raises:
+            BadInput: No stored answer has this id.
+        """
         answer, log = self.answers.get(answer_id), self.rag.log
         if answer is None:
             raise BadInput(
-                f"there is no answer with the id '{answer_id[:60]}'. Use one of the last {MAX_STORED_ANSWERS} of ask."
+                f"there is no answer with the id '{answer_id[:60]}'. Use the id of one of the last {MAX_STORED_ANSWERS} "
+                "answers of `ask`."
             )
         if log is None:
-            note = "there is no history: start the server with `log` to learn from feedback."
+            note = "there is no history to add feedback to. Start the server with `log` to learn from feedback."
             return FeedbackResult(id=answer_id, learnt=False, note=note)
         label = label_by_feedback(rating, correction, _get_known_answers(answer))
         if label is None:
-            note = "this says nothing about what the LLM knows by itself."
+            note = "this feedback does not show whether the LLM knows the answer by itself."
             return FeedbackResult(id=answer_id, learnt=False, note=note)
         scope = HistoryScope(self.rag.model.fingerprint, self.rag.prompts.fingerprint, log.tenant)
         log.log_entries([LogEntry(answer.question.text, label, scope, LabelSource.HUMAN)])
         return FeedbackResult(id=answer_id, learnt=True)
 
     def make_card(self) -> str:
-        """Return the card of a fitted gate, or a short description of any other gate."""
+        """Return the model card of a fitted gate, or a short description of any other gate, as Markdown."""
         gate, rag = self.rag.bound_gate, self.rag
         readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
         if readme is not None and readme.is_file():
@@ -158,7 +174,9 @@ class McpTools:
 
 
 def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
-    """Create an `MCPServer` for a pipeline: `.run()` serves stdio, `.streamable_http_app()` HTTP.
+    """Create an `MCPServer` for a pipeline.
+
+    Its method `run()` serves stdin and stdout. Its method `streamable_http_app()` returns an HTTP application.
 
     Args:
         rag: The pipeline.
@@ -174,7 +192,7 @@ def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
 
     @server.tool(annotations=read_only)
     async def decide(question: str) -> DecisionResult:
-        """Decide whether the LLM needs documents to answer this question, and say why. Answers nothing."""
+        """Decide whether the LLM needs documents to answer this question, and say why. Does not answer it."""
         return await _translate_errors(tools.decide(question))
 
     @server.tool(annotations=read_only)
@@ -189,12 +207,12 @@ def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
 
     @server.tool()
     async def feedback(id: str, rating: Literal["up", "down"], correction: str | None = None) -> FeedbackResult:
-        """Say whether an answer of `ask` was right (up) or wrong (down), and optionally what is right."""
+        """Report whether an answer of `ask` was right (up) or wrong (down), and optionally the right answer."""
         return await _translate_errors(tools.add_feedback(id, rating, correction))
 
     @server.resource("knowgate://gate", name="gate", mime_type="text/markdown")
     def gate() -> str:
-        """The card of the gate: what it is, how well it decides, and what is guaranteed."""
+        """The model card of the gate: what it is, how well it decides, and what is guaranteed."""
         return tools.make_card()
 
     return server
@@ -203,10 +221,19 @@ def create_mcp_server(rag: AdaptiveRAG, *, fall_open: bool = False) -> Any:
 def run_mcp_server(
     rag: AdaptiveRAG, *, http: bool = False, host: str = "127.0.0.1", port: int = 8000, fall_open: bool = False
 ) -> None:
-    """Serve MCP on stdin and stdout until the client disconnects, or on http://HOST:PORT/mcp until interrupted.
+    """Run an MCP server on stdin and stdout, or over HTTP at http://HOST:PORT/mcp.
+
+    It runs until the client disconnects or, over HTTP, until it is interrupted.
+
+    Args:
+        rag: The pipeline.
+        http: Whether to use HTTP instead of stdin and stdout.
+        host: The address to listen on. Only loopback addresses are allowed.
+        port: The port to listen on.
+        fall_open: If the gate fails, decide to retrieve instead of raising an error.
 
     Raises:
-        BadSetting: Other machines could reach `host`; this server has no authentication.
+        BadSetting: Other machines could reach `host`, and this server has no authentication.
     """
     if http and host not in LOOPBACK_HOSTS:
         raise BadSetting(
@@ -221,7 +248,7 @@ def run_mcp_server(
 
 
 async def _translate_errors(work: Awaitable[ResultT]) -> ResultT:
-    """Await a result; turn errors of knowgate into tool errors, whose message the client receives."""
+    """Await a result; raise errors of knowgate as `ToolError`, whose message the MCP client receives."""
     from mcp.server.mcpserver.exceptions import ToolError
 
     try:
@@ -231,7 +258,7 @@ async def _translate_errors(work: Awaitable[ResultT]) -> ResultT:
 
 
 def _get_known_answers(answer: Answer) -> dict[str, Any]:
-    """Return the closed-book and the open-book answer, as far as they are known, for `label_by_feedback`."""
+    """Return the answers that are known without (`closed`) and with passages (`opened`), for `label_by_feedback`."""
     if not answer.passages:
         return {"closed": answer.text, "opened": None, "retrieved": False}
     return {"closed": answer.draft.text if answer.draft else None, "opened": answer.open_text, "retrieved": True}

@@ -1,7 +1,7 @@
-"""OpenAI Agents: `function_tool(is_enabled=enable_tool(decider))` offers a tool only if retrieval is needed
-(extra `openai-agents`).
+"""Offer a tool to an agent of the OpenAI Agents SDK only if retrieval is needed (extra `openai-agents`).
 
-The SDK selects tools before it passes the question to them, so the question must be in the context of the run:
+Write `function_tool(is_enabled=enable_tool(decider))`. The SDK selects tools before they see the question, so you must
+also put the question into the context of the run:
 `Runner.run(agent, question, context={"question": question})`.
 """
 
@@ -15,17 +15,18 @@ from knowgate.core.frameworks import check_framework_version
 from knowgate.errors import BadSetting
 from knowgate.integrations.decider import DecisionCallback, as_decider, cache_decisions
 
-QUESTION_KEY = "question"
+QUESTION_KEY = "question"  # key or attribute of the question in the context of a run
 
 
 def enable_tool(
     decider: Any, *, question: Callable[[Any], str] | None = None, on_decision: DecisionCallback | None = None
 ) -> Callable[[Any, Any], Awaitable[bool]]:
-    """Make the `is_enabled` argument of a `function_tool`.
+    """Make the `is_enabled` argument of a `function_tool`, which enables the tool only if retrieval is needed.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
-        question: Gets the question from the context of the run. By default the context is a text, or has a `question`.
+        question: A function that returns the question from the context of the run. Default: the context itself if it
+            is a text, else its key or attribute `question`.
         on_decision: Called with the question and its decision, once for each question.
     """
     check_framework_version("openai-agents", "openai-agents", majors=("0",))
@@ -39,13 +40,14 @@ def enable_tool(
             return True
         raise BadSetting(
             "the context of the run contains no question. Pass it to Runner.run(agent, question, "
-            "context={'question': question}), or say where it is: enable_tool(decider, question=...)."
+            "context={'question': question}), or pass a function that finds it: enable_tool(decider, question=...)."
         )
 
     return is_enabled
 
 
 def _get_question(context: Any) -> Any:
+    """Return the question in the context of a run; None if there is none."""
     if isinstance(context, str):
         return context
     return context.get(QUESTION_KEY) if isinstance(context, Mapping) else getattr(context, QUESTION_KEY, None)

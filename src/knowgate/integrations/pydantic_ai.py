@@ -1,5 +1,6 @@
-"""Pydantic AI: `Tool(search, prepare=prepare_tool(decider))` offers a tool only if retrieval is needed
-(extra `pydantic-ai`).
+"""Offer a tool to an agent of Pydantic AI only if retrieval is needed (extra `pydantic-ai`).
+
+Write `Tool(search, prepare=prepare_tool(decider))`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from knowgate.integrations.decider import DecisionCallback, cache_decisions
 
 
 def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Make the `prepare` argument of a `Tool`.
+    """Make the `prepare` argument of a `Tool`, which offers the tool only if retrieval is needed.
 
-    The decision is about the prompt of the run. A run without a prompt, which continues from messages, keeps its tools.
+    The gate decides on the prompt of the run. In a run without a prompt, which continues earlier messages, the tool is
+    always offered.
 
     Args:
         decider: A `Decider` or an `AdaptiveRAG`.
@@ -35,7 +37,7 @@ def prepare_tool(decider: Any, *, on_decision: DecisionCallback | None = None) -
 
 
 def extract_prompt_text(prompt: Any) -> str:
-    """Return the texts of a prompt; images and other parts are left out."""
+    """Return the text of a prompt, which may be a list of parts; images and other parts are left out."""
     if isinstance(prompt, str):
         return prompt
     return " ".join(part for part in prompt or () if isinstance(part, str))

@@ -1,4 +1,7 @@
-"""CBDR's Table 3 from label runs: accuracy (retrieval rate) by beta, reranker and number of passages."""
+"""CBDR's Table 3 from label runs: accuracy (retrieval rate) by beta, reranker and number of passages.
+
+Beta is the confidence above which the LLM answers directly, without retrieval.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from knowgate.stats.metrics import BoolArray
 
 @dataclass(frozen=True, order=True)
 class PassageSource:
-    """Where the passages of a run come from.
+    """How the passages of a label run were selected.
 
     Attributes:
         ranker: Name of the reranker, or of the retriever if there is none.
-        fingerprint: Its fingerprint.
-        n_shown: Number of passages shown to the LLM; 0 for all of the data set's own.
+        fingerprint: Fingerprint of that reranker or retriever.
+        n_shown: Number of passages shown to the LLM; 0 if the LLM saw all passages that come with the data set.
     """
 
     ranker: str
@@ -35,13 +38,13 @@ class PassageSource:
 
     @property
     def column(self) -> str:
-        """Column of the table."""
+        """Title of the column for this number of passages."""
         return f"top {self.n_shown}" if self.n_shown else "all"
 
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """Label runs with the same source of passages, and the scores of each gate."""
+    """Label runs whose passages were selected the same way, and the scores of each gate on them."""
 
     source: PassageSource
     table: LabelTable
@@ -56,14 +59,20 @@ def build_beta_tables(
     drop_seen: bool = False,
     betas: Sequence[float] = BETAS,
 ) -> list[TextTable]:
-    """Build a table for each gate: a sweep over beta, or Table 3 if the runs have several sources of passages.
+    """Build one table per gate that shows its decisions at each beta.
+
+    If the passages of the runs were selected in several ways, the table is CBDR's Table 3, and gates that are not
+    scored on all of the runs are left out.
 
     Args:
-        runs: Label runs. Runs with the same source of passages are joined.
+        runs: Label runs. Runs whose passages were selected the same way are joined.
         gates: Gate specs and folders.
         plug_in: Allow gates that were fitted on another LLM.
         drop_seen: Leave out questions that a gate was fitted on, instead of raising an error.
-        betas: Thresholds on confidence.
+        betas: Confidences above which the LLM answers directly.
+
+    Raises:
+        BadSetting: Runs with different passages have different questions.
     """
     scored = []
     for source, group in group_by_passage_source(runs).items():
@@ -74,12 +83,12 @@ def build_beta_tables(
     if len(scored) == 1:
         return [sweep_betas(scored[0].table, gate, betas) for gate in scored[0].gates.values()]
     _check_same_questions(scored)
-    shared = [name for name in scored[0].gates if all(name in part.gates for part in scored)]
-    return [_build_beta_table(name, scored, betas) for name in shared]
+    shared_gates = [name for name in scored[0].gates if all(name in part.gates for part in scored)]
+    return [_build_beta_table(name, scored, betas) for name in shared_gates]
 
 
 def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Path]]:
-    """Group runs by where their passages come from."""
+    """Group label runs by how their passages were selected."""
     groups: dict[PassageSource, list[Path]] = {}
     for run in runs:
         groups.setdefault(read_passage_source(RunFolder(run).settings()), []).append(run)
@@ -87,7 +96,7 @@ def group_by_passage_source(runs: Sequence[Path]) -> dict[PassageSource, list[Pa
 
 
 def read_passage_source(settings: dict[str, Any]) -> PassageSource:
-    """Read the source of passages from the settings of a run."""
+    """Read from the settings of a label run how its passages were selected."""
     retriever = settings.get("retriever_fingerprint")
     n_shown = count_shown_passages(settings.get("k"), retriever) or 0
     if "reranker" not in settings:
@@ -98,6 +107,7 @@ def read_passage_source(settings: dict[str, Any]) -> PassageSource:
 
 
 def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
+    """Raise BadSetting unless all parts have the same questions."""
     first, *others = parts
     ids = sorted(row.id for row in first.table.rows)
     for other in others:
@@ -111,7 +121,7 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[float]) -> TextTable:
-    """Build Table 3. Rows: ranker and beta; columns: number of passages."""
+    """Build Table 3 for one gate: a row for each ranker and beta, a column for each number of passages."""
     columns = list(dict.fromkeys(part.source.column for part in sorted(parts, key=lambda part: part.source.n_shown)))
     by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}
     for part in parts:
@@ -129,6 +139,7 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[f
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
+    """Format accuracy and retrieval rate at one beta; None means always retrieving."""
     if part is None:
         return MISSING_VALUE
     if beta is None:

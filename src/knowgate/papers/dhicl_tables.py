@@ -1,7 +1,7 @@
 """The tables of DH-ICL (Lv et al.: Tables 1, 4, 5, 6 and Figure 6) on label runs.
 
-Each variant decides with the LLM once; its decisions are stored in the run, so that the tables can be built again
-without the LLM. Variants that differ only in the sign of calibration share one pass.
+The LLM decides once with each variant of the DH-ICL gate. The decisions are stored in the run, so that the tables can
+be built again without the LLM. Variants that differ only in the sign of calibration share one forward pass.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from knowgate.types import Gate, Model
 
 EXAMPLE_COUNTS = (5, 10, 20, 30, 40, 50, 60, 70)  # Figure 6
 LABEL_WORD_PAIRS = ("true/false", "false/true", "yes/no", "bar/foo", "foo/bar", "1/2", "2/1", "ile/ore", "ore/ile")
-DECISION_BATCH = 32
-DIRECT_GATE = "prompt"  # asks the LLM directly, without history
+DECISION_BATCH = 32  # questions per forward pass
+DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class DhiclVariants:
     """The variants of the DH-ICL gate in the tables.
 
     Attributes:
-        history: The history log.
-        k: Examples shown by all variants but those that vary their number.
+        history: File of the history log of earlier questions.
+        k: Number of logged questions shown to the LLM as examples, in tables where it does not vary.
         counts: Numbers of examples to compare.
-        words: Pairs of label words to compare.
-        embedder: Embedding of the log, if not its own.
+        words: Pairs of words that the LLM answers with ('known/unknown') to compare.
+        embedder: Embedding model that finds similar logged questions. By default the one stored with the log.
     """
 
     history: str
@@ -56,7 +56,7 @@ class DhiclVariants:
         return DhiclGate(self.history, k=self.k, embedder=self.embedder)
 
     def list_tables(self) -> dict[str, dict[str, Gate]]:
-        """Return the gates of each table by title and name."""
+        """Return the gates of each table except the first: table title -> gate name -> gate."""
         gate = self.standard
         ablations = [gate, replace(gate, sign="none"), replace(gate, sign="code"), replace(gate, time_sensitive=False)]
         return {
@@ -67,7 +67,7 @@ class DhiclVariants:
         }
 
     def list_gates(self) -> dict[str, Gate]:
-        """Return the gates of all tables by name."""
+        """Return the gates of all tables by name, each once."""
         return {name: gate for gates in self.list_tables().values() for name, gate in gates.items()}
 
     def make_name(self, gate: DhiclGate) -> str:
@@ -95,13 +95,19 @@ def build_dhicl_tables(
 ) -> list[TextTable]:
     """Build all tables, with columns for each run.
 
+    With a model, variants without stored decisions decide now and their decisions are stored in the runs.
+
     Args:
         runs: Label runs.
         variants: Variants of the gate.
-        model: LLM that decides now; None to use stored decisions.
-        prompts: Prompts of the runs.
+        model: LLM that decides now; None to use stored decisions only.
+        prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
         notify: Called with a message before each variant decides.
+
+    Raises:
+        BadInput: A run has no stored decisions of the standard gate.
+        BadSetting: A run was made with another LLM or other prompts.
     """
     tables = {}
     for run in runs:
@@ -123,18 +129,20 @@ def build_dhicl_tables(
 
 
 def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
+    """Load a label run. Raises BadInput if it has no stored decisions of the standard gate."""
     table = load_label_table([run])
     name = variants.make_name(variants.standard)
     if name not in table.recorded_needs:
         raise BadInput(
-            f"{run} has no stored decisions of {name}. Let the LLM decide: model={table.settings['model']!r}."
+            f"the label run '{run}' has no stored decisions of the gate {name}. Let the LLM decide now, with "
+            f"model={table.settings['model']!r}."
         )
     return table
 
 
 @dataclass(frozen=True)
 class VariantRecorder:
-    """Lets the variants decide on a run with an LLM, and stores their decisions in the run."""
+    """Lets the variants decide on the questions of a label run, and stores their decisions in the run."""
 
     run: Path
     variants: DhiclVariants
@@ -143,7 +151,10 @@ class VariantRecorder:
     notify: Callable[[str], None]
 
     def record_all(self) -> None:
-        """Record all variants whose decisions are not stored for a history log of this size."""
+        """Let variants decide unless their decisions are stored for a history log of the current size.
+
+        A variant that does not work with this LLM is reported through `notify` and skipped.
+        """
         table = load_label_table([self.run])
         self._check_model(table)
         embedder = self.variants.embedder
@@ -156,19 +167,25 @@ class VariantRecorder:
             self.notify(f"{self.run.name}: {', '.join(members)}")
             try:
                 write_needs(self.run, self._decide(table, base, members, note))
-            except BadSetting as error:  # for example label words that the tokenizer cannot tell apart
-                self.notify(f"left out: {error}")
+            except BadSetting as error:  # for example two label words that start with the same token
+                self.notify(f"skipped {', '.join(members)}: {error}")
 
     def _check_model(self, table: LabelTable) -> None:
+        """Raise BadSetting if the run was made with another LLM or other prompts."""
         scope = scope_from_settings(table.settings)
         if (scope.model, scope.prompts) != (self.model.fingerprint, self.prompts.fingerprint):
             raise BadSetting(
-                f"the run was made by {table.settings['model']} ({scope.model}, prompts {scope.prompts}), not by "
-                f"{self.model.name} ({self.model.fingerprint}, prompts {self.prompts.fingerprint}). Use its LLM."
+                f"the label run '{self.run}' was made with {table.settings['model']} ({scope.model}, prompts "
+                f"{scope.prompts}), not with {self.model.name} ({self.model.fingerprint}, prompts "
+                f"{self.prompts.fingerprint}). Use the LLM and prompts of the run."
             )
 
     def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
-        """Group variants that can share a forward pass: those that differ only in the sign of calibration."""
+        """Group variants that share a forward pass, because they differ only in the sign of calibration.
+
+        Returns:
+            Variants by name, for each gate that reads the questions.
+        """
         groups: dict[Gate, dict[str, Gate]] = {}
         for name, gate in self.variants.list_gates().items():
             base = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
@@ -176,6 +193,7 @@ class VariantRecorder:
         return groups
 
     def _decide(self, table: LabelTable, base: Gate, members: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
+        """Read the questions with `base` and score them with each of its variants."""
         bound = bind_gate(base, self.model, self.prompts)
         needs: dict[str, dict[str, float]] = {name: {} for name in members}
         for start in range(0, len(table.questions), DECISION_BATCH):
@@ -190,13 +208,16 @@ class VariantRecorder:
 def _build_table(
     title: str, tables: Mapping[str, LabelTable], scores: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
-    """Build a table with a row for each gate, below never and always."""
+    """Build a table with rows for never, always and each named gate, and three columns for each run.
+
+    Gates without scores on a run have empty cells there.
+    """
     columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
     rows = []
     for name in ("never", "always"):
         cells: list[str] = []
         for table in tables.values():
-            needs = np.full(len(table.rows), float(name == "always"))
+            needs = np.full(len(table.rows), float(name == "always"))  # 1 is above the threshold of 0.5, 0 is not
             cells += (*_make_cells(table, TableScores(name, needs, 0.5))[:2], MISSING_VALUE)
         rows.append((name, *cells))
     for name in names:
@@ -205,7 +226,7 @@ def _build_table(
 
 
 def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, str]:
-    """Return accuracy (retrieval rate), accuracy of random retrieval, and AUROC."""
+    """Format three cells: accuracy (retrieval rate), accuracy of random retrieval at that rate, and AUROC."""
     if gate is None:
         return (MISSING_VALUE, MISSING_VALUE, MISSING_VALUE)
     retrieve = gate.needs > gate.threshold

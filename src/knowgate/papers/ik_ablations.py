@@ -1,6 +1,8 @@
-"""Ablations of IK (section 4 of the paper): draft tokens T, training size, and the grader of the labels.
+"""Ablations of IK (section 4 of the paper): number of draft tokens, number of training questions, and grader.
 
-A judge is fitted for each variant. All are tested on the same questions with the verdicts of the runs' own grader.
+For each variant a judge is fitted: a model that reads a question and the first T tokens of the LLM's draft answer, and
+predicts whether the LLM knows the answer. All judges are tested on the same questions, with the grades of the label
+runs.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.ik import fit_ik, limit_training_rows
 from knowgate.types import Model
 
-DRAFT_TOKENS = (0, 8, 32, 128)
+DRAFT_TOKENS = (0, 8, 32, 128)  # T in the paper
 JUDGE_GRADER, STRING_GRADERS = "judge", ("exact", "contains")
 ABLATION_COLUMNS = (
     "T", "training rows", "labels by", "judged right", "own verdict right", "AUROC", "accuracy (retrieval)", "random",
@@ -39,7 +41,13 @@ ABLATION_COLUMNS = (
 
 @dataclass(frozen=True)
 class IkVariant:
-    """One judge of the ablations. `rows` limits its training rows; None means all."""
+    """Settings of one judge in the ablations.
+
+    Attributes:
+        tokens: Number of draft tokens that the judge reads.
+        rows: Maximum number of training rows; None for all.
+        grader: Grader whose verdicts the judge learns.
+    """
 
     tokens: int
     rows: int | None
@@ -47,20 +55,21 @@ class IkVariant:
 
     @property
     def name(self) -> str:
-        """Name of the folder of the judge."""
+        """Folder name of the judge."""
         return f"ik-t{self.tokens}-n{self.rows or 'all'}-{self.grader}"
 
 
 @dataclass(frozen=True)
 class IkAblations:
-    """The variants to fit and how.
+    """Settings of the ablations: a judge is fitted for every combination of `tokens`, `rows` and `graders`.
 
     Attributes:
         tokens: Numbers of draft tokens.
-        rows: Numbers of training rows; None for all.
-        graders: Graders whose verdicts the judge learns: 'exact', 'contains' or 'judge'. Empty for the runs' own.
-        judge: LLM for the grader 'judge', if the runs were graded otherwise.
-        fit_options: Options of `fit ik`.
+        rows: Maximum numbers of training rows; None for all.
+        graders: Graders whose verdicts the judge learns: 'exact', 'contains' or 'judge'. Empty for the grader of the
+            label runs.
+        judge: LLM that grades if 'judge' is among the graders but did not grade the label runs.
+        fit_options: Other options of `fit ik`.
         seed: Seed of splits and training.
     """
 
@@ -80,13 +89,15 @@ def sweep_ik(
     out: Path | None = None,
     notify: Callable[[str], None] = lambda message: None,
 ) -> TextTable:
-    """Fit a judge for each variant, and build a table of all of them and of the majority verdict.
+    """Fit a judge for each variant and tabulate its results on the test questions.
+
+    The last row judges every question like the majority, for comparison.
 
     Args:
         runs: Label runs to fit on.
         ablations: Variants to fit.
         test_runs: Label runs to test on. By default the test split of `runs`.
-        out: Folder for the judges. Those found there are not fitted again.
+        out: Folder to store the judges in. Judges found there are not fitted again. By default they are not kept.
         notify: Called with a message before each fit.
     """
     examples = load_examples(list(runs), target="known", layers=(), seed=ablations.seed)
@@ -103,10 +114,9 @@ def sweep_ik(
             training = limit_training_rows(replace(examples, needed=needed[grader]), n_rows, ablations.seed)
             gate = _fit_variant(training, variant, folder, ablations, notify)
             rows.append(_make_row(test, variant, gate, len(training.split.train)))
-    rate, accuracy, random, *_, judged = measure_majority_decisions(test)
-    rows.append(
-        ("majority", MISSING_VALUE, MISSING_VALUE, judged, judged, MISSING_VALUE, f"{accuracy} ({rate})", random)
-    )
+    rate, accuracy, random, *_, judged_right = measure_majority_decisions(test)
+    answers = f"{accuracy} ({rate})"
+    rows.append(("majority", MISSING_VALUE, MISSING_VALUE, judged_right, judged_right, MISSING_VALUE, answers, random))
     title = f"IK on {len(test.rows)} questions, graded by {own_grader}"
     return TextTable(title, ABLATION_COLUMNS, tuple(rows))
 
@@ -114,6 +124,7 @@ def sweep_ik(
 def _fit_variant(
     examples: Examples, variant: IkVariant, folder: Path, ablations: IkAblations, notify: Callable[[str], None]
 ) -> Path:
+    """Fit the judge of a variant and return its folder. A judge that is already there is not fitted again."""
     out = folder / variant.name
     if is_artifact(out):
         notify(f"{variant.name} is already fitted")
@@ -126,30 +137,35 @@ def _fit_variant(
 
 
 def _make_row(table: LabelTable, variant: IkVariant, folder: Path, n_training: int) -> tuple[str, ...]:
+    """Measure the judge in `folder` and format the cells of `ABLATION_COLUMNS`."""
     scores = score_gate(table, load_fitted_gate(str(folder)))
-    rate, accuracy, random, *_, judged = measure_decisions(table, scores.needs > scores.threshold)
-    raw_accuracy = MISSING_VALUE  # the paper's accuracy: how often the raw Yes or No is right
+    rate, accuracy, random, *_, judged_right = measure_decisions(table, scores.needs > scores.threshold)
+    # The paper's accuracy: how often the judge's uncalibrated Yes or No is right.
+    raw_accuracy = MISSING_VALUE
     if scores.raw is not None:
         raw_accuracy = format_percent(float(((scores.raw > RAW_THRESHOLD) == ~table.closed_right).mean()))
     return (
-        str(variant.tokens), str(n_training), variant.grader, judged, raw_accuracy, format_auroc(table, scores),
+        str(variant.tokens), str(n_training), variant.grader, judged_right, raw_accuracy, format_auroc(table, scores),
         f"{accuracy} ({rate})", random,
     )  # fmt: skip
 
 
 def compute_needed(examples: Examples, grader: str, judge: Model | None) -> BoolArray:
-    """Return which questions need retrieval, according to one grader of the closed-book answers.
+    """Return whether each question needs retrieval: whether a grader finds its closed-book answer wrong.
+
+    The stored verdicts are used if the label runs were graded by this grader. Otherwise the answers are graded now.
 
     Raises:
         BadSetting: The grader is unknown, or it is 'judge' and no LLM is given.
-        BadInput: Too few questions are known or unknown.
+        BadInput: Too few questions are answered right, or too few are answered wrong.
     """
     own_grader = str(examples.settings["grader"])
     if grader == own_grader or (grader == JUDGE_GRADER and own_grader.startswith(JUDGE_GRADER)):
         return examples.needed
     if grader == JUDGE_GRADER and judge is None:
         raise BadSetting(
-            f"the label runs are graded by '{own_grader}'. Name an LLM in `judge`, or label with grade='judge'."
+            f"the grader 'judge' needs an LLM, because the label runs are graded by '{own_grader}'. Name one in `judge`, "
+            "or label with grade='judge'."
         )
     if grader not in (*STRING_GRADERS, JUDGE_GRADER):
         allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))
@@ -160,7 +176,7 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
     n_unknown, n_known = int(needed.sum()), int((~needed).sum())
     if min(n_unknown, n_known) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"by '{grader}' {n_known} questions are known and {n_unknown} unknown, but a judge needs at least "
-            f"{MIN_ROWS_PER_CLASS} of each. Label more questions, or leave '{grader}' out."
+            f"too few questions to fit a judge: '{grader}' grades {n_known} answers right and {n_unknown} wrong, but "
+            f"at least {MIN_ROWS_PER_CLASS} of each are needed. Label more questions, or leave '{grader}' out."
         )
     return needed

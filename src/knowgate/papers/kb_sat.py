@@ -1,9 +1,9 @@
-"""KB-SAT: a balanced test of self-assessment, and two stress sets made from it (DH-ICL, section 2.1 and appendix).
+"""KB-SAT: a balanced test of whether an LLM can tell which questions it can answer (DH-ICL, section 2.1, appendix).
 
-Half of its questions the LLM answered right, half wrong. The stress sets change known questions: one swaps an entity
-for an entity of another question, which gives a question that nobody can answer; the other puts a rare word in front,
-which changes nothing about the question. The paper had an LLM find entities and invent rare words. Rules do it here,
-so that everyone gets the same sets.
+The LLM answered half of the questions correctly from memory (known) and half wrong (unknown). Two stress sets change
+known questions. The first swaps an entity for an entity of another question, so that nobody can answer the question.
+The second puts a rare word in front, which does not change the question. In the paper, an LLM found entities and
+invented rare words. Here, rules do both, so that everyone gets the same sets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import BadInput
 
-# Capitalized words after the first word of a question, a year, or a Chinese title in its marks.
+# An entity is capitalized words after the first word of a question, a year, or a title in Chinese quotation marks.
 ENTITY_PATTERN = re.compile(
     r"(?<=\s)(?:[A-ZÀ-Þ][\w'’.-]*)(?:\s+(?:(?:of|the|de|von|van|and|&)\s*)?[A-ZÀ-Þ][\w'’.-]*)*|\b(?:1\d|20)\d\d\b"
     r"|《[^《》]+》|“[^“”]+”"
@@ -30,18 +30,20 @@ RARE_WORDS = (
     "zoanthropy",
 )  # fmt: skip
 RARE_WORDS_ZH = ("饕餮", "魑魅", "龃龉", "踟蹰", "氤氲", "旖旎", "囹圄", "耄耋", "觊觎", "蹀躞", "逡巡", "龟裂")
-SEPARATOR = " | "
+SEPARATOR = " | "  # between the rare word and the question
 ENTITY_RULE = "an entity is capitalized words after the first, a year, or a title in 《》 or “”"
 
 
 @dataclass(frozen=True)
 class SelfAssessmentSets:
-    """The three sets as JSON records; `meta.known` says what the LLM should say of itself.
+    """KB-SAT and its two stress sets, as JSON records of questions.
+
+    `meta.known` of each record is the correct self-assessment: whether the LLM can answer the question from memory.
 
     Attributes:
         balanced: As many known as unknown questions.
-        swapped: Known questions with an entity of another question; unknown.
-        rare: Known questions with a rare word in front; still known.
+        swapped: Known questions in which an entity was replaced, so that they are now unknown.
+        rare: Known questions with a rare word in front. They are still known.
     """
 
     balanced: list[dict[str, Any]]
@@ -49,32 +51,37 @@ class SelfAssessmentSets:
     rare: list[dict[str, Any]]
 
     def explain_no_swaps(self) -> str:
-        """Explain why no entity could be swapped."""
+        """Explain why `swapped` is empty. Call this only if it is."""
         known = [record for record in self.balanced if record["meta"]["known"]]
         with_entity = sum(bool(ENTITY_PATTERN.search(record["question"])) for record in known)
         if not with_entity:
             return (
-                f"No entity was swapped: none of the {len(known)} known questions has one ({ENTITY_RULE}). Label more."
+                f"No entity was swapped: none of the {len(known)} known questions contains one ({ENTITY_RULE}). "
+                "Label more questions."
             )
         return (
-            f"No entity was swapped: {with_entity} of the {len(known)} known questions have one, but no other question "
-            f"in the same language has another of its kind ({ENTITY_RULE}). Label more."
+            f"No entity was swapped: {with_entity} of the {len(known)} known questions contain one, but no other "
+            f"question in the same language contains a different one of the same kind ({ENTITY_RULE}). "
+            "Label more questions."
         )
 
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
-    """Build KB-SAT and its stress sets from label rows; the rarer kind of question decides the size.
+    """Build KB-SAT and its stress sets from label rows.
+
+    Known and unknown questions are drawn in equal numbers, as many as the rarer kind has. Rows that failed or are not
+    graded are skipped.
 
     Raises:
-        BadInput: The rows have no right or no wrong answers.
+        BadInput: No closed-book answer is correct, or none is wrong.
     """
     graded = [row for row in rows if row.error is None and row.closed is not None and row.closed.correct is not None]
     right = [row for row in graded if _is_right(row)]
     wrong = [row for row in graded if not _is_right(row)]
     if not right or not wrong:
         raise BadInput(
-            f"KB-SAT needs questions answered right and wrong; the run has {len(right)} right and {len(wrong)} wrong. "
-            "Label more."
+            f"KB-SAT needs questions that the LLM answers right and questions it answers wrong, but the run has "
+            f"{len(right)} right and {len(wrong)} wrong answers. Label more questions."
         )
     rng = random.Random(seed)
     size = min(len(right), len(wrong))
@@ -89,18 +96,26 @@ def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
 
 
 def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: random.Random) -> list[dict[str, Any]]:
-    """Replace an entity of each known question by one of another question; questions without entity are left out."""
+    """Replace one entity of each known question by an entity of the same kind from another question.
+
+    Questions without an entity, or without a replacement in the same language, are skipped.
+
+    Args:
+        known: Questions to change.
+        pool: Questions that replacements are taken from.
+        rng: Random number generator.
+    """
     entities = {
         lang: sorted({entity for row in pool if row.lang == lang for entity in _find_entities(row)})
         for lang in ("en", "zh")
     }
     records = []
     for row in known:
-        own = _find_entities(row)
-        others = [entity for entity in entities.get(row.lang, []) if _can_replace(own, entity)]
-        if own and others:
-            replaced = rng.choice(own)
-            text = row.question.replace(replaced, rng.choice(others), 1)
+        own_entities = _find_entities(row)
+        replacements = [entity for entity in entities.get(row.lang, []) if _can_replace(own_entities, entity)]
+        if own_entities and replacements:
+            replaced = rng.choice(own_entities)
+            text = row.question.replace(replaced, rng.choice(replacements), 1)
             records.append(_make_record(row, text, False, "swapped"))
     return records
 
@@ -118,12 +133,14 @@ def _find_entities(row: LabelRow) -> list[str]:
     return [match.group() for match in ENTITY_PATTERN.finditer(row.question)]
 
 
-def _can_replace(own: Sequence[str], other: str) -> bool:
-    """Return whether an entity is of the same kind (year or name) as one of the question's, but not one of them."""
-    return other not in own and any(entity[0].isdigit() == other[0].isdigit() for entity in own)
+def _can_replace(own_entities: Sequence[str], other: str) -> bool:
+    """Return whether `other` is new to the question, and a year or a name like one of the question's entities."""
+    # Only years start with a digit.
+    return other not in own_entities and any(entity[0].isdigit() == other[0].isdigit() for entity in own_entities)
 
 
 def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[str, Any]:
+    """Make the JSON record of a question. Swapped questions have no gold answers, as nobody can answer them."""
     return {
         "id": f"{row.id}-{kind}" if kind else row.id,
         "question": text,

@@ -1,6 +1,6 @@
-"""Self-assessment on KB-SAT (DH-ICL, sections 2 and 3): does the LLM know what it knows?
+"""Self-assessment on KB-SAT (DH-ICL, sections 2 and 3): can the LLM tell which questions it can answer?
 
-The questions say what the right self-assessment is (`meta.known`, written by `knowgate label --kb-sat`).
+`meta.known` of each question is the correct self-assessment. `knowgate label --kb-sat` writes such questions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from knowgate.stats.metrics import auroc
 from knowgate.types import Gate, Model, Prompt, Question
 
 YES, NO = re.compile(r"\byes\b|是", re.IGNORECASE), re.compile(r"\bno\b|否|不", re.IGNORECASE)
-FREE_TOKENS, VERDICT_TOKENS = 48, 4
+FREE_TOKENS, VERDICT_TOKENS = 48, 4  # maximum length of a free statement, and of the judge's yes or no
+# Row names by the sign of calibration. The formula in the DH-ICL paper and its published code differ in this sign.
 CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
     "+ history": "none",
     "+ history, calibrated (paper)": "paper",
@@ -33,14 +34,18 @@ CALIBRATION_SIGNS: dict[str, CalibrationSign] = {
 
 @dataclass(frozen=True)
 class SelfAssessment:
-    """One row of the KB-SAT table.
+    """Results of one method of self-assessment: one row of the KB-SAT table.
 
     Attributes:
         method: How the LLM was asked.
-        words: Label words for known and unknown.
-        accuracy: Share of questions judged correctly.
-        auroc: None if the method gives no scores, or all questions are of one kind.
-        unreadable: Statements in which no judgment was found.
+        words: The words the LLM answers with, as 'known/unknown'; '-' if the method uses none.
+        n: Number of questions.
+        accuracy: Share of questions judged correctly, of those with a readable judgment.
+        predicted_known: Number of questions judged known.
+        predicted_unknown: Number of questions judged unknown.
+        auroc: Probability that an unknown question has a higher need score than a known one. None if the method gives
+            no scores, or if all questions are known or all unknown.
+        unreadable: Number of free statements in which no judgment was found.
     """
 
     method: str
@@ -55,12 +60,15 @@ class SelfAssessment:
 
 @dataclass(frozen=True)
 class SelfAssessor:
-    """Lets an LLM assess whether it knows the answers to questions.
+    """Measures several methods by which an LLM assesses whether it can answer questions.
 
     Attributes:
-        history: History log for the methods with history; None to leave them out.
-        k: Logged questions shown.
+        model: The LLM.
+        questions: KB-SAT questions, with `meta.known`.
+        history: History log of earlier questions, for the methods that show some of them; None to leave these out.
+        k: Number of logged questions shown to the LLM.
         plug_in: Allow gates that were fitted on another LLM.
+        prompts: Prompts of answers, which gates read.
         notify: Called with a message before the LLM is asked.
     """
 
@@ -73,15 +81,15 @@ class SelfAssessor:
     notify: Callable[[str], None] = lambda message: None
 
     def assess_all(self, words: Sequence[str], judge: Model | None, gates: Sequence[str]) -> Iterator[SelfAssessment]:
-        """Yield the rows of the table, one by one.
+        """Yield the results of each method as soon as they are measured.
 
         Args:
-            words: Pairs of label words, such as 'true/false'.
-            judge: LLM that reads free statements; None to leave these out.
-            gates: Gate specs to assess as well.
+            words: Pairs of words for known and unknown, such as 'true/false'.
+            judge: LLM that reads free statements; None to leave this method out.
+            gates: Specs of gates to measure as well.
         """
         for pair in words:
-            self.notify(f"asking {len(self.questions)} questions with the labels {pair} ...")
+            self.notify(f"asking {len(self.questions)} questions with the words {pair} ...")
             yield self.assess_direct(pair)
             if self.history:
                 yield from self.assess_with_history(pair)
@@ -91,17 +99,20 @@ class SelfAssessor:
             yield self.assess_gate(gate)
 
     def assess_direct(self, words: str) -> SelfAssessment:
-        """Ask the LLM directly (section 2.1)."""
+        """Measure asking the LLM directly whether it knows the answer (section 2.1)."""
         gate = PromptGate(words)
         return self._evaluate("direct", words, self._score(gate), gate.threshold)
 
     def assess_gate(self, spec: str) -> SelfAssessment:
-        """Use any gate, at its own threshold, as a self-assessment (UAR in Table 3)."""
+        """Measure a gate at its own threshold: skipping means known, retrieving means unknown (UAR in Table 3)."""
         gate = bind_gate(load_gate(spec, plug_in=self.plug_in), self.model, self.prompts)
         return self._evaluate(get_gate_name(spec), "-", self._score(gate), gate.threshold)
 
     def assess_with_history(self, words: str) -> list[SelfAssessment]:
-        """Show similar logged questions first (section 3), without calibration and with either sign, in one pass."""
+        """Measure asking the LLM after showing it similar logged questions (section 3).
+
+        Returns three results that share one forward pass: without calibration, and calibrated with either sign.
+        """
         gate = DhiclGate(str(self.history), k=self.k, words=words)
         bound = bind_gate(gate, self.model, self.prompts)
         readings = read_questions(self.model, [bound], self.questions, self.prompts)
@@ -112,7 +123,10 @@ class SelfAssessor:
         return assessments
 
     def assess_free_statements(self, judge: Model) -> SelfAssessment:
-        """Let the LLM state its judgment freely, and a judge read the statement (section 2.3)."""
+        """Measure letting the LLM state freely whether it knows the answer; a judge reads yes or no (section 2.3).
+
+        Statements without a readable judgment are counted in `unreadable` and left out of the accuracy.
+        """
         template = load_packaged_templates("self")
         languages = [detect_question_language(question) for question in self.questions]
         prompts = [
@@ -142,20 +156,25 @@ class SelfAssessor:
         )
 
     def _score(self, gate: Gate) -> Sequence[float]:
+        """Return the gate's need for retrieval (0 = the LLM knows, 1 = retrieve) of each question."""
         readings = read_questions(self.model, [gate], self.questions, self.prompts)
         return score_questions(gate, self.questions, readings)
 
     def _evaluate(self, method: str, words: str, needs: Sequence[float], threshold: float) -> SelfAssessment:
+        """Compare needs with `meta.known`: a need at or below the threshold predicts a known question."""
         known = np.array(read_known_labels(self.questions))
         predicted_known = np.array([need <= threshold for need in needs])
         n, n_known = len(known), int(predicted_known.sum())
-        # AUROC: how often an unknown question has more need than a known one.
         accuracy = float((predicted_known == known).mean())
         return SelfAssessment(method, words, n, accuracy, n_known, n - n_known, auroc(~known, np.array(needs)))
 
 
 def read_known_labels(questions: Sequence[Question]) -> list[bool]:
-    """Return whether the LLM knows each question, according to `meta.known`."""
+    """Return `meta.known` of each question: whether the LLM can answer it.
+
+    Raises:
+        BadInput: A question has no `meta.known`.
+    """
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
             raise BadInput(
@@ -165,7 +184,7 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
 
 
 def _parse_verdict(text: str) -> bool | None:
-    """Return whether a reply says yes or no first; None if it says neither."""
+    """Return True if a reply says yes first, False if it says no first, None if it says neither."""
     yes, no = YES.search(text), NO.search(text)
     if yes and (not no or yes.start() < no.start()):
         return True

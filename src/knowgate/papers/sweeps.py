@@ -1,4 +1,7 @@
-"""Sweeps: one setting varied over recorded rows, such as the threshold, or the data or LLM a gate was fitted on."""
+"""Sweeps: tables that show a gate on label runs while one setting varies.
+
+The setting is the threshold, the variant of the gate, or the data set or LLM it was fitted on.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from knowgate.types import Gate, Model, Question
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
 BETAS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # CBDR: answer directly if confidence is above beta
+# Options that make the many fits of a sweep fast. Options of the caller take precedence.
 FAST_FIT_OPTIONS: dict[str, dict[str, Any]] = {"probe": {"kind": "linear"}, "fusion": {"cheap": True}}
 DECISION_COLUMNS = ("retrieval", "accuracy", "random", "gain", "harm", "waste", "judged right")
 WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
@@ -34,7 +38,10 @@ WARMUP_QUESTIONS = 2  # not timed: they load weights and indexes
 
 
 def sweep_thresholds(table: LabelTable, gate: TableScores, thresholds: Sequence[float] = THRESHOLDS) -> TextTable:
-    """Build a table of decisions at each threshold on need."""
+    """Tabulate a gate's decisions at each threshold on need (need for retrieval: 0 = the LLM knows, 1 = retrieve).
+
+    The last row decides the same for every question, for comparison.
+    """
     rows = [(f"{threshold:g}", *measure_decisions(table, gate.needs > threshold)) for threshold in thresholds]
     return TextTable(
         f"{gate.name}: threshold",
@@ -44,7 +51,10 @@ def sweep_thresholds(table: LabelTable, gate: TableScores, thresholds: Sequence[
 
 
 def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = BETAS) -> TextTable:
-    """Build a table of decisions at each threshold on confidence, as in CBDR."""
+    """Tabulate a gate's decisions at each beta: the confidence above which the LLM answers directly, as in CBDR.
+
+    The last row decides the same for every question, for comparison.
+    """
     rows = [(f"{beta:g}", *measure_decisions(table, select_unsure_questions(gate, beta))) for beta in betas]
     confidence = "1 - need" if gate.raw is None else "the raw confidence"
     return TextTable(
@@ -55,13 +65,20 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Return where confidence is not above beta: the raw softmax of a fitted gate (CBDR, eq. 2), or 1 - need."""
+    """Return whether to retrieve for each question because confidence is at or below beta.
+
+    Confidence is 1 minus the uncalibrated score of a fitted gate (CBDR, eq. 2), or 1 - need for any other gate.
+    """
     needs = gate.needs if gate.raw is None else gate.raw
-    return np.asarray(needs >= 1 - beta - 1e-12)
+    return np.asarray(needs >= 1 - beta - 1e-12)  # the tolerance absorbs rounding errors of 1 - beta
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
-    """Return the cells of `DECISION_COLUMNS` for given decisions. Most are missing without open-book answers."""
+    """Measure decisions and format them as the cells of `DECISION_COLUMNS`.
+
+    Without open-book answers, only the retrieval rate and 'judged right' are known.
+    """
+    # Judged right: retrieved for a question that the LLM does not know, or skipped one that it knows.
     judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
     rate = float(retrieve.mean())
     if table.open_right is None:
@@ -74,20 +91,23 @@ def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]
         format_percent(accuracy),
         format_percent(random),
         format_points(accuracy - random),
-        format_percent(float((~retrieve & opened & ~closed).mean())),
-        format_percent(float((retrieve & closed).mean())),
+        format_percent(float((~retrieve & opened & ~closed).mean())),  # harm: skipped, but passages were needed
+        format_percent(float((retrieve & closed).mean())),  # waste: retrieved, but the LLM knew the answer
         judged_right,
     )
 
 
 def measure_majority_decisions(table: LabelTable) -> tuple[str, ...]:
-    """Return the cells of judging every question the same way, which 'judged right' must beat."""
+    """Measure deciding the same for every question: retrieve if the LLM does not know most of them, else skip.
+
+    A useful gate must have a higher 'judged right' than this.
+    """
     is_unknown = float((~table.closed_right).mean()) > 0.5
     return measure_decisions(table, np.full(len(table.rows), is_unknown))
 
 
 def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
-    """Build a table of the stored gates whose names start with a prefix.
+    """Tabulate the gates whose decisions are stored in the runs and whose names start with a prefix.
 
     Raises:
         BadInput: No stored gate has such a name.
@@ -95,8 +115,9 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
     names = [name for name in table.recorded_needs if name.startswith(prefix)]
     if not names:
         raise BadInput(
-            f"no stored gate starts with '{prefix}'. Stored: {', '.join(table.recorded_needs) or 'none'}. "
-            "Store some by evaluating gates such as dhicl:LOG,k=5 on questions that are answered now."
+            f"the label runs have no stored decisions of a gate whose name starts with '{prefix}'. Stored: "
+            f"{', '.join(table.recorded_needs) or 'none'}. To store decisions, evaluate gates such as dhicl:LOG,k=5 on "
+            "questions that the LLM answers now (`data` of `evaluate`)."
         )
     rows = []
     for name in names:
@@ -107,7 +128,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
 
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:
-    """Format the AUROC of need for 'the LLM does not know the answer'."""
+    """Format how well need predicts that the LLM does not know the answer, as AUROC."""
     value = auroc(~table.closed_right, gate.needs)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 
@@ -116,7 +137,11 @@ def format_auroc(table: LabelTable, gate: TableScores) -> str:
 
 
 def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
-    """Build a table of the AUROC of fitted gates on runs of their own or other LLMs."""
+    """Tabulate the AUROC of fitted gates (rows) on label runs (columns).
+
+    A gate may be used on an LLM that it was not fitted on (plugged in); '*' marks these cells. Questions that a gate
+    was fitted on are left out. A cell shows the error in parentheses if the gate cannot be used on the run.
+    """
     tables = [load_label_table([run]) for run in runs]
     rows = tuple((Path(gate).name, *(_make_transfer_cell(table, gate) for table in tables)) for gate in gates)
     title = "AUROC of gates (rows) on label runs (columns); *: fitted on another LLM"
@@ -124,22 +149,25 @@ def sweep_plug_in(gates: Sequence[str], runs: Sequence[Path]) -> TextTable:
 
 
 def _make_transfer_cell(table: LabelTable, gate: str) -> str:
+    """Format the AUROC of a gate on a label run, or the error that prevents it."""
     try:
         table = drop_seen_rows(table, [gate])
         scores = score_gate(table, gate, plug_in=True)
     except KnowgateError as error:
         return f"({error.brief})"
-    is_of_another_llm = bool(scores.note)
+    is_of_another_llm = bool(scores.note)  # the note says which LLM the gate was fitted on
     return format_auroc(table, scores) + (" *" if is_of_another_llm else "")
 
 
 def sweep_transfer(
     spec: str, training_runs: Sequence[Path], test_runs: Sequence[Path], notify: Callable[[str], None]
 ) -> TextTable:
-    """Fit a gate on each training run (for the target 'known') and measure it on each test run.
+    """Fit a gate on each training run and tabulate its AUROC on each test run.
+
+    The gates learn whether the LLM knows the answer (target 'known'). They are not kept.
 
     Args:
-        spec: A gate, with options of its fit if needed: 'ik:mode=text,tokens=8'.
+        spec: Name of the gate, followed by options of its fit if needed, such as 'ik:mode=text,tokens=8'.
         training_runs: Label runs to fit on.
         test_runs: Label runs to measure on.
         notify: Called with a message before each fit.
@@ -151,6 +179,7 @@ def sweep_transfer(
 
 
 def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None]) -> Path:
+    """Fit a gate on one label run and return its folder."""
     from knowgate.training.gate import fit, load_fit_function  # imports scikit-learn
 
     name, text = split_spec(spec)
@@ -162,7 +191,16 @@ def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None
 
 
 def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> dict[str, Any]:
-    """Parse options of a fit, written as 'key=value,key=value'. The fit checks the values."""
+    """Parse fit options written as 'key=value,key=value' into the types that the fit function expects.
+
+    Args:
+        gate: Name of the gate, for error messages.
+        text: The options.
+        known: Options of the fit function, by name.
+
+    Raises:
+        BadSetting: An option is unknown, or its value is not a number where one is expected.
+    """
     options = {}
     for part in (part for part in text.split(",") if part.strip()):
         key, equals, value = (piece.strip() for piece in part.partition("="))
@@ -171,7 +209,7 @@ def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> d
         try:
             options[key] = value.lower() == "true" if known[key].kind is bool else known[key].kind(value)
         except ValueError:
-            raise BadSetting(f"fit {gate}: {key}={value} is not a number.") from None
+            raise BadSetting(f"option '{key}={value}' of fit {gate} is not a number. Give a number.") from None
     return options
 
 
@@ -180,23 +218,31 @@ def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> d
 
 @dataclass(frozen=True)
 class GateLatency:
-    """Seconds that a gate took for each question."""
+    """Seconds that a gate took to decide on each question."""
 
     gate: str
     seconds: tuple[float, ...]
 
     def quantile(self, share: float) -> float:
-        """Return the time within which this share of the decisions was made."""
+        """Return the number of seconds within which a given share of the decisions was made."""
         return float(np.quantile(self.seconds, share))
 
 
 def time_gates(
     gates: Sequence[str], questions: Sequence[Question], model: Model, prompts: AnswerPrompts, *, plug_in: bool = False
 ) -> list[GateLatency]:
-    """Time every gate on one question at a time. Gates take turns, so that a slow machine affects all alike."""
+    """Measure how long each gate takes to decide on one question at a time.
+
+    The gates take turns on every question, so that a machine that is slow for a while affects all of them alike.
+    The first `WARMUP_QUESTIONS` questions are not timed.
+
+    Raises:
+        BadInput: There are no questions besides those.
+    """
     if len(questions) <= WARMUP_QUESTIONS:
         raise BadInput(
-            f"{len(questions)} questions are too few: the first {WARMUP_QUESTIONS} are not timed. Give more questions."
+            f"{len(questions)} questions are too few to measure latency: the first {WARMUP_QUESTIONS} are a warm-up and "
+            "are not timed. Give more questions."
         )
     bound = [bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates]
     times = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
@@ -205,13 +251,14 @@ def time_gates(
 
 
 def _time_decision(gate: Gate, question: Question, model: Model, prompts: AnswerPrompts) -> float:
+    """Return the seconds that a gate takes to decide on one question, including the LLM's forward pass."""
     start = time.perf_counter()
     score_questions(gate, [question], read_questions(model, [gate], [question], prompts))
     return time.perf_counter() - start
 
 
 def build_latency_table(latencies: Sequence[GateLatency]) -> TextTable:
-    """Build a table of median, 95th percentile and mean."""
+    """Build the table of median, 95th percentile and mean latency of each gate."""
     rows = [
         (
             latency.gate,

@@ -43,11 +43,11 @@ from knowgate.types import (
     TextEvent,
 )
 
-BATCH_SIZE = 64  # questions read together; bounds the memory of their caches
+BATCH_SIZE = 64  # questions that the model reads together; limits the memory of their caches
 
 
 class DecidedQuestion(NamedTuple):
-    """A question and the decision on it."""
+    """A question, and the decision whether to retrieve for it."""
 
     question: Question
     decision: Decision
@@ -55,7 +55,7 @@ class DecidedQuestion(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class AdaptiveRAG:
-    """Answers questions, retrieving only where the gate asks for it.
+    """Answers questions, and retrieves passages only for those that the gate says need them.
 
     Thread safety: the methods whose names start with `a` queue for the model by themselves. The others may be called
     from as many threads at once as the model's `concurrency` allows; gate, retriever, reranker and second look are
@@ -64,19 +64,19 @@ class AdaptiveRAG:
     Args:
         model: The LLM.
         gate: Scores how much a question needs retrieval.
-        retriever: Where to search; may be missing if the gate never retrieves.
-        reranker: Reorders 20 candidates before the best `k` are shown.
-        threshold: Retrieve when need is above it. Default: the gate's own.
-        k: Passages shown to the LLM.
-        second_look: Drops passages that turn out useless. Default: keep all.
-        rerank_margin: Skip reranking if the best score leads the second by this share of it. Default: always rerank.
+        retriever: Searches for passages. Not needed if the gate never retrieves.
+        reranker: Orders 20 candidate passages, of which the best `k` are shown to the LLM.
+        threshold: Retrieve if the gate's score is above it. Default: the gate's own threshold.
+        k: Maximum number of passages shown to the LLM.
+        second_look: Drops passages that it judges useless. Default: keep all.
+        rerank_margin: Skip reranking if the best score leads the second by this share. Default: always rerank.
         prompts: Wording of the answer prompts.
-        max_tokens: Longest answer in tokens.
+        max_tokens: Maximum length of an answer in tokens.
         log: Stores retrieved questions with a label: known if the answers with and without passages agree.
-        arbiter: Chooses between the open-book answer and the draft after retrieval. Default: the rules, which
-            replace an open-book answer that abstains; they apply if the gate reads a complete draft and has no
-            guarantee that was proven without them. None: always give the open-book answer.
-        rules: Decide before the gate for small talk, arithmetic, fresh events and the like (`load_rules`). Default:
+        arbiter: Chooses, after retrieval, between the draft (the answer without passages) and the open-book answer.
+            Default: rules that give the draft if the open-book answer abstains. They apply if the gate reads a
+            complete draft and has no guarantee that was proven without them. None: always give the open-book answer.
+        rules: Decide before the gate for small talk, arithmetic, recent events and the like (`load_rules`). Default:
             the packaged rules. None: the gate alone decides.
         shadow: Shadow mode: if not empty, retrieve for every question and give this text as the reason; what the
             gate would have done is noted on the decision.
@@ -109,9 +109,9 @@ class AdaptiveRAG:
         for name, loader in (("model", "load_model"), ("retriever", "load_retriever"), ("arbiter", "load_arbiter")):
             value = getattr(self, name)
             if isinstance(value, str):
-                raise BadSetting(f"{name}='{value}' is a text: pass the object, {loader}('{value}').")
+                raise BadSetting(f"{name}='{value}' is a text, not an object. Load it first: {loader}('{value}').")
         if not isinstance(self.gate, Gate):
-            raise BadSetting(f"gate={self.gate!r} is not a gate: pass one, such as load_gate('logprob:mean').")
+            raise BadSetting(f"gate={self.gate!r} is not a gate. Load one first, such as load_gate('logprob:mean').")
         if self.threshold is not None:
             check_number(self.threshold, "the threshold")
         if self.rerank_margin is not None:
@@ -168,7 +168,7 @@ class AdaptiveRAG:
         return self.decide_many([question])[0]
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
-        """Decide for several questions. Nothing is generated beyond what the gate reads."""
+        """Decide for several questions whether they need retrieval, without retrieving or answering."""
         checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 
@@ -211,7 +211,10 @@ class AdaptiveRAG:
         yield AnswerEvent(answer)
 
     def retrieve(self, question: str | Question) -> tuple[Passage, ...]:
-        """Return the passages that would be shown for a question, whether or not the gate would retrieve."""
+        """Return the passages for a question, whether or not the gate would retrieve.
+
+        Passages that do not fit the context window are not dropped here.
+        """
         state = QuestionState(as_question(question))
         self._retrieval.retrieve([state])
         return state.passages
@@ -270,12 +273,15 @@ class AdaptiveRAG:
 
     @property
     def guarantee_violations(self) -> list[str]:
-        """Why the guarantee does not hold here, such as another `k` or longer answers; empty if it holds."""
+        """Reasons why the gate's guarantee does not hold for this pipeline, such as another `k`; empty if it holds."""
         return deployment.find_violated_conditions(self.bound_gate, self._deployment)
 
     @property
     def proven_loss(self) -> float | None:
-        """The largest share of answers that skipping may lose; None if nothing is proven or it does not hold here."""
+        """Maximum share of right answers that skipping retrieval loses, as proven.
+
+        None if nothing is proven, or the guarantee does not hold for this pipeline.
+        """
         return deployment.get_proven_loss(self.bound_gate, self._deployment)
 
     @property
@@ -303,8 +309,8 @@ class AdaptiveRAG:
     def _retrieval(self) -> RetrievalStage:
         if self.retriever is None:
             raise BadSetting(
-                f"gate '{self.gate.name}' decided to retrieve, but there is nothing to retrieve from: "
-                "give documents or an index, or use the gate 'never'."
+                f"the gate '{self.gate.name}' decided to retrieve, but there are no documents to retrieve from. "
+                "Give `retriever`, or use the gate 'never'."
             )
         return RetrievalStage(
             self.retriever,
@@ -322,7 +328,10 @@ class AdaptiveRAG:
     def _process(
         self, questions: Sequence[Question], generate: GenerateFunction
     ) -> Generator[StreamEvent, None, list[Answer]]:
-        """Take questions through all stages and yield events; batches and streams differ only in `generate`."""
+        """Take questions through all stages, yield events, and return the answers.
+
+        Batches and streams differ only in `generate`, the function that generates answers.
+        """
         states = self._decide(questions, [self.bound_gate, *self._draft_readers])
         yield from (DecisionEvent(state.final_decision) for state in states)
         retrieving = [state for state in states if state.final_decision.retrieve]
@@ -330,11 +339,11 @@ class AdaptiveRAG:
             self._retrieval.retrieve(retrieving)
             self._retrieval.fit([state for state in retrieving if state.passages])
             yield from (PassagesEvent(state.passages) for state in retrieving)
-        opened = [state for state in states if state.passages]
-        decisions.mark_replaceable_answers(self.bound_arbiter, opened, self.max_tokens)
-        yield from self._answer_open_book(opened, generate)
-        yield from self._retrieve_further([state for state in opened if state.max_rounds > 1], generate)
-        yield from self._arbitrate(opened)
+        open_book = [state for state in states if state.passages]
+        decisions.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
+        yield from self._answer_open_book(open_book, generate)
+        yield from self._retrieve_further([state for state in open_book if state.max_rounds > 1], generate)
+        yield from self._arbitrate(open_book)
         yield from self._answer_closed_book([state for state in states if not state.passages], generate)
         answers = [state.build_answer(len(states)) for state in states]
         if self.log is not None:
@@ -343,7 +352,10 @@ class AdaptiveRAG:
         return answers
 
     def _decide(self, questions: Sequence[Question], readers: Sequence[Gate]) -> list[QuestionState]:
-        """Read all questions once for all `readers`, then decide by gate, rules and shadow mode."""
+        """Let the model read all questions once, then decide by gate, rules and shadow mode.
+
+        `readers` are all gates whose signals are read in that pass: the gate itself, and one that requests a draft.
+        """
         gate, states = self.bound_gate, [QuestionState(question) for question in questions]
         with measure_time(states, "read"):
             readings = read_questions(self.model, readers, questions, self.prompts)
@@ -371,7 +383,10 @@ class AdaptiveRAG:
             return list(decisions.arbitrate(self.bound_arbiter, states))
 
     def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Search with question and answer and answer again, until nothing new is found or the answer repeats."""
+        """Run further rounds: search with question and last answer, then answer again.
+
+        A question is finished when nothing new is found, its answer stays the same or its rounds are used up.
+        """
         current = 1
         while remaining := [state for state in states if state.max_rounds > current]:
             current += 1
@@ -384,14 +399,17 @@ class AdaptiveRAG:
             yield from self._answer_open_book(renewed, generate)
             for state, is_new, text in zip(remaining, has_new, previous, strict=True):
                 state.notes.append(DecisionNote.RETRIEVED_AGAIN)
-                was_streamed = is_new and current == state.max_rounds  # answers of earlier rounds are not streamed
+                was_streamed = is_new and current == state.max_rounds  # Only the last round is streamed.
                 if not is_new or normalize(state.text) == text:
                     state.max_rounds = current
                 if state.max_rounds == current and state.text and not (was_streamed or state.may_show):
-                    yield TextEvent(state.text)  # only now it is known that this answer is the last one
+                    yield TextEvent(state.text)  # Only now is it known that no further answer follows.
 
     def _answer_closed_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
-        """Answer without passages; continue the gate's own pass where there was one."""
+        """Answer without passages. Drafts that were begun while the gate read the question are continued.
+
+        Questions with and without such a draft cannot share a batch, so there may be two.
+        """
         for can_resume in (True, False):
             tasks = [
                 GenerationTask(state, self.prompts.closed(state.question), state.reading.resume)

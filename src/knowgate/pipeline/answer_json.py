@@ -58,14 +58,14 @@ def _passage_record(passage: Passage) -> dict[str, Any]:
 
 
 def _timing_record(answer: Answer) -> dict[str, Any]:
-    """Return the seconds of each stage; for a question of a batch, only the size of the batch."""
+    """Return the seconds of each stage. In a batch they are not known per question, so return the batch size."""
     if answer.batch_size == 1:
         return {"seconds": {stage: round(value, 4) for stage, value in answer.seconds.items()}}
     return {"batch": answer.batch_size}
 
 
 def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
-    """Count the tokens of the prompts if the model has a tokenizer; those of a chat template are not included."""
+    """Count the tokens of the prompts, without those of a chat template. Empty if the model has no tokenizer."""
     if not isinstance(rag.model, TokenizingModel):
         return {}
     prompts = {"closed_prompt": rag.prompts.closed(answer.question)}
@@ -75,7 +75,10 @@ def _count_prompt_tokens(answer: Answer, rag: AdaptiveRAG) -> dict[str, int]:
 
 
 def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
-    """Return the closed-book answer that retrieval replaced, if it is complete; `knowgate replay` uses it."""
+    """Return the complete answer without passages that the open-book answer replaced; empty if there is none.
+
+    `knowgate replay` reads it.
+    """
     draft = answer.draft
     if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
         return {}
@@ -83,7 +86,10 @@ def _draft_record(answer: Answer, max_tokens: int) -> dict[str, Any]:
 
 
 def _choice_record(choice: ArbiterChoice | None) -> dict[str, Any]:
-    """Return which of two answers was given and why; `believed` holds the probabilities that each is right."""
+    """Return which of two answers the arbiter gave and why; empty without an arbiter.
+
+    `believed` holds the estimated probabilities that each answer is right, if the arbiter estimates them.
+    """
     if choice is None:
         return {}
     has_beliefs = choice.closed_probability is not None and choice.open_probability is not None

@@ -27,8 +27,8 @@ from knowgate.types import Arbiter, Model, PassageFilter, Reranker, Retriever
 log = logging.getLogger(__name__)
 
 PRESETS = ("cbdr",)
-FIT_PROBE_ADVICE = "Fit one: fit('probe', runs, out=folder, target='known', balanced=True)."
-DEFAULT_BETA = 0.95  # CBDR 4.3: answers directly above it; keeps 83.3 % of the retrievals in the paper
+FIT_PROBE_ADVICE = "Fit a probe: fit('probe', runs, out=folder, target='known', balanced=True)."
+DEFAULT_BETA = 0.95  # CBDR 4.3: above it the LLM answers without retrieval; 83.3 % of the questions are retrieved
 
 
 def build_pipeline(
@@ -49,7 +49,7 @@ def build_pipeline(
     gate = None if settings.gate == DEFAULT_GATE else load_gate(settings.gate, plug_in=settings.plug_in)
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
-        raise BadSetting("there is nothing to retrieve from: give `docs` or `index`, or use gate='never'.")
+        raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
     model, prompts = model or build_model(settings.model, record), build_prompts(settings)
     rag = AdaptiveRAG(
         model,
@@ -74,24 +74,30 @@ def build_pipeline(
 
 
 def build_arbiter(settings: PipelineOptions) -> Arbiter | None:
-    """Load the arbiter; without a setting, the rules arbiter, which costs nothing."""
+    """Load the arbiter, which chooses between two answers after retrieval. Returns None for 'none'.
+
+    Without a setting it is the rules arbiter, which costs nothing.
+    """
     if settings.arbiter is None:
         return RULES_ARBITER
     return None if settings.arbiter == "none" else load_arbiter(settings.arbiter, plug_in=settings.plug_in)
 
 
 def build_rules(settings: DecisionOptions) -> RuleSet | None:
-    """Load the rules that decide before the gate."""
+    """Load the rules that decide before the gate. Returns None for 'none'."""
     if settings.rules == "none":
         return None
     return load_rules(None if settings.rules == "packaged" else settings.rules)
 
 
 def build_log(settings: PipelineOptions) -> TrafficLog | None:
-    """Open the log of answered questions; a file that is not a log is rejected before anything is answered."""
+    """Open the log of answered questions; None if the settings name none.
+
+    The log is read once, so that a file that is not a log is rejected before any question is answered.
+    """
     if settings.log is None:
         if settings.log_drafts:
-            raise BadSetting("`log_drafts` needs a log: give `log`, too.")
+            raise BadSetting("`log_drafts` has no effect without a log. Give `log`, too.")
         return None
     traffic_log = TrafficLog(settings.log, drafts=settings.log_drafts)
     traffic_log.store.scopes()
@@ -99,17 +105,22 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
 
 
 def build_reranker(spec: str, model: Model) -> Reranker:
-    """Load a reranker, and warn if it was aligned to another LLM."""
+    """Load a reranker. Logs a warning if it was aligned to another LLM than this one."""
     if warning := describe_llm_mismatch(spec, model.name, model.fingerprint):
         log.warning(warning)
     return load_reranker(spec)
 
 
 def load_second_look(folder: str, model: Model, prompts: AnswerPrompts) -> PassageFilter:
-    """Load a fitted gate that can also judge passages (kbm), bound to the LLM, whose weights it may share."""
+    """Load a fitted kbm gate as a filter that drops useless passages.
+
+    It may share the weights of the LLM.
+    """
     gate = bind_gate(load_gate(folder, plug_in=True), model, prompts)
     if gate.passage_filter is None:
-        raise BadSetting(f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages: use a kbm gate.")
+        raise BadSetting(
+            f"second_look='{folder}' is a {gate.name} gate, which cannot judge passages. Use a fitted kbm gate."
+        )
     return gate.passage_filter
 
 
@@ -124,14 +135,14 @@ def build_model(spec: str, record: Path | None = None) -> Model:
 
 
 def build_prompts(settings: DecisionOptions) -> AnswerPrompts:
-    """Load the answer prompts."""
+    """Load the wording of the answer prompts."""
     return load_answer_prompts(settings.prompts, settings.lang)
 
 
 def build_retriever(settings: PipelineOptions) -> Retriever | None:
-    """Load the index, or build one of the documents in the cache; None if neither is given."""
+    """Load the index, or build one from the documents and cache it. Returns None if neither is given."""
     if settings.docs and settings.index:
-        raise BadSetting("`docs` and `index` are mutually exclusive: give one.")
+        raise BadSetting("`docs` and `index` are mutually exclusive: give only one of them.")
     if settings.index:
         return load_retriever(settings.index, settings.retriever)
     if settings.docs:
@@ -140,13 +151,16 @@ def build_retriever(settings: PipelineOptions) -> Retriever | None:
 
 
 def build_cached_index(docs: Path, kind: str) -> Path:
-    """Build or update the index of a folder in the cache; concurrent processes take turns. Returns its folder."""
+    """Build or update the cached index of documents and return its folder.
+
+    Concurrent processes take turns. Documents that could not be read are logged as a warning.
+    """
     key = sha256_text(str(docs.resolve()), kind)[:16]
     out = cache_dir() / "indexes" / f"{docs.resolve().name}-{key}"
     with file_lock(out.with_name(f"{out.name}.turn")):
         report = build_index(docs, out, kind=kind)
     if report.problems:
-        log.warning("Of the documents in '%s' %s", docs, report.summarize_problems())
+        log.warning("In '%s', %s", docs, report.summarize_problems())
     return out
 
 
@@ -154,10 +168,10 @@ def build_cached_index(docs: Path, kind: str) -> Path:
 
 
 def apply_preset(settings: PipelineOptions) -> PipelineOptions:
-    """Replace a preset by the options it stands for."""
+    """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
     if settings.preset is None:
         if settings.beta is not None:
-            raise BadSetting("`beta` belongs to preset='cbdr'; other gates take `threshold`.")
+            raise BadSetting("`beta` only applies to preset='cbdr'. Use `threshold` for other gates.")
         return settings
     if settings.preset not in PRESETS:
         raise BadSetting(f"preset='{settings.preset}' is unknown; allowed: {', '.join(PRESETS)}.")
@@ -165,33 +179,35 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
 
 
 def _apply_cbdr(settings: PipelineOptions) -> PipelineOptions:
-    """Answer directly where the probe's confidence is above beta; otherwise rerank and retrieve (CBDR).
+    """Set the options of CBDR: answer directly if a probe's confidence is above beta, else retrieve and rerank.
 
-    Beta applies to the raw softmax of a probe trained on balanced classes, not to the calibrated need.
+    Beta applies to the uncalibrated confidence of the probe, which was trained on equally many known and unknown
+    questions.
     """
     folder = _find_probe_folder(settings.gate)
     if settings.rerank is None or not is_aligned_reranker(settings.rerank):
         problem = f"rerank='{settings.rerank}' is not one" if settings.rerank else "`rerank` is missing"
         raise BadSetting(
-            f"preset='cbdr' takes an aligned reranker; {problem}. Make one with `knowgate prefer` and "
-            "`knowgate fit reranker`."
+            f"preset='cbdr' needs a reranker that is aligned to an LLM, but {problem}. Make one with `knowgate prefer` "
+            "and `knowgate fit reranker`."
         )
     if settings.beta is not None and settings.threshold is not None:
-        raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give one.")
+        raise BadSetting("`beta` and `threshold` (which is 1 - beta) are mutually exclusive: give only one of them.")
     beta = DEFAULT_BETA if settings.beta is None else settings.beta
     threshold = round(1 - beta, 12) if settings.threshold is None else settings.threshold
     return settings.replace(threshold=threshold, gate=f"{folder},verdict=own")
 
 
 def _find_probe_folder(gate: str) -> str:
-    """Return the folder of a probe that was fitted on whether the LLM knows the answer."""
+    """Return the folder of the probe that a gate spec names; raise unless it predicts whether the LLM knows."""
     spec = parse_fitted_spec(gate)
     manifest = read_artifact(spec.folder).manifest if spec else {}
     if spec is None or manifest["gate"] != "probe":
-        raise BadSetting(f"preset='cbdr' decides by a fitted probe, got gate='{gate}'. {FIT_PROBE_ADVICE}")
+        raise BadSetting(f"preset='cbdr' needs a fitted probe, but gate='{gate}' is not one. {FIT_PROBE_ADVICE}")
     if manifest.get("target", "known") != "known":
         raise BadSetting(
-            f"preset='cbdr' takes a probe fitted on target='known'; '{gate}' was fitted on '{manifest['target']}'. "
+            f"preset='cbdr' needs a probe fitted with target='known', but gate='{gate}' was fitted with "
+            f"target='{manifest['target']}'. "
             f"{FIT_PROBE_ADVICE}"
         )
     return spec.folder

@@ -1,6 +1,6 @@
 """Conversations: rewrite a follow-up question so that it stands alone, before the pipeline sees it.
 
-A first question, and one that does not refer to earlier turns, passes unchanged and costs nothing.
+A first question, and one that does not refer to earlier messages, is left unchanged, without a call of the LLM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ REWRITE_PREFIX = re.compile(r"^(rewritten|改写|question|问题|q)\s*[:：]\s*"
 
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
-    """Rewrite a question so that it can be understood without the conversation before it."""
+    """Rewrite a follow-up question so that it can be understood without the conversation before it.
+
+    Questions that are no follow-up, or that a rule decides (such as small talk), are returned unchanged. If the LLM's
+    rewrite is not plausible, the previous question is put before this one instead.
+
+    Args:
+        model: The LLM that rewrites.
+        exchanges: Earlier questions and answers of the conversation.
+        text: The follow-up question.
+    """
     if not exchanges or not is_follow_up(text) or load_rules().decide(text) is not None:
         return text
     recent = exchanges[-MAX_EXCHANGES:]
@@ -35,7 +44,10 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
-    """Accept a rewrite that shares words with the question and the conversation and repeats no earlier question."""
+    """Return whether a rewrite can be used.
+
+    It must share a word with the question and one with the conversation, and must not repeat an earlier question.
+    """
     words = set(tokenize(rewritten))
     earlier = set(tokenize(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)))
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
@@ -50,11 +62,11 @@ def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id
 
 @dataclass
 class Conversation:
-    """A sequence of questions in which follow-ups may refer to earlier turns.
+    """A conversation, in which questions may refer to earlier questions and answers.
 
     Args:
         rag: The pipeline that answers.
-        exchanges: Earlier turns.
+        exchanges: Earlier questions and answers.
 
     Example:
         >>> talk = Conversation(rag)  # doctest: +SKIP
@@ -76,7 +88,7 @@ class Conversation:
         return answer
 
     def remember(self, answer: Answer) -> None:
-        """Add an answered question to the conversation; only the last few are kept."""
+        """Add a question and its answer to the conversation; only the last four are kept."""
         self.exchanges = [*self.exchanges, Exchange(answer.question.text, answer.text)][-MAX_EXCHANGES:]
 
 
@@ -86,19 +98,22 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
     Raises:
         BadInput: A message has no text, or the last one is not the user's.
     """
-    turns = [_read_message(message) for message in messages]
-    if not turns or turns[-1][0] != "user":
-        raise BadInput("the last of the messages must be the user's question: {'role': 'user', 'content': '...'}.")
+    chat = [_read_message(message) for message in messages]
+    if not chat or chat[-1][0] != "user":
+        raise BadInput("the last message must be a question of the user: {'role': 'user', 'content': '...'}.")
     exchanges = [
         Exchange(text, reply)
-        for (role, text), (next_role, reply) in itertools.pairwise(turns)
+        for (role, text), (next_role, reply) in itertools.pairwise(chat)
         if role == "user" and next_role == "assistant"
     ]
-    return _rewrite_question(model, exchanges, turns[-1][1], id)
+    return _rewrite_question(model, exchanges, chat[-1][1], id)
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return role and content of a chat message in OpenAI format; raise BadInput unless both are texts."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
-        raise BadInput("a message must be an object with 'role' and 'content', both texts.")
+        raise BadInput(
+            "every message must be an object with the texts 'role' and 'content', and the content must not be empty."
+        )
     return role, content

@@ -1,4 +1,4 @@
-"""Decide for each question whether to retrieve, and after retrieval which of two answers to give."""
+"""Decide for each question whether to retrieve; after retrieval, choose between two answers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ MIN_DIGITS, MAX_DIGITS = 2, 9  # decimals of need and threshold in a reason
 
 
 def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) -> None:
-    """Score questions that were read, and decide to retrieve where the need is above the threshold."""
+    """Score questions with the gate and set the decision of each: retrieve if the score is above the threshold.
+
+    The score is the need for retrieval (0: the LLM knows, 1: retrieve). Also sets the maximum number of retrieval
+    rounds of each question.
+    """
     questions, readings = [state.question for state in states], [state.reading for state in states]
     scores = score_with_raw(gate, questions, readings)
     with wrap_plugin_errors(gate):
@@ -52,6 +56,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
 
 
 def _explain_need(need: float, threshold: float, explanations: Sequence[str]) -> str:
+    """Explain a decision in words: the score, the threshold and what the gate says."""
     digits = _count_digits(need, threshold)
     relation = "above" if need > threshold else "not above"
     comparison = f"is {relation} {threshold:.{digits}f}"
@@ -62,13 +67,13 @@ def _explain_need(need: float, threshold: float, explanations: Sequence[str]) ->
 
 
 def _count_digits(need: float, threshold: float) -> int:
-    """Return the fewest decimals that show the difference between need and threshold."""
+    """Return how many decimals are needed to show that the score and the threshold differ."""
     distinct = (n for n in range(MIN_DIGITS, MAX_DIGITS) if f"{need:.{n}f}" != f"{threshold:.{n}f}")
     return next(distinct, MIN_DIGITS if need == threshold else MAX_DIGITS)
 
 
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
-    """Let rules override the decisions of questions they match; the gate's need stays on record."""
+    """Let rules override the gate for questions that they match. The gate's score stays in the decision."""
     for state in states:
         match = rules.decide(state.question.text)
         if match is not None and state.decision is not None:
@@ -77,7 +82,7 @@ def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
-    """Retrieve for every question, and note where the gate would have skipped (shadow mode)."""
+    """Retrieve for every question, and note on the decision where the gate would have skipped (shadow mode)."""
     for state in states:
         if state.decision is not None and not state.decision.retrieve:
             state.decision = replace(state.decision, retrieve=True, reason=f"{reason}: {state.decision.reason}")
@@ -101,13 +106,16 @@ def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: Ans
     if missing:
         raise UnsupportedSignal(
             f"the arbiter '{arbiter.name}' needs {', '.join(sorted(missing))}, which {model.name} does not provide. "
-            "Fit one on label runs of this LLM, or use arbiter='rules'."
+            "Fit an arbiter on label runs of this LLM, or use arbiter='rules'."
         )
     return arbiter.bind(model, prompts.fingerprint)
 
 
 def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionState], max_tokens: int) -> None:
-    """Mark questions whose open-book answer the arbiter may replace by the draft, so that it is not shown too early."""
+    """Mark questions whose open-book answer the arbiter may still replace by the draft (the closed-book answer).
+
+    Text of a marked answer is streamed only once the arbiter cannot replace it any more.
+    """
     if arbiter is None:
         return
     for state in states:
@@ -116,7 +124,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Choose an answer for each replaceable question, and yield the text that was held back until now."""
+    """Let the arbiter choose the answer of each marked question, and yield the texts that were not streamed yet."""
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return
@@ -132,6 +140,7 @@ def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Itera
 
 
 def _pair_answers(state: QuestionState) -> AnswerPair:
+    """Return the closed-book and the open-book answer of a question, with its passages."""
     draft, completion = state.reading.draft, state.completion
     if draft is None or completion is None:
         raise RuntimeError("the question does not have two answers yet")

@@ -30,21 +30,24 @@ def as_question(question: str | Question) -> Question:
     if not isinstance(record, Question):
         raise BadInput(f"a question must be a text or a Question, got {question!r}.")
     if not record.text.strip():
-        raise BadInput("the question is empty: ask something.")
+        raise BadInput("the question is empty. Give it a text.")
     check_encodable(record.text, "the question")
     return record
 
 
 def check_not_text(questions: object) -> None:
-    """Reject a single text where a list of questions is expected: it would be read letter by letter."""
+    """Raise BadInput for a single text where a list of questions is expected.
+
+    Otherwise every letter would be read as a question.
+    """
     if isinstance(questions, str):
-        raise BadInput("questions must be a list; for one question use `answer` or `decide`.")
+        raise BadInput("questions must be a list, not a single text. For one question use `answer` or `decide`.")
 
 
 def batch_questions(
     questions: Iterable[str | Question], size: int, first: int | None = None
 ) -> Iterator[list[Question]]:
-    """Yield checked questions in batches of `size`; with `first`, batches start that small and double."""
+    """Yield questions in batches of `size`. With `first`, the first batch has that size and the next ones double it."""
     check_not_text(questions)
     iterator, current = iter(questions), first or size
     while batch := [as_question(question) for question in islice(iterator, current)]:
@@ -57,7 +60,13 @@ def batch_questions(
 
 @dataclass(frozen=True)
 class GenerationTask:
-    """A prompt to answer for one question; `resume` continues the draft of an earlier pass."""
+    """A prompt to generate an answer for.
+
+    Attributes:
+        state: The question that is answered.
+        prompt: The prompt.
+        resume: Handle of a draft that the model has begun while the gate read the question; generation continues it.
+    """
 
     state: QuestionState
     prompt: Prompt
@@ -68,7 +77,10 @@ GenerateFunction = Callable[[Model, Sequence[GenerationTask], int], Iterable[Tex
 
 
 def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Answer all tasks in one call, without text events. Either all tasks resume a draft or none does."""
+    """Generate the answers of all tasks in one call of the model. Yields no text events.
+
+    Either all tasks must resume a draft, or none.
+    """
     handles = [task.resume for task in tasks]
     with measure_time([task.state for task in tasks], "answer"):
         rows = model.generate(
@@ -82,9 +94,9 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
 
 
 def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: int) -> Iterable[TextEvent]:
-    """Answer one task after the other and yield the text as it is generated.
+    """Generate the answers one after the other, and yield the text while it is generated.
 
-    An answer that only serves as the query of the next round of retrieval is not shown.
+    If another round of retrieval may follow, the answer is not yielded: it is only used to search again.
     """
     for task in tasks:
         if task.state.may_retrieve_again:
@@ -95,7 +107,10 @@ def generate_stream(model: Model, tasks: Sequence[GenerationTask], max_tokens: i
 
 
 def _stream_text(state: QuestionState, stream: TextStream) -> Generator[TextEvent, None, Completion]:
-    """Yield text once it may be shown. Only generation is timed, not what the caller does with an event."""
+    """Yield the text of a stream, but hold it back as long as the arbiter may replace it. Returns the completion.
+
+    Only generation is timed, not what the caller does with the text.
+    """
     pending = ""
     try:
         while True:
@@ -137,7 +152,9 @@ async def run_in_model_thread(model: Model, work: Callable[[], Result]) -> Resul
 
 
 async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, None]) -> AsyncGenerator[Item, None]:
-    """Iterate over a blocking generator, one item per turn, so that several streams of a model can interleave.
+    """Iterate over a blocking generator in a thread of the model.
+
+    Each item is a separate job, so that several streams of one model can take turns.
 
     If cancelled or closed, the generator is closed as soon as the current item is done.
     """
@@ -152,11 +169,14 @@ async def iterate_in_model_thread(model: Model, steps: Generator[Item, None, Non
             yield items[0]
     finally:
         if running is not None:
-            running.add_done_callback(lambda _: steps.close())  # runs at once if the future is done
+            running.add_done_callback(lambda _: steps.close())  # The callback runs immediately if the future is done.
 
 
 async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) -> AsyncGenerator[list[Item], None]:
-    """Yield lists of up to `size` items, read on demand. A plain iterable may block, so a thread reads it."""
+    """Yield lists of up to `size` items, read on demand.
+
+    A plain (not asynchronous) iterable may block, so it is read in a thread.
+    """
     batch: list[Item] = []
     if not isinstance(items, AsyncIterable):
         iterator = iter(items)
@@ -173,4 +193,5 @@ async def batch_async(items: Iterable[Item] | AsyncIterable[Item], size: int) ->
 
 
 def _take(items: Iterator[Item], size: int) -> list[Item]:
+    """Return the next `size` items; fewer at the end."""
     return list(islice(items, size))

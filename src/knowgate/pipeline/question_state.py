@@ -29,16 +29,16 @@ class QuestionState:
         reading: Signals of the forward pass that the gate requested.
         decision: Set once the gate and the rules have decided.
         passages: Passages that the LLM is shown.
-        text: The answer so far chosen.
+        text: The answer as it is so far.
         max_rounds: Rounds of retrieval that this question may take.
         round: The round of retrieval that was started last.
         n_tokens: Tokens generated for the answer, over all rounds.
         seconds: Seconds by stage.
         notes: Facts about how the decision was carried out.
         completion: The last generated answer.
-        choice: The arbiter's choice between two answers, if it was asked.
-        may_show: Set while an arbiter may still replace the open-book answer: tells whether its text so far is safe
-            to show.
+        choice: The arbiter's choice between two answers, if there was one.
+        may_show: Set if an arbiter may still replace the open-book answer. Returns whether the text generated so far
+            can be shown, because it will not be replaced.
         is_shown: True once text of the open-book answer was shown to the caller.
     """
 
@@ -79,7 +79,7 @@ class QuestionState:
         return given is None or given.finished
 
     def take_completion(self, completion: Completion) -> None:
-        """Store a generated answer. Tokens of earlier rounds of retrieval count, too."""
+        """Store a generated answer, and add its tokens to those of earlier rounds of retrieval."""
         self.text, self.completion = completion.text, completion
         self.n_tokens += completion.n_tokens
 
@@ -101,7 +101,7 @@ class QuestionState:
 
 @contextmanager
 def measure_time(states: Sequence[QuestionState], stage: str) -> Iterator[None]:
-    """Add the time of a block to a stage; the questions of a batch share it evenly."""
+    """Measure the time of a block and add it to a stage of the questions, in equal shares."""
     start = time.perf_counter()
     try:
         yield
@@ -122,4 +122,5 @@ def describe_notes(notes: Sequence[DecisionNote]) -> list[str]:
 
 
 def _describe_note(note: DecisionNote, count: int) -> str:
+    """Describe a note; RETRIEVED_AGAIN is noted once per round after the first, so its count matters."""
     return f"{1 + count} rounds of retrieval" if note is DecisionNote.RETRIEVED_AGAIN else NOTE_TEXTS[note]

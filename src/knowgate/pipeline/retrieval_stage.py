@@ -17,14 +17,14 @@ FitFunction = Callable[[Question, Sequence[Passage]], tuple[Passage, ...]]
 
 @dataclass(frozen=True)
 class RetrievalStage:
-    """The retrieval part of a pipeline.
+    """The retrieval part of a pipeline: search, rerank, and drop useless passages.
 
     Attributes:
         retriever: Searches for passages.
         reranker: Reorders candidates, or None.
         second_look: Drops passages that turn out useless, or None to keep all.
-        k: Passages shown to the LLM.
-        rerank_margin: Skip reranking if the best score leads by this share of it; None to always rerank.
+        k: Maximum number of passages shown to the LLM.
+        rerank_margin: Skip reranking if the best score leads the second by this share; None to always rerank.
         fit_passages: Returns as many of the passages as fit the context window.
         lock: Held during calls, because retrievers and rerankers may not be thread-safe.
     """
@@ -56,12 +56,16 @@ class RetrievalStage:
                     state.notes.append(DecisionNote.NO_PASSAGE_FITS)
 
     def retrieve_again(self, states: Sequence[QuestionState]) -> list[bool]:
-        """Search with question and last answer together; return for each question whether it got new passages."""
+        """Run a further round of retrieval, with question and last answer as the query.
+
+        Returns for each question whether it got new passages.
+        """
         queries = [build_follow_up_query(state.question.text, state.text) for state in states]
         results = self._search(states, queries)
         return [self._add_new_passages(state, passages) for state, passages in zip(states, results, strict=True)]
 
     def _add_new_passages(self, state: QuestionState, passages: Sequence[Passage]) -> bool:
+        """Replace the passages of a question if there are new ones among those that fit; return whether there are."""
         fitting = self.fit_passages(state.question, passages)
         is_new = has_new_passages(state.passages, fitting)
         state.passages = fitting if is_new else state.passages
@@ -86,7 +90,10 @@ class RetrievalStage:
         queries: Sequence[str],
         results: list[list[Passage]],
     ) -> list[list[Passage]]:
-        """Rerank where the retriever is not sure; always in later rounds, whose scores come from several searches."""
+        """Rerank the passages of each question, except where the best passage is far ahead (`rerank_margin`).
+
+        Later rounds are always reranked, because their scores come from several searches and cannot be compared.
+        """
         unsure = []
         for i, state in enumerate(states):
             if not state.passages and results[i] and can_skip_reranking(results[i], self.rerank_margin):
@@ -99,6 +106,7 @@ class RetrievalStage:
         return [reordered.get(i, passages) for i, passages in enumerate(results)]
 
     def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:
+        """Return for each question whether its passages are useful; always True without a second look."""
         if self.second_look is None:
             return [True] * len(questions)
         return self.second_look.are_useful(questions, results)

@@ -17,9 +17,10 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def _check_plain_text(text: str) -> str:
+    """Return the text; raise if it is not valid Unicode or contains NUL."""
     check_encodable(text, format_value(text))
     if "\0" in text:
-        raise BadSetting(f"the setting {format_value(text)} contains the character NUL.")
+        raise BadSetting(f"the setting {format_value(text)} contains a NUL character, which is not allowed. Remove it.")
     return text
 
 
@@ -27,25 +28,29 @@ PlainText = Annotated[str, AfterValidator(_check_plain_text)]
 
 
 class DecisionOptions(Options):
-    """Options of a pipeline that only decides."""
+    """Options of a pipeline that only decides whether questions need retrieval."""
 
     model: PlainText = Field(
         default="smollm",
-        description="The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (`knowgate models` lists them).",
+        description="LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (list: `knowgate "
+        "models`).",
     )
     gate: PlainText = Field(
         default=DEFAULT_GATE,
-        description="Gate with options, such as logprob:mean, or the folder of a fitted one (DIR,verdict=own: by its "
-        "raw score). Default: one fitted on the LLM, else logprob:first.",
+        description="Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder "
+        "of a fitted gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, "
+        "else logprob:first.",
     )
-    plug_in: bool = Field(default=False, description="Let a fitted gate decide for another LLM than its own.")
+    plug_in: bool = Field(default=False, description="Allow a gate that was fitted on another LLM.")
     threshold: Share | None = Field(
-        default=None, description="Retrieve when need is above this, from 0 to 1. Default: the gate's own."
+        default=None,
+        description="Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's "
+        "own.",
     )
     rules: PlainText = Field(
         default="packaged",
-        description="Rules that decide before the gate (small talk, arithmetic, fresh events): packaged, none, or a "
-        "TOML file of your own rules. See `knowgate rules`.",
+        description="Rules that decide before the gate (small talk, arithmetic, recent events): packaged, none, or a "
+        "TOML file with your own rules. See `knowgate rules`.",
         json_schema_extra={"metavar": "FILE"},
     )
     lang: PlainText | None = Field(
@@ -53,7 +58,8 @@ class DecisionOptions(Options):
     )
     prompts: UserPath | None = Field(
         default=None,
-        description="Wording of the answer prompts: free (answers at length), or your own TOML file.",
+        description="Wording of the answer prompts: free (for long answers), or your own TOML file. Default: short "
+        "answers.",
         json_schema_extra={"metavar": "free|FILE"},
     )
 
@@ -63,62 +69,69 @@ class PipelineOptions(DecisionOptions):
 
     docs: UserPath | None = Field(
         default=None,
-        description="Folder (txt, md, html, pdf) or JSONL file to retrieve from; indexed in the cache.",
+        description="Documents to retrieve from: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.",
         json_schema_extra={"metavar": "PATH"},
     )
     index: PlainText | None = Field(
         default=None,
-        description="Instead of docs: index folder, http:URL of a search endpoint, or a search engine (qdrant:, "
-        "chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
+        description="Index to search instead of `docs`: a folder, http:URL of a search endpoint, or a search engine "
+        "(qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
         repr=False,  # its URL may contain a key
     )
     retriever: PlainText | None = Field(
-        default=None, description="bm25, dense or hybrid. Default: bm25, or as the index was built."
+        default=None, description="Search method: bm25, dense or hybrid. Default: bm25, or the one of the index."
     )
     rerank: PlainText | None = Field(
         default=None,
-        description="Reranker of 20 candidates: a folder made by `knowgate fit reranker`, or any cross-encoder.",
+        description="Reranker that orders 20 candidate passages: a folder made by `knowgate fit reranker`, or any "
+        "cross-encoder.",
     )
     rerank_margin: Share | None = Field(
-        default=None, description="Skip reranking where the best passage leads by this share of its score."
+        default=None,
+        description="Skip reranking if the best passage's score leads the second by this share. Default: always "
+        "rerank.",
     )
     preset: PlainText | None = Field(
-        default=None, description="cbdr: a fitted probe with beta, and an aligned reranker."
+        default=None,
+        description="Preset of options: cbdr (the method of the CBDR paper, with a fitted probe and an aligned "
+        "reranker).",
     )
     beta: Share | None = Field(
-        default=None, description="With preset cbdr: answer directly above this confidence. Default: 0.95."
+        default=None,
+        description="Confidence of the probe above which preset cbdr answers without retrieval. Default: 0.95.",
     )
     arbiter: PlainText | None = Field(
         default=None,
-        description="What chooses between draft and open-book answer: a fitted arbiter's folder, rules, or none. "
-        "Default: rules, if the gate reads a complete draft.",
+        description="Arbiter that chooses, after retrieval, between the answer from memory and the answer with "
+        "passages: the folder of a fitted arbiter, rules, or none. Default: rules, if the gate reads a complete draft "
+        "answer.",
     )
     second_look: PlainText | None = Field(
-        default=None, description="Folder of a fitted kbm gate that drops useless passages."
+        default=None, description="Folder of a fitted kbm gate that drops passages it judges useless."
     )
     log: PlainText | None = Field(
         default=None,
-        description="Log of retrieved questions (SQLite file, postgresql://...), labeled known if the answers with "
-        "and without passages agree.",
+        description="Log of retrieved questions (SQLite file or postgresql://...). A question is labeled as known if "
+        "its answers with and without passages agree.",
         json_schema_extra={"metavar": "DB"},
         repr=False,  # its address may contain a password
     )
     log_drafts: bool = Field(
         default=False,
-        description="With `log`: also generate the closed-book answer if the gate reads no complete draft, to have "
-        "something to compare.",
+        description="Also generate the answer from memory for `log` if the gate does not read a complete draft answer. "
+        "Without it, such questions are not logged.",
     )
-    k: Count = Field(default=3, description="Passages shown to the LLM.")
-    max_tokens: Count = Field(default=32, description="Longest answer in tokens.")
+    k: Count = Field(default=3, description="Maximum number of passages shown to the LLM.")
+    max_tokens: Count = Field(default=32, description="Maximum length of an answer in tokens.")
     serve: dict[str, Any] = Field(
         default_factory=dict,
-        description="A table of its own, [serve]: options that only `knowgate serve` reads.",
+        description="Table [serve] with options that only `knowgate serve` reads.",
         json_schema_extra={"flag": None},
     )
 
 
 def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOptions:
-    """Load the options of a pipeline from `knowgate.toml` and keyword arguments, which take precedence.
+    """Load the options of a pipeline from a settings file and keyword arguments. The arguments take precedence.
 
     Args:
         config: Settings file. Default: `knowgate.toml` in the current folder, if it exists.
@@ -135,17 +148,18 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
     merged = {**_drop_replaced_source(_read_config(config), given), **given}
     empty = [key for key, value in merged.items() if value == ""]
     if empty:
-        raise BadSetting(f"setting '{empty[0]}' is empty: give it a value or leave it out.")
+        raise BadSetting(f"the setting '{empty[0]}' is empty. Give it a value or leave it out.")
     return PipelineOptions(**merged)
 
 
 def _drop_replaced_source(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Drop `docs` or `index` of the file if the caller gave the other one."""
+    """Drop `docs` of the settings file if the caller gave `index`, and the other way round."""
     replaced = {other for name, other in (("docs", "index"), ("index", "docs")) if name in given}
     return {key: value for key, value in values.items() if key not in replaced}
 
 
 def _read_config(config: str | Path | None) -> dict[str, Any]:
+    """Read and check a settings file. Without `config`, reads ./knowgate.toml, or returns {} if it does not exist."""
     if config is None and not CONFIG_FILE.is_file():
         return {}
     path = expand_path(config) if config is not None else CONFIG_FILE
@@ -159,5 +173,5 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     if unknown:
         raise BadSetting(f"{path}: unknown key '{unknown[0]}'. Known: {', '.join(PipelineOptions.model_fields)}.")
     given = {key: value for key, value in values.items() if value != ""}
-    read_options(PipelineOptions, given, f"the config file '{path}'")  # so that its errors name the file
+    read_options(PipelineOptions, given, f"the config file '{path}'")  # Checked here so that errors name the file.
     return values

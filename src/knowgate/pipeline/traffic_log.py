@@ -1,8 +1,8 @@
-"""Log answered questions with a weak label for the gates dhicl and skr, without delaying the answers.
+"""Log answered questions for the gates dhicl and skr, with a label that says whether the LLM knows the answer.
 
-A retrieved question with a complete draft has two answers: closed-book and open-book. If they agree, the LLM knows the
-answer; otherwise it does not. A skipped question has one answer only and is not logged, so that a skip never labels
-itself.
+A retrieved question may have two answers: the draft (without passages) and the open-book answer (with passages). If
+they agree, the question is labeled as known; otherwise as unknown. A question for which retrieval was skipped has one
+answer only and is not logged; otherwise the gate would confirm its own decisions. Writing does not delay the answers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class CompleteDraftGate(Gate):
-    """A reader that requests the complete closed-book answer; its score is not used."""
+    """Makes the model generate a complete answer without passages. It decides nothing: its score is always 0."""
 
     max_tokens: int = 32
     needs = frozenset({Signal.DRAFT})
@@ -46,12 +46,13 @@ class TrafficLog:
 
     Args:
         store: An opened history, or the path or address of one.
-        tenant: Name under which the entries are stored.
-        drafts: Also generate the closed-book answer if the gate reads none; otherwise such questions get no label.
+        tenant: Name of the user or customer that the entries belong to.
+        drafts: Also generate a complete answer without passages if the gate does not; otherwise such questions are not
+            logged.
 
     Attributes:
-        n_questions: Answers seen.
-        n_labeled: Entries logged.
+        n_questions: Number of answered questions so far.
+        n_labeled: Number of questions that got a label and were logged.
 
     Example:
         >>> rag = AdaptiveRAG(model, gate, retriever, log=TrafficLog("history.db"))  # doctest: +SKIP
@@ -67,7 +68,10 @@ class TrafficLog:
         self._lock = threading.Lock()
 
     def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
-        """Label answers by agreement and log them in the background. Thread-safe."""
+        """Label questions by whether their two answers agree, and log them in the background. Thread-safe.
+
+        Questions that cannot be labeled are counted, but not logged.
+        """
         labels = [(answer, label_by_agreement(answer, max_tokens)) for answer in answers]
         entries = [
             LogEntry(answer.question.text, label, scope, LabelSource.AGREEMENT)
@@ -79,7 +83,11 @@ class TrafficLog:
         self.log_entries(entries)
 
     def log_entries(self, entries: Sequence[LogEntry]) -> Future[bool]:
-        """Log labeled entries in the background; the future holds whether they were written. Thread-safe."""
+        """Write entries in the background. Thread-safe.
+
+        Returns:
+            A future that says whether the entries were written.
+        """
         written: Future[bool] = Future()
         if not entries:
             written.set_result(True)
@@ -104,7 +112,10 @@ class TrafficLog:
 
 
 class LogWriter(threading.Thread):
-    """Writes queued entries until it gets None. Failures are logged, not raised: answers matter more than labels."""
+    """The background thread that writes queued entries; None in the queue stops it.
+
+    Errors are logged, not raised, so that a broken log does not stop the pipeline from answering.
+    """
 
     def __init__(self, store: HistoryStore):
         super().__init__(name="knowgate-log", daemon=True)
@@ -118,6 +129,7 @@ class LogWriter(threading.Thread):
             written.set_result(self._write(entries))
 
     def _write(self, entries: list[LogEntry]) -> bool:
+        """Write entries to the store and return whether that worked."""
         try:
             self.store.add(entries)
         except Exception as error:  # noqa: BLE001 - the thread must survive for later entries
@@ -127,7 +139,10 @@ class LogWriter(threading.Thread):
 
 
 def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None:
-    """Label a question as known if its two answers agree; None if it lacks a complete draft or an answer."""
+    """Label a question as known if its answers with and without passages agree, else as unknown.
+
+    Returns None if one of the two answers is missing, incomplete or empty.
+    """
     draft = answer.draft
     if not answer.passages or draft is None or not is_complete_draft(draft, max_tokens):
         return None

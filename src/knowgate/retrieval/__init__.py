@@ -43,25 +43,30 @@ RETRIEVERS: dict[str, Entry] = {
 
 
 def as_retriever(index: str | Path | Retriever) -> Retriever:
-    """Return a retriever unchanged; load one from a spec or an index folder."""
+    """Return a retriever object as it is, or load one from a spec or an index folder.
+
+    Args:
+        index: A retriever, an index folder, or a spec such as `bm25:FOLDER` (see `load_retriever`).
+    """
     return load_retriever(str(index)) if isinstance(index, str | Path) else index
 
 
 def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
-    """Load a retriever from an index folder, a URL or a spec.
+    """Load a retriever from an index folder, a URL or a spec such as `bm25:FOLDER`.
 
     Args:
         spec_or_dir: An index folder, the URL of a search endpoint, or `NAME:REST`, where NAME is a key of `RETRIEVERS`
             or an entry point of the group `knowgate.retrievers`.
-        kind: For an index folder: `bm25`, `dense` or `hybrid`. Default: the kind it was built as.
+        kind: How to search an index folder: by shared words (`bm25`), by meaning (`dense`) or both (`hybrid`).
+            Default: the kind that the index was built for.
 
     Returns:
-        A retriever whose `search` takes a batch of queries.
+        A retriever. Its `search` method takes a list of queries and returns a list of passages for each.
 
     Raises:
         BrokenIndex: The index folder is missing or damaged.
         UnknownName: No retriever has this name.
-        BadSetting: `kind` contradicts the spec.
+        BadSetting: `kind` differs from the kind that the spec names.
     """
     if spec_or_dir.startswith(("http://", "https://")):
         return _load("http", spec_or_dir, kind)
@@ -71,12 +76,17 @@ def load_retriever(spec_or_dir: str, kind: str | None = None) -> Retriever:
         return _load(kind or read_index_manifest(Path(spec_or_dir)).kind, spec_or_dir, None)
     name, argument = split_spec(spec_or_dir)
     if not argument:
-        raise BrokenIndex(f"there is no index at '{spec_or_dir}'. Build it with `knowgate index` or build_index.")
+        raise BrokenIndex(
+            f"there is no index at '{spec_or_dir}'. Build one with `knowgate index` or build_index, or correct the path."
+        )
     return _load(name, argument, kind)
 
 
 def _load(name: str, argument: str, kind: str | None) -> Retriever:
+    """Create the retriever that is registered as `name`; `kind`, if given, must be the same name."""
     if kind not in (None, name):
-        raise BadSetting(f"'{name}:{argument}' cannot be opened as kind='{kind}'. Leave kind out.")
+        raise BadSetting(
+            f"'{name}:{argument}' is a {name} retriever and cannot be opened as kind='{kind}'. Leave `kind` out."
+        )
     retriever: Retriever = load_entry(RETRIEVERS, "retriever", name, RETRIEVER_GROUP)(argument)
     return retriever

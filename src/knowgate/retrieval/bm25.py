@@ -30,13 +30,15 @@ K1, B = 1.5, 0.75
 
 
 class Bm25Retriever:
-    """Finds passages that share words with the query; passages that share none are not returned.
+    """Finds passages that share words with the query, ranked by their BM25 score.
+
+    Passages without any word of the query are never returned, so there can be fewer than `k` results.
 
     Args:
-        matrix: A `bm25s.BM25` index.
-        passages: The passages in the order of the matrix rows.
-        tokenizer: The tokenizer the index was built with.
-        fingerprint: Identifies the documents and settings.
+        matrix: A `bm25s.BM25` index, which holds the score of each term in each passage.
+        passages: The passages, in the order of the rows of `matrix`.
+        tokenizer: The tokenizer that the index was built with. It splits the queries in the same way.
+        fingerprint: A hash that identifies the documents and the settings of the index.
     """
 
     name = "bm25"
@@ -50,11 +52,11 @@ class Bm25Retriever:
 
     @classmethod
     def from_passages(cls, passages: Sequence[Passage], *, stem: bool | None = None) -> Bm25Retriever:
-        """Index passages in memory.
+        """Build a retriever over passages in memory, without writing files.
 
         Args:
-            passages: What to search.
-            stem: Whether to stem English words. Default: if PyStemmer is installed.
+            passages: The passages to search.
+            stem: Whether to reduce English words to their stems. Default: True if PyStemmer is installed.
         """
         tokenizer = Tokenizer(can_stem() if stem is None else stem)
         fields = [field for passage in passages for field in (passage.id, passage.title, passage.text)]
@@ -62,6 +64,7 @@ class Bm25Retriever:
         return cls(build_bm25_matrix(passages, tokenizer), passages, tokenizer=tokenizer, fingerprint=fingerprint)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to `k` passages for each query, best first."""
         check_k(k)
         return [self._search(query, k) for query in queries]
 
@@ -71,41 +74,51 @@ class Bm25Retriever:
         return [replace(self._passages[row], score=score) for row, score in pairs]
 
     def _find_hits(self, query: str, k: int) -> NearestHits:
+        """Return the rows and scores of the best passages; empty if the index has none of the query's terms."""
         terms = self._matrix.get_tokens_ids(self._tokenizer(query))
         if not terms:
             return NearestHits(np.zeros(0, np.intp), np.zeros(0, np.float32))
         try:
             scores = self._score_terms(terms)
         except (IndexError, ValueError) as error:
-            raise BrokenIndex(f"the BM25 files of the index are damaged ({error}). Rebuild the index.") from None
+            raise BrokenIndex(
+                f"the BM25 files of the index are damaged ({error}). Rebuild the index with `knowgate index`."
+            ) from None
         rows = select_candidate_rows(scores, k)
         return NearestHits(rows, scores[rows]).top(k)
 
 
 def build_bm25_matrix(passages: Iterable[Passage], tokenizer: Tokenizer, scratch: Path | None = None) -> Any:
-    """Build the `bm25s.BM25` index of passages.
+    """Build a `bm25s.BM25` index, which holds the BM25 score of each term in each passage.
 
     Args:
-        passages: Read once, in order.
-        tokenizer: Splits texts into terms.
-        scratch: Folder for intermediate files and the resulting arrays; None works in memory.
+        passages: The passages to index. They are read once, in order.
+        tokenizer: Splits the passages into terms.
+        scratch: A folder for intermediate files and the resulting arrays. With None, everything stays in memory.
+
+    Raises:
+        BadInput: The passages contain no words.
     """
-    import bm25s  # takes 0.2 s, which importing knowgate must not
+    import bm25s  # Imported here because it takes 0.2 s, which would slow down every import of knowgate.
 
     postings = Postings(scratch)
     postings.add(tokenizer(format_passage(passage)) for passage in passages)
     if not postings.vocabulary:
-        raise BadInput("the documents contain no words to index. Choose a folder with text in it.")
+        raise BadInput("the documents contain no words to index. Choose documents that contain text.")
     matrix = bm25s.BM25(k1=K1, b=B, method="lucene")
     matrix.scores, matrix.vocab_dict = postings.compute_scores(K1, B), postings.vocabulary
     matrix.unique_token_ids_set = set(postings.vocabulary.values())
-    matrix.nonoccurrence_array = None  # only other variants need it
+    # Other BM25 variants also score terms that a passage lacks. Lucene's variant does not.
+    matrix.nonoccurrence_array = None
     return matrix
 
 
 @dataclass(frozen=True)
 class Bm25Params:
-    """The contents of `params.index.json`, restricted to the values knowgate writes; bm25s would obey any."""
+    """The contents of `params.index.json`, the settings file of a saved bm25s index.
+
+    Only the values that knowgate writes are accepted. bm25s itself would follow any setting in the file.
+    """
 
     k1: float
     b: float
@@ -120,16 +133,17 @@ class Bm25Params:
 
 @dataclass(frozen=True)
 class Bm25Vocabulary:
-    """The contents of `vocab.index.json`: the number of each term."""
+    """The contents of `vocab.index.json`, which maps each term to its column in the score matrix."""
 
     words: dict[str, NonNegativeInt]
 
 
 def load_bm25_matrix(folder: Path) -> Any:
-    """Open a saved `bm25s.BM25` index with memory maps, after checking its files.
+    """Check the files of a saved `bm25s.BM25` index and open it with memory maps.
 
     Raises:
-        BadInput, OSError: The files are missing or damaged.
+        BadInput: A file is damaged.
+        OSError: A file is missing or cannot be read.
     """
     import bm25s
 
@@ -143,6 +157,11 @@ def load_bm25_matrix(folder: Path) -> Any:
 
 
 def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
+    """Raise BadInput unless the three arrays of the sparse score matrix (CSC format) fit together.
+
+    The scores of term `t` are `data[starts[t]:starts[t + 1]]`, and `rows` names the passage of each score. Row numbers
+    are checked only in arrays of up to `MAX_SCANNED_VALUES` values, because reading larger ones takes seconds.
+    """
     data = read_array(folder / "data.csc.index.npy", kind=np.floating, axes=1)
     rows = read_array(folder / "indices.csc.index.npy", kind=np.integer, axes=1)
     starts = read_array(folder / "indptr.csc.index.npy", kind=np.integer, axes=1)
@@ -154,6 +173,6 @@ def _check_arrays(folder: Path, n_passages: int, last_term: int) -> None:
         and last_term < len(starts) - 1
     )
     if not is_consistent:
-        raise BadInput("the BM25 arrays do not match each other.")
+        raise BadInput("the BM25 arrays (data, indices, indptr) do not match each other.")
     if 0 < len(rows) <= MAX_SCANNED_VALUES and not (int(rows.min()) >= 0 and int(rows.max()) < n_passages):
-        raise BadInput("the BM25 arrays do not match the passages.")
+        raise BadInput(f"the BM25 arrays name passages outside the {n_passages} of the index.")

@@ -1,8 +1,8 @@
-"""Split documents into passages: whole paragraphs up to a size; longer ones are split at sentence ends.
+"""Split documents into passages of whole paragraphs; a paragraph that is too long is split into sentences.
 
 Sizes are in words. A Chinese or Japanese character counts as 120/250 of a word, because 250 characters say about as
-much as 120 words. Passages do not overlap: each ends with a paragraph, a sentence or, at worst, a word. The patterns
-read each character only a few times, so a page of dots takes no longer than any other.
+much as 120 words. Passages do not overlap. Each ends after a paragraph, a sentence or, at worst, a word. The regular
+expressions take linear time, so a page of nothing but dots takes no longer than any other page.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from knowgate.retrieval.tokenizer import CJK_CHARACTER, CJK_RANGES
 from knowgate.types import Passage
 
 MAX_PASSAGE_WORDS = 120
-_UNITS_PER_WORD, _UNITS_PER_CJK_CHARACTER = 25, 12  # integers, so that sums are exact
+_UNITS_PER_WORD, _UNITS_PER_CJK_CHARACTER = 25, 12  # lengths are counted in integer units, so that sums are exact
 
 _WORD = re.compile(rf"[^\W{CJK_RANGES}][^\s{CJK_RANGES}]*")
-# Where to split, best first. Each piece keeps its separator, so that joining the pieces gives the text again.
+# Where to split, from the best place to the worst. Each piece keeps the separator at its end, so that joining all
+# pieces gives the original text.
 _PARAGRAPH_END = re.compile(r"\n[^\S\n]*\n\s*")
 _SENTENCE_END = re.compile(
-    r"(?<![.!?])[.!?]+[\"'”’)\]]*\s+"  # English: needs a space; the lookbehind tries a row of dots only once
-    r"|[。！？；…]+[”’」』）】]*\s*"  # Chinese: needs no space
-    r"|\n(?=[^\S\n]*(?:[-*+•|]|\d+[.)])\s)"  # before the next list item or table row
+    # English: a space must follow. The lookbehind makes a row of dots match only from its first dot (linear time).
+    r"(?<![.!?])[.!?]+[\"'”’)\]]*\s+"
+    r"|[。！？；…]+[”’」』）】]*\s*"  # Chinese: no space needs to follow.
+    r"|\n(?=[^\S\n]*(?:[-*+•|]|\d+[.)])\s)"  # A line break before a list item or a table row.
 )
 _WORD_END = re.compile(rf"\s+|(?<=[{CJK_RANGES}])(?=\w)|(?<=\w)(?=[{CJK_RANGES}])")
 _SEPARATORS = (_PARAGRAPH_END, _SENTENCE_END, _WORD_END)
@@ -31,9 +33,13 @@ _HEADING = re.compile(r"#{1,6}[ \t]")
 
 
 def split_document(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> list[Passage]:
-    """Split a document into passages with the ids `docid#0`, `docid#1`, ...
+    """Split a document into passages whose ids are the document's id with `#0`, `#1`, ... appended.
 
-    A document that fits into one passage keeps its own id.
+    A document that fits into one passage keeps its id unchanged. A document without text gives no passages.
+
+    Args:
+        document: The document.
+        max_words: The maximum length of a passage in words.
     """
     texts = split_text(document.text, max_words)
     if len(texts) == 1:
@@ -42,23 +48,35 @@ def split_document(document: Document, max_words: int = MAX_PASSAGE_WORDS) -> li
 
 
 def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
-    """Split a text into pieces of at most `max_words`, except for single words that are longer than that."""
+    """Split a text into non-empty pieces of at most `max_words` words, without surrounding white space.
+
+    A piece can be longer only if it contains no place to split, such as one very long word.
+    """
     return [stripped for piece in _pack(text, 0, max_words * _UNITS_PER_WORD) if (stripped := piece.strip())]
 
 
 def count_words(text: str) -> float:
-    """Return the length of a text in words; a Chinese or Japanese character counts as 0.48."""
+    """Return the length of a text in words, where a Chinese or Japanese character counts as 0.48 words."""
     return _count_units(text) / _UNITS_PER_WORD
 
 
 def _count_units(text: str) -> int:
+    """Return the length of a text in units: 25 for a word, 12 for a Chinese or Japanese character."""
     words = sum(1 for _ in _WORD.finditer(text))
     characters = sum(1 for _ in CJK_CHARACTER.finditer(text))
     return words * _UNITS_PER_WORD + characters * _UNITS_PER_CJK_CHARACTER
 
 
 def _pack(text: str, level: int, limit: int) -> list[str]:
-    """Fill passages with the pieces of one separator level; split pieces that are too long at the next level."""
+    """Split a text at one kind of separator and pack the pieces into passages of at most `limit` units.
+
+    A piece that is too long by itself is split at the next kind of separator.
+
+    Args:
+        text: The text to split.
+        level: Index into `_SEPARATORS`: 0 for paragraphs, 1 for sentences, 2 for words.
+        limit: The maximum length of a passage in units (see `_count_units`).
+    """
     if level == len(_SEPARATORS) or _count_units(text) <= limit:
         return [text]
     passages: list[str] = []
@@ -68,6 +86,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
         if size <= limit:
             current.append(piece)
             continue
+        # The piece does not fit: finish the current passage and start the next one with the piece.
         body, heading = "".join(current), ""
         if level < len(_SEPARATORS) - 1:
             body, heading = _split_trailing_heading(body)
@@ -78,6 +97,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
 
 
 def _split_at(text: str, level: int) -> Iterator[str]:
+    """Yield the pieces of a text between the separators of a level; each piece keeps the separator at its end."""
     start = 0
     for separator in _SEPARATORS[level].finditer(text):
         yield text[start : separator.end()]
@@ -86,6 +106,9 @@ def _split_at(text: str, level: int) -> Iterator[str]:
 
 
 def _split_trailing_heading(text: str) -> tuple[str, str]:
-    """Split off a Markdown heading on the last line: it belongs to the text that follows."""
+    """Return a text without the Markdown heading on its last line, and that heading ('' if there is none).
+
+    A heading belongs to the text after it, so it moves to the next passage.
+    """
     line_start = text.rfind("\n", 0, len(text.rstrip())) + 1
     return (text[:line_start], text[line_start:]) if _HEADING.match(text, line_start) else (text, "")

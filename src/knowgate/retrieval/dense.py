@@ -1,11 +1,13 @@
-"""Dense retrieval: the passages whose vectors have the highest inner product with the query's vector.
+"""Dense retrieval: find the passages whose vectors have the highest inner product with the query's vector.
 
-Search is exact and runs block by block over a memory map, so memory stays flat. Above `MIN_ANN_ROWS` rows an
-approximate index of faiss (extra `faiss`) is built next to the vectors and used if faiss is installed.
+By default the search is exact. It reads the vectors block by block through a memory map, so it needs little memory.
+With more than `MIN_ANN_ROWS` vectors and faiss installed (extra `faiss`), an approximate index (ANN: approximate
+nearest neighbors) is built as well and used for the search.
 
-Why IVF-Flat: a flat index of faiss is loaded whole and still reads every row; HNSW adds a graph that must stay in
-memory and is slow to build. An inverted file is trained on a sample, adds only row numbers to the vectors, is mapped
-from disk, and its scores are exact: it can only miss rows of lists that are not visited.
+The approximate index is IVF-Flat, an inverted file: similar vectors are grouped into lists, and a search visits only
+the lists nearest to the query. The alternatives are worse here. A flat index is loaded whole and still reads every
+vector. HNSW adds a graph that must stay in memory and is slow to build. An inverted file is mapped from disk, and its
+scores are exact. It can only miss vectors in lists that it does not visit.
 """
 
 from __future__ import annotations
@@ -26,25 +28,32 @@ from knowgate.retrieval.embeddings import check_vectors
 from knowgate.retrieval.passages import check_k, format_passage
 from knowgate.types import Embedder, Passage, Vector
 
-MIN_ANN_ROWS = 500_000  # exact search takes 15 ms per 100,000 rows of 384 (measured on two ARM cores)
+MIN_ANN_ROWS = 500_000  # exact search takes 15 ms per 100,000 vectors of 384 numbers (measured on two ARM cores)
 _LISTS_PER_ROOT = 4  # lists = 4 * sqrt(rows), from the guidelines of faiss
-_TRAINING_ROWS_PER_LIST = 64  # k-means of faiss asks for 39 to 256
-_VISITED_LISTS = 64
-_EXTRA_ROWS = 32
-_ANN_BLOCK_ROWS = 65_536
-_EMBEDDED_AT_ONCE = 512
+_TRAINING_ROWS_PER_LIST = 64  # the k-means of faiss recommends 39 to 256 training vectors per list
+_VISITED_LISTS = 64  # lists that a search reads (nprobe in faiss)
+_EXTRA_ROWS = 32  # rows requested from faiss beyond k, so that ties are ranked as in exact search
+_ANN_BLOCK_ROWS = 65_536  # vectors added to the faiss index at once
+_EMBEDDED_AT_ONCE = 512  # passages embedded, or vectors copied, at once
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total (0 while the total is unknown)
 
 
 class VectorSearch(Protocol):
-    """Finds the rows nearest to each query vector."""
+    """Finds the stored vectors nearest to each query vector."""
 
-    def nearest(self, queries: Vector, k: int) -> list[NearestHits]: ...
+    def nearest(self, queries: Vector, k: int) -> list[NearestHits]:
+        """Return the row numbers and scores of the k nearest vectors of each query."""
+        ...
 
 
 class ExactVectorSearch:
-    """Compares the query with every row."""
+    """Exact search, which compares each query with every vector.
+
+    Args:
+        vectors: The vectors to search, one per row.
+        block_rows: How many vectors to read at once.
+    """
 
     def __init__(self, vectors: Vector, *, block_rows: int = BLOCK_ROWS):
         self._vectors = vectors
@@ -59,10 +68,15 @@ class ExactVectorSearch:
 
 
 class AnnVectorSearch:
-    """Compares the query only with the rows of the nearest lists of an inverted file.
+    """Approximate search with a faiss inverted file, which compares each query with the nearest lists only.
 
-    faiss returns `_EXTRA_ROWS` more rows than requested, and the best are ranked as in exact search. If more rows than
-    that are tied, which of them are returned is up to faiss.
+    faiss is asked for `_EXTRA_ROWS` more rows than needed. These candidates are scored and ranked as in exact search,
+    so ties are broken in the same way. If more rows are tied than that, faiss decides which of them are returned.
+
+    Args:
+        path: The file that `build_ann_index` wrote.
+        vectors: The vectors that the file was built from.
+        visited: How many lists to visit. More lists find more of the true neighbors and take longer.
     """
 
     def __init__(self, path: Path, vectors: Vector, *, visited: int = _VISITED_LISTS):
@@ -78,18 +92,21 @@ class AnnVectorSearch:
 
     def nearest(self, queries: Vector, k: int) -> list[NearestHits]:
         _, candidates = self._index.search(queries, min(k + _EXTRA_ROWS, len(self)))
-        rows = [np.sort(row[row >= 0]).astype(np.intp) for row in candidates]  # faiss pads with -1
+        rows = [np.sort(row[row >= 0]).astype(np.intp) for row in candidates]  # faiss fills missing results with -1
         pairs = zip(rows, queries, strict=True)
         return [score_rows(self._vectors, query_rows, query).top(k) for query_rows, query in pairs]
 
 
 def has_faiss() -> bool:
-    """Return whether faiss is installed."""
+    """Return whether the package faiss is installed."""
     return importlib.util.find_spec("faiss") is not None
 
 
 def build_ann_index(vectors: Vector, path: Path) -> None:
-    """Train an inverted file of faiss on evenly spaced rows, add all rows block by block and write it to `path`."""
+    """Build a faiss inverted file for approximate search and write it to `path`.
+
+    The lists are trained on evenly spaced vectors; then all vectors are added, block by block.
+    """
     import faiss
 
     rows, width = vectors.shape
@@ -103,14 +120,16 @@ def build_ann_index(vectors: Vector, path: Path) -> None:
 
 
 class DenseRetriever:
-    """Finds the passages nearest in meaning; always returns k passages if there are k, however unrelated.
+    """Finds the passages nearest in meaning to a query.
+
+    It returns k passages whenever the index has that many, even if they are unrelated to the query.
 
     Args:
-        search: Finds rows by vector.
-        passages: The passages in the order of the rows.
-        embedder: The model that embedded the passages; embeds the queries.
-        width: The length of a vector.
-        fingerprint: Identifies the documents and settings.
+        search: Finds the stored vectors nearest to a query vector.
+        passages: The passages, in the order of the stored vectors.
+        embedder: The embedding model of the stored vectors. It embeds the queries.
+        width: The number of values in a vector.
+        fingerprint: A hash that identifies the documents and the settings of the index.
     """
 
     name = "dense"
@@ -125,14 +144,19 @@ class DenseRetriever:
         self.fingerprint = fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return the k nearest passages of each query, best first.
+
+        Raises:
+            ModelError: The embedding model returns vectors of another size than those of the index.
+        """
         check_k(k)
         if not queries:
             return []
         vectors = check_vectors(self._embedder.embed(queries), len(queries))
         if vectors.shape[1] != self._width:
             raise ModelError(
-                f"the embedding model returns vectors of {vectors.shape[1]} numbers, the index holds vectors of "
-                f"{self._width}. Use the model the index was built with."
+                f"the embedding model returns vectors of {vectors.shape[1]} numbers, but the index holds vectors of "
+                f"{self._width} numbers. Use the embedding model that the index was built with."
             )
         return [self._get_passages(hits) for hits in self._vector_search.nearest(vectors, k)]
 
@@ -150,18 +174,18 @@ def write_vectors(
     embedder: Embedder,
     progress: ProgressCallback,
 ) -> Vector:
-    """Write one vector per passage to `path`, embedding only passages that have no vector yet.
+    """Write one vector per passage to a file, reusing the vectors of passages that did not change.
 
     Args:
         path: The `.npy` file to write.
-        passages: At least one.
-        previous_rows: The row of each passage in `previous_vectors`, or -1 if it must be embedded.
-        previous_vectors: The vectors of an earlier index.
-        embedder: Embeds the other passages.
-        progress: Called with the stage `embed` after each batch.
+        passages: The passages. There must be at least one.
+        previous_rows: For each passage its row in `previous_vectors`, or -1 if it must be embedded.
+        previous_vectors: The vectors of the previous version of the index, if there is one to reuse.
+        embedder: The model that embeds the passages without a previous vector.
+        progress: Called after each batch with the stage `embed`, the number of embedded passages and their total.
 
     Returns:
-        The vectors as a memory map.
+        The vectors, memory-mapped from the file.
     """
     new_rows = np.flatnonzero(previous_rows < 0)
     vectors: Vector | None = None
@@ -181,11 +205,13 @@ def write_vectors(
 
 
 def _create_memmap(path: Path, rows: int, width: int) -> Vector:
+    """Create a `.npy` file for vectors and return it as a writable memory map."""
     vectors: Vector = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, width))
     return vectors
 
 
 def _copy_rows(vectors: Vector, previous_rows: NDArray[np.int64], previous_vectors: Vector) -> None:
+    """Copy the previous vectors of unchanged passages into `vectors`, block by block to limit memory."""
     rows = np.flatnonzero(previous_rows >= 0)
     for start in range(0, len(rows), _EMBEDDED_AT_ONCE):
         block = rows[start : start + _EMBEDDED_AT_ONCE]

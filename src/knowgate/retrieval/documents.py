@@ -1,7 +1,7 @@
 """Read documents one at a time, from a folder of files or from a JSONL file.
 
-The id of a document is its path inside the folder, or the id of its record. A file that cannot be read becomes a
-document with a `problem`, and reading continues. A broken record ends the reading, because its file is one unit.
+The id of a document is its path relative to the folder, or the `id` of its JSONL record. A file that cannot be read
+becomes a document with a `problem`, and reading continues. A broken JSONL record raises an error instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from knowgate.retrieval.file_formats import read_html, read_pdf
 
 DOCUMENT_SUFFIXES = (".txt", ".md", ".html", ".htm", ".pdf")
 RECORD_SUFFIXES = (".jsonl", ".jsonl.gz")
-MAX_DOCUMENT_BYTES = 64 << 20  # twenty times the longest novel; takes about a minute to index
+MAX_DOCUMENT_BYTES = 64 << 20  # twenty times the longest novel; such a file takes about a minute to index
 _HTML_SUFFIXES = (".html", ".htm")
 # The character sets that browsers read, by their Python names. Python's other codecs are not character sets, or take
 # quadratic time (punycode).
@@ -38,13 +38,13 @@ _RECORD_FORMAT = 'Write {"id": ..., "title": ..., "text": ...}; the title is opt
 
 @dataclass(frozen=True)
 class Document:
-    """A document.
+    """A document to index, as plain text.
 
     Args:
-        id: Unique within the corpus.
-        title: Its title; a file without one uses its file name.
-        text: Its text; empty if the file has none, such as a scanned PDF.
-        problem: Why the file cannot be read; '' if it can.
+        id: Identifies the document. It is unique within the corpus.
+        title: The title of the document. A file without a title uses its file name.
+        text: The text of the document. It is empty if the file contains no text, such as a scanned PDF.
+        problem: Why the file could not be read, or '' if it was read.
     """
 
     id: str
@@ -55,13 +55,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a folder or a JSONL file. Iterating reads them.
+    """The documents of a folder or a JSONL file, which are read one at a time while you iterate.
 
     Args:
         source: The folder or the JSONL file.
-        files: The files to read; empty for a JSONL file.
-        skipped: Counts files that are not read, by suffix.
-        problems: Paths that should be documents but cannot be opened, and why.
+        files: The files of the folder to read. Empty if `source` is a JSONL file.
+        skipped: The number of files of each unsupported type, by suffix.
+        problems: Paths with a supported suffix that cannot be opened, such as broken links, and the reason for each.
     """
 
     source: Path
@@ -71,7 +71,7 @@ class Corpus:
 
     @property
     def total(self) -> int:
-        """The number of documents; 0 if it is only known at the end."""
+        """The number of documents, or 0 for a JSONL file, whose number is unknown until it has been read."""
         return len(self.files)
 
     def __iter__(self) -> Iterator[Document]:
@@ -80,18 +80,26 @@ class Corpus:
 
 
 def find_documents(source: Path) -> Corpus:
-    """Find the documents of a folder (recursively, sorted by path) or of a JSONL file."""
+    """Find the documents of a folder, including its subfolders, or of a JSONL file; their text is read later.
+
+    Raises:
+        BadInput: `source` does not exist, contains no supported files, or is a file of another type.
+    """
     if source.is_dir():
         return _find_in_folder(source)
     if not source.exists():
         raise BadInput(f"there is no folder or file {str(source)!r}. Name a folder of documents or a JSONL file.")
     check_regular_file(source)
     if not source.name.endswith(RECORD_SUFFIXES):
-        raise BadInput(f"'{source}' is neither a folder nor a file ending in {' or '.join(RECORD_SUFFIXES)}.")
+        raise BadInput(
+            f"'{source}' is neither a folder nor a file ending in {' or '.join(RECORD_SUFFIXES)}. Put single documents "
+            "into a folder."
+        )
     return Corpus(source)
 
 
 def _find_in_folder(folder: Path) -> Corpus:
+    """List the supported files of a folder and count the others by suffix; raise BadInput if none is supported."""
     listing = list_files(folder, DOCUMENT_SUFFIXES)
     paths = [Path(path) for path in listing.files]
     files = tuple(folder / path for path in paths if path.suffix.lower() in DOCUMENT_SUFFIXES)
@@ -105,10 +113,13 @@ def _find_in_folder(folder: Path) -> Corpus:
 
 
 def _check_unique_ids(documents: Iterable[Document], source: Path) -> Iterator[Document]:
+    """Yield the documents unchanged; raise BadInput at the first id that occurs twice."""
     seen: set[str] = set()
     for document in documents:
         if document.id in seen:
-            raise BadInput(f"two documents of {source} have the id '{document.id}'. Make the ids unique.")
+            raise BadInput(
+                f"two documents of '{source}' have the same id '{document.id}'. Give each document its own id."
+            )
         seen.add(document.id)
         yield document
 
@@ -118,21 +129,29 @@ def _check_unique_ids(documents: Iterable[Document], source: Path) -> Iterator[D
 
 @dataclass
 class FolderListing:
-    """The files below a folder as relative paths, sorted; `problems` tells why a path cannot be read."""
+    """The files of a folder and its subfolders, as sorted relative paths.
+
+    Args:
+        files: The regular files.
+        problems: Paths that cannot be read, such as broken links, and the reason for each.
+    """
 
     files: list[str] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
 
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
-    """List all files below a folder except hidden ones; links to files are followed, links to folders are not.
+    """List the files of a folder and its subfolders, except hidden ones (names that start with a dot).
+
+    Links to files are followed. Links to folders are not, because they could be circular.
 
     Args:
-        folder: Where to start.
-        suffixes: Paths with these suffixes that are not regular files are reported as problems.
+        folder: The folder to list.
+        suffixes: Suffixes of documents. A path with one of them that is not a regular file is reported as a problem.
+            Other such paths are ignored.
     """
     listing, pending = FolderListing(), [""]
-    while pending:  # a stack instead of recursion, whose depth is limited to about a thousand
+    while pending:  # A stack of subfolders, because Python limits recursion to a depth of about a thousand.
         subfolder = pending.pop()
         try:
             entries = sorted(_scan_visible(folder, subfolder))
@@ -152,7 +171,7 @@ def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
 
 
 def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
-    """Yield name and kind (see `_classify`) of each entry that is not hidden."""
+    """Yield the name and the kind (see `_classify`) of each entry of a folder that is not hidden."""
     with os.scandir(folder / subfolder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
@@ -160,7 +179,7 @@ def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
 
 
 def _classify(entry: os.DirEntry[str]) -> str:
-    """Return 'file', 'folder', or the reason why the entry is neither."""
+    """Return 'file', 'folder', or the reason why a folder entry is neither of them."""
     try:
         if entry.is_file():
             return "file"
@@ -174,9 +193,11 @@ def _classify(entry: os.DirEntry[str]) -> str:
 
 
 def _read_files(corpus: Corpus) -> Iterator[Document]:
+    """Read the files of a folder; a file that cannot be read becomes a document with a `problem`."""
     for path in corpus.files:
         relative = path.relative_to(corpus.source).as_posix()
-        document_id = relative.encode("utf-8", "backslashreplace").decode()  # bytes that are not UTF-8 become escapes
+        # File names may contain bytes that are not UTF-8. They are written as escapes such as \udcff.
+        document_id = relative.encode("utf-8", "backslashreplace").decode()
         try:
             yield _read_file(path, document_id)
         except BadInput as error:
@@ -184,6 +205,7 @@ def _read_files(corpus: Corpus) -> Iterator[Document]:
 
 
 def _read_file(path: Path, document_id: str) -> Document:
+    """Read one file of a supported type; its file name is the title if the text has none."""
     _check_size(path)
     suffix = path.suffix.lower()
     title = ""
@@ -199,27 +221,34 @@ def _read_file(path: Path, document_id: str) -> Document:
 
 
 def _check_size(path: Path) -> None:
+    """Raise BadInput unless a path is a regular file of at most `MAX_DOCUMENT_BYTES` bytes."""
     try:
         check_regular_file(path)
         size = path.stat().st_size
     except OSError as error:
         raise _unreadable_file_error(path, error) from None
     if size > MAX_DOCUMENT_BYTES:
-        raise BadInput(f"{path} has {size:,} bytes; a document may have {MAX_DOCUMENT_BYTES:,}. Split it.")
+        raise BadInput(f"{path} is too large: {size:,} bytes; a document may have {MAX_DOCUMENT_BYTES:,}. Split it.")
 
 
 def _unreadable_file_error(path: Path, error: OSError) -> BadInput:
+    """Return the error for a file that the operating system cannot open or read."""
     return BadInput(f"{path} cannot be read: {error.strerror}. Fix its permissions or remove it from the folder.")
 
 
 def _read_text(path: Path) -> str:
+    """Read a text file as UTF-8, or an HTML file in the character set that it declares.
+
+    Raises:
+        BadInput: The file cannot be opened, is binary, or has another character set.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_DOCUMENT_BYTES)
     except OSError as error:
         raise _unreadable_file_error(path, error) from None
     if b"\0" in data:
-        raise BadInput(f"{path} holds binary data, not text. Rename it or remove it from the folder.")
+        raise BadInput(f"{path} holds binary data, not text. Give it another suffix or remove it from the folder.")
     charset = _find_declared_charset(data, path) if path.suffix.lower() in _HTML_SUFFIXES else "utf-8"
     try:
         return data.decode("utf-8-sig" if charset == "utf-8" else charset)
@@ -228,7 +257,11 @@ def _read_text(path: Path) -> str:
 
 
 def _find_declared_charset(data: bytes, path: Path) -> str:
-    """Return the Python name of the character set in a page's <meta> tag; UTF-8 if it has none."""
+    """Return the Python name of the character set in the <meta> tag of an HTML page, or utf-8 if it has none.
+
+    Raises:
+        BadInput: Browsers do not support this character set.
+    """
     match = re.search(rb"<meta[^>]*charset\s*=\s*[\"']?\s*([\w.:-]+)", data[:2048], re.IGNORECASE)
     declared = match.group(1).decode("ascii", "replace").lower() if match else "utf-8"
     try:
@@ -236,17 +269,19 @@ def _find_declared_charset(data: bytes, path: Path) -> str:
     except LookupError:
         charset = ""
     if charset not in _CHARSETS:
-        raise BadInput(f"{path} declares an unknown character set '{declared[:40]}'. Save it as UTF-8.")
+        raise BadInput(f"{path} declares an unknown character set '{declared[:40]}'. Save the page as UTF-8.")
     return charset
 
 
 def _find_markdown_title(text: str) -> str:
+    """Return the first heading of a Markdown text, or ''."""
     match = re.search(r"^#{1,6}[ \t]+(\S.*)$", text, re.MULTILINE)
+    # A heading may end in "##" (closed headings). A heading of nothing but "#" signs is kept as it is.
     return match.group(1).rstrip(" \t#") or match.group(1) if match else ""
 
 
 def _clean(text: str) -> str:
-    """Normalize line ends and replace lone surrogates, which cannot be written as UTF-8."""
+    """Normalize line ends, strip white space, and replace lone surrogates, which UTF-8 cannot represent."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     return text.encode("utf-8", "replace").decode("utf-8").strip()
 
@@ -260,6 +295,15 @@ def _read_records(path: Path) -> Iterator[Document]:
 
 
 def _parse_record(record: Mapping[str, Any], where: str) -> Document:
+    """Make a document from a JSONL record.
+
+    Args:
+        record: The parsed line, with `id`, `text` and optionally `title`.
+        where: The file and the line number, for error messages.
+
+    Raises:
+        BadInput: A field is missing or has the wrong type.
+    """
     document_id, text, title = record.get("id"), record.get("text"), record.get("title") or ""
     if not isinstance(text, str) or not text.strip():
         raise BadInput(f"{where} has no text. {_RECORD_FORMAT}")

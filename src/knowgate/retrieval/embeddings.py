@@ -1,7 +1,7 @@
-"""Embedding models: texts to unit vectors, with sentence-transformers (extra `local`) or an HTTP server.
+"""Embedding models, which turn texts into unit vectors: sentence-transformers (extra `local`) or an HTTP server.
 
-A model is the embedded MiniLM, other packaged weights (`mpnet`; `m3e` for Chinese), a hub name, a folder, or
-`openai:MODEL@URL` for any OpenAI-compatible `/embeddings` endpoint.
+You can name a packaged model of knowgate (`minilm`, `mpnet`, or `m3e` for Chinese), a model on the Hugging Face hub, a
+folder, or `openai:MODEL@URL` for any OpenAI-compatible `/embeddings` endpoint.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ _FINGERPRINTED_FILES = ("*.json", "*.safetensors", "*.bin", "*.txt", "*.model")
 
 
 def load_embedder(spec: str = DEFAULT_EMBEDDER) -> Embedder:
-    """Load an embedding model.
+    """Create an embedding model from its spec; local weights are loaded when they are first used.
 
     Args:
-        spec: `minilm`, `mpnet` or `m3e`; a hub name or a folder of sentence-transformers; or `openai:MODEL@URL`.
+        spec: `minilm`, `mpnet` or `m3e`; a hub name or a folder of sentence-transformers; or `openai:MODEL@URL` for a
+            server.
     """
     return RemoteEmbedder(spec) if spec.startswith(OPENAI_PREFIX) else SentenceEmbedder(spec)
 
 
 class SentenceEmbedder:
-    """An embedding model of sentence-transformers, loaded on first use, on the GPU if there is one.
+    """An embedding model that sentence-transformers runs on this machine. It is loaded on first use.
 
     Args:
-        spec: A packaged model, a hub name or a folder.
-        device: `cpu`, `cuda`, ...; chosen automatically by default.
-        batch_size: Texts per forward pass.
+        spec: A packaged model (`minilm`, `mpnet`, `m3e`), a hub name or a folder.
+        device: The device to run on, such as `cpu` or `cuda`. Default: the GPU if there is one.
+        batch_size: The number of texts per forward pass.
     """
 
     def __init__(self, spec: str = DEFAULT_EMBEDDER, *, device: str | None = None, batch_size: int = 64):
@@ -60,7 +61,10 @@ class SentenceEmbedder:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the files in a folder, wherever it is; of a hub name, its commit."""
+        """A hash that identifies the weights.
+
+        For a folder it covers the files but not the folder's path. For a hub name it covers the name and the commit.
+        """
         if self._folder is None:
             config = getattr(self._model[0].auto_model, "config", None)
             return sha256_text("hub", self.spec, str(getattr(config, "_commit_hash", None)))
@@ -72,7 +76,7 @@ class SentenceEmbedder:
 
     def embed(self, texts: Sequence[str]) -> Vector:
         """Return one unit vector per text, in order."""
-        with self._lock:  # tokenizers cannot be used by two threads at once
+        with self._lock:  # Two threads cannot use a tokenizer at the same time.
             vectors = self._model.encode(
                 list(texts),
                 batch_size=self._batch_size,
@@ -84,13 +88,15 @@ class SentenceEmbedder:
 
     @cached_property
     def _folder(self) -> Path | None:
-        _check_extra()  # before anything is downloaded
+        """The folder of the weights, downloading packaged weights if needed; None for a hub name."""
+        _check_extra()  # Checked first, so that nothing is downloaded in vain.
         if self.spec in PACKAGED_EMBEDDERS:
             return weights.fetch_weights(self.spec)
         return Path(self.spec) if Path(self.spec).is_dir() else None
 
     @cached_property
     def _model(self) -> Any:
+        """The loaded `SentenceTransformer`; raises WeightsError if it cannot be loaded."""
         _check_extra()
         from sentence_transformers import SentenceTransformer
         from transformers.utils import logging
@@ -103,11 +109,12 @@ class SentenceEmbedder:
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise WeightsError(
                 f"the embedding model '{self.spec}' cannot be loaded: {cause}. "
-                f"Use {', '.join(PACKAGED_EMBEDDERS)}, a folder of sentence-transformers, or a hub name."
+                f"Use {', '.join(PACKAGED_EMBEDDERS)}, a folder of sentence-transformers, or a name on the hub."
             ) from error
 
 
 def _check_extra() -> None:
+    """Raise MissingExtra unless the packages of the extra `local` are installed."""
     if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers", "sentence_transformers")):
         raise MissingExtra("embedding texts", "local")
 
@@ -115,20 +122,24 @@ def _check_extra() -> None:
 class RemoteEmbedder:
     """An embedding model behind an OpenAI-compatible `/embeddings` endpoint.
 
-    The API key comes from KNOWGATE_EMBED_KEY or OPENAI_API_KEY. The fingerprint covers only the model name and the
-    address, because a client cannot see which weights a server runs.
+    The API key is read from the environment variable KNOWGATE_EMBED_KEY or OPENAI_API_KEY. The fingerprint covers only
+    the model name and the address, because a client cannot see which weights a server runs.
 
     Args:
-        spec: `openai:MODEL@URL`, the URL up to and including `/v1`.
-        transport: Replaces the network in tests.
+        spec: `openai:MODEL@URL`. The URL usually ends in `/v1`.
+        transport: An httpx transport that replaces the network in tests.
+
+    Raises:
+        BadSetting: The spec has another form, or its URL contains a login.
     """
 
     def __init__(self, spec: str, *, transport: httpx.BaseTransport | None = None):
         match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://\S+)", spec.removeprefix(OPENAI_PREFIX))
         if match is None or httpx.URL(match["url"]).userinfo:
             raise BadSetting(
-                f"'{redact_message(redact_secrets(spec))}' is not an embedding server. Write openai:MODEL@URL, with the "
-                f"URL up to /v1, and put the API key into {EMBEDDING_KEY_VARIABLES[0]}."
+                f"'{redact_message(redact_secrets(spec))}' is not the address of an embedding server. Write "
+                "openai:MODEL@URL with a URL that ends in /v1 and contains no login, and put the API key into the "
+                f"environment variable {EMBEDDING_KEY_VARIABLES[0]}."
             )
         self.spec, self._model = spec, match["model"]
         self._server = JsonClient(
@@ -147,19 +158,22 @@ class RemoteEmbedder:
         vectors = np.concatenate(self._server.map(self._embed_batch, batches))
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all() or (norms == 0).any():
-            raise ServerError(f"{self._server.name} returned a vector of zeros or with a value that is not a number.")
+            raise ServerError(
+                f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN or infinite."
+            )
         return np.asarray(vectors / norms, dtype=np.float32)
 
     def _embed_batch(self, texts: Sequence[str]) -> Vector:
-        inputs = [replace_surrogates(text) or " " for text in texts]  # servers reject empty texts
+        inputs = [replace_surrogates(text) or " " for text in texts]  # Servers reject empty texts, but not a space.
         body = {"model": self._model, "input": inputs, "encoding_format": "float"}
         return self._parse_vectors(self._server.request_json("POST", "/embeddings", body=body), len(texts))
 
     def _parse_vectors(self, response: Any, n: int) -> Vector:
+        """Return the n vectors of a response in the order of the texts; raise ServerError if any is missing."""
         rows = response.get("data") if isinstance(response, dict) else None
         if not isinstance(rows, list) or len(rows) != n:
             raise ServerError(
-                f"{self._server.name} returned no list of {n} vectors under 'data'. Check the URL; most end in /v1."
+                f"{self._server.name} returned no list of {n} vectors under 'data'. Check the URL: most end in /v1."
             )
         try:
             ordered = sorted(rows, key=lambda row: int(row["index"]))
@@ -169,20 +183,33 @@ class RemoteEmbedder:
                 f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number."
             ) from None
         if vectors.ndim != 2 or not vectors.shape[1]:
-            raise ServerError(f"{self._server.name} returned vectors of different lengths.")
+            raise ServerError(
+                f"{self._server.name} returned vectors that are empty or differ in length. Check the model."
+            )
         return vectors.astype(np.float32)
 
 
 def _auth_headers() -> dict[str, str]:
+    """Return the header with the API key from the first environment variable that is set; {} if none is."""
     keys = (os.environ.get(name, "").strip() for name in EMBEDDING_KEY_VARIABLES)
     key = next(filter(None, keys), "")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def check_vectors(vectors: Vector, n: int) -> Vector:
-    """Return the vectors unchanged; raise ModelError unless there are n of them and every value is a number."""
+    """Check the output of an embedding model and return it unchanged.
+
+    Args:
+        vectors: What the model returned.
+        n: The number of texts that were embedded.
+
+    Raises:
+        ModelError: There is not exactly one vector per text, or a value is NaN or infinite.
+    """
     if vectors.ndim != 2 or len(vectors) != n:
-        raise ModelError(f"the embedding model returned an array of shape {vectors.shape} for {n} texts.")
+        raise ModelError(
+            f"the embedding model returned an array of shape {vectors.shape} for {n} texts, not {n} vectors."
+        )
     if not np.isfinite(vectors).all():
         raise ModelError("the embedding model returned values that are not numbers (NaN or infinite).")
     return vectors

@@ -1,13 +1,13 @@
 """Extract plain text from HTML pages and PDF files.
 
-HTML: paragraphs are kept, scripts and styles dropped, navigation is not told apart from content. Hostile pages must
-not take longer than others, so the parser here is linear in the length of the page. Tags end where the HTML standard
-(section 13.2.5) ends them. Other parsers are not linear: Python's html.parser searches the rest of the page again after
-every unclosed quote or comment; selectolax 1.0.2 takes 0.6 s for 10,000 nested <div>, 14 s for 40,000 (200 kB), in
-native code that cannot be interrupted.
+HTML: Paragraphs are kept, scripts and styles are dropped. Navigation menus are kept, because they cannot be told apart
+from content. A hostile page must not take longer than others, so this parser takes linear time in the length of the
+page. Tags end where the HTML standard (section 13.2.5) ends them. Other parsers are not linear. Python's html.parser
+searches the rest of the page again after every unclosed quote or comment. selectolax 1.0.2 takes 0.6 s for 10,000
+nested <div> and 14 s for 40,000 (200 kB), in native code that cannot be interrupted.
 
-PDF: pypdf (extra `pdf`) runs in a process of its own (`pdf_worker.py`), which is killed when a file takes too long.
-Scanned pages have no text; there is no OCR.
+PDF: pypdf (extra `pdf`) runs in a separate process (`pdf_worker.py`), which is killed when a file takes too long.
+Scanned pages give no text, because there is no OCR.
 """
 
 from __future__ import annotations
@@ -51,7 +51,14 @@ _INVALID_REFERENCE = re.compile(r"&#(?:[0-9]{10,}|[xX][0-9a-fA-F]{10,});?")  # c
 
 
 class HtmlToken(NamedTuple):
-    """A text or a tag of a page; `<br/>` both opens and closes."""
+    """A piece of text or a tag of an HTML page.
+
+    Args:
+        text: The text; '' for a tag.
+        tag: The lower-case name of the tag; '' for a text.
+        opens: Whether this is a start tag.
+        closes: Whether this is an end tag. A tag such as `<br/>` both opens and closes.
+    """
 
     text: str = ""
     tag: str = ""
@@ -61,7 +68,12 @@ class HtmlToken(NamedTuple):
 
 @dataclass(frozen=True)
 class HtmlPage:
-    """The title of a page (its <title>, else its first <h1>, else '') and its text."""
+    """The plain text of an HTML page.
+
+    Args:
+        title: The <title> of the page, else its first <h1>, else ''.
+        text: The visible text, with blank lines between paragraphs.
+    """
 
     title: str
     text: str
@@ -78,7 +90,7 @@ def read_html(markup: str) -> HtmlPage:
 
 
 def tokenize_html(markup: str) -> Iterator[HtmlToken]:
-    """Yield the texts and tags of a page in order."""
+    """Yield the texts and tags of an HTML page in order; comments and unclosed tags are left out."""
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
@@ -89,24 +101,34 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
         tag = _TAG.match(markup, start)
         other = None if tag else _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
         position = tag.end() if tag else other.end() if other else start + 1
-        if not tag and not other:
+        if not tag and not other:  # A "<" that starts no tag is text.
             yield HtmlToken("<")
         if tag and tag["close"]:
             name, is_end_tag = tag["name"].lower(), bool(tag["end"])
             is_self_closing = markup[position - 2] == "/"
             yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
+            # The content of <script> and <style> is not HTML: skip to the end tag.
             if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:
                 end_tag = _RAW_TEXT_END[name].search(markup, position)
                 position = end_tag.start() if end_tag else len(markup)
 
 
 def _unescape(text: str) -> str:
+    """Replace character references such as `&amp;`; numbers too large for a character become U+FFFD."""
     return html.unescape(_INVALID_REFERENCE.sub("\ufffd", text)) if "&" in text else text
 
 
 @dataclass
 class _TextBuilder:
-    """Collects the visible text of a page; only the first <title> and the first <h1> count as headings."""
+    """Collects the visible text, the first <title> and the first <h1> of an HTML page.
+
+    Args:
+        body: The pieces of visible text and line breaks so far.
+        headings: The pieces of text in the first <title> and in the first <h1>.
+        closed_headings: The headings that are complete. Later tags of the same name are ordinary text.
+        open_heading: The heading that is being read; '' outside of headings.
+        open_hidden_tags: The open tags whose content is not visible, such as <script>; the innermost comes last.
+    """
 
     body: list[str] = field(default_factory=list)
     headings: dict[str, list[str]] = field(default_factory=lambda: {"title": [], "h1": []})
@@ -115,6 +137,7 @@ class _TextBuilder:
     open_hidden_tags: list[str] = field(default_factory=list)
 
     def add(self, token: HtmlToken) -> None:
+        """Process the next token of the page."""
         if not token.tag:
             self._add_text(token.text)
         if token.opens:
@@ -123,6 +146,7 @@ class _TextBuilder:
             self._close(token.tag)
 
     def get_heading(self, tag: str) -> str:
+        """Return the text of the first `title` or `h1`; '' if the page has none."""
         return " ".join("".join(self.headings[tag]).split())
 
     def _open(self, tag: str) -> None:
@@ -149,6 +173,7 @@ class _TextBuilder:
             self.body.append(re.sub(r"\s+", " ", text))
 
     def _add_break(self, tag: str) -> None:
+        """Add the white space that a tag stands for: a line, a space between cells, or a blank line."""
         if tag in _LINE_TAGS:
             self.body.append("\n")
         elif tag not in _INLINE_TAGS:
@@ -157,7 +182,7 @@ class _TextBuilder:
 
 # --- PDF ------------------------------------------------------------------------------------------
 
-PDF_TIMEOUT = 60.0  # seconds per file; a thousand pages take about 30
+PDF_TIMEOUT = 60.0  # seconds per file; a file of a thousand pages takes about 30 seconds
 PDF_WORKER = Path(__file__).with_name("pdf_worker.py")
 
 
@@ -176,20 +201,31 @@ def read_pdf(path: Path, *, timeout: float = PDF_TIMEOUT) -> str:
     if response.get("problem") == "encrypted":
         raise BadInput(f"{path} is encrypted. Save it without a password or remove it from the folder.")
     if "text" not in response:
-        problem = response.get("problem") or "the process that reads it ended"
+        problem = response.get("problem") or "the process that reads PDF files crashed"
         raise BadInput(f"{path} cannot be read as PDF: {problem}. Repair it or remove it from the folder.")
     return response["text"]
 
 
 class PdfReaderProcess:
-    """A worker process that reads one PDF at a time; started when needed, replaced after a timeout."""
+    """A worker process that reads one PDF file at a time.
+
+    It starts when the first file is read, and is replaced after a crash or a timeout. Concurrent calls wait their turn.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, timeout: float) -> dict[str, str]:
-        """Return the worker's response for a file, {"text": ...} or {"problem": ...}; {} if the worker died."""
+        """Read a PDF file in the worker process.
+
+        Args:
+            path: The file.
+            timeout: The time limit in seconds. A worker that takes longer is killed.
+
+        Returns:
+            {"text": ...}, or {"problem": ...} if the file cannot be read, or {} if the worker crashed.
+        """
         with self._lock:
             process = self._ensure_running()
             timed_out = threading.Event()
@@ -201,30 +237,34 @@ class PdfReaderProcess:
                 timer.cancel()
             if timed_out.is_set():
                 self.close()
-                return {"problem": f"it took longer than {timeout:g} seconds"}
+                return {"problem": f"reading it took longer than {timeout:g} seconds"}
             return response
 
     def close(self) -> None:
+        """Kill the worker process, if it is running."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
             self._process = None
 
     def _ensure_running(self) -> Any:
+        """Return the worker process, starting a new one if none is running."""
         if self._process is None or self._process.poll() is not None:
             self.close()
-            command = [sys.executable, "-P", str(PDF_WORKER)]  # -P: modules beside the worker must not be importable
+            # With -P, Python does not import modules from the worker's folder, which could shadow standard ones.
+            command = [sys.executable, "-P", str(PDF_WORKER)]
             self._process = subprocess.Popen(  # our own file, in this Python  # nosec B603
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         return self._process
 
     def _request(self, process: Any, path: Path) -> dict[str, str]:
+        """Send a path to the worker and return its response; {} if the worker ended without one."""
         try:
             process.stdin.write(json.dumps(str(path.absolute())).encode() + b"\n")
             process.stdin.flush()
             line = process.stdout.readline()
-        except OSError:  # the worker was killed meanwhile
+        except OSError:  # The worker was killed in the meantime.
             line = b""
         if not line:
             self.close()
@@ -234,12 +274,14 @@ class PdfReaderProcess:
 
 
 def _kill(process: Any, timed_out: threading.Event) -> None:
+    """Kill the worker and set `timed_out`, which tells a timeout from a crash."""
     timed_out.set()
     process.kill()
 
 
 @cache
 def _get_pdf_process() -> PdfReaderProcess:
+    """Return the worker that all threads share; it is killed when Python exits."""
     process = PdfReaderProcess()
     atexit.register(process.close)
     return process

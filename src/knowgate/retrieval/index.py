@@ -1,6 +1,7 @@
-"""Build an index folder or update one: only new and changed documents are embedded again.
+"""Build or update an index folder. An update embeds only new and changed documents.
 
-The new folder replaces the old one when it is complete; until then the old one stays usable.
+The new index is written to a temporary folder, which replaces the old index when it is complete. Until then, the old
+index stays usable.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from knowgate.retrieval.passage_store import PassageStore, PassageWriter
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Vector
 
-MAX_NAMED_PROBLEMS = 5
-NO_TEXT = "no text"  # the key of files without text in IndexReport.skipped
-_PROGRESS_EVERY = 100  # documents
+MAX_NAMED_PROBLEMS = 5  # unreadable documents that a summary names
+NO_TEXT = "no text"  # the key under which IndexReport.skipped counts files without text
+_PROGRESS_EVERY = 100  # documents between two calls of the progress callback
 
 
 class IndexOptions(Options):
@@ -42,26 +43,26 @@ class IndexOptions(Options):
 
     kind: IndexKind = Field(
         default="bm25",
-        description="Index for search by shared words (bm25), by meaning (dense) or both (hybrid).",
+        description="How to search the documents: by shared words (bm25), by meaning (dense) or both (hybrid).",
         json_schema_extra={"flag_name": "retriever"},
     )
-    max_words: Count = Field(default=MAX_PASSAGE_WORDS, description="Longest passage in words.")
+    max_words: Count = Field(default=MAX_PASSAGE_WORDS, description="Maximum length of a passage in words.")
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What an index holds and what building it changed.
+    """The contents of an index, and what changed since its previous version.
 
     Args:
         documents: The number of documents in the index.
         passages: The number of passages in the index.
-        added: Documents that are new.
-        changed: Documents whose text changed.
-        removed: Documents that are gone.
-        unchanged: Documents that stayed the same.
-        skipped: Counts files that were not indexed, by suffix; those without text under `no text`.
-        written: False if nothing had changed, so that the folder was left untouched.
-        problems: Documents that could not be read, and why. They are not in the index.
+        added: The number of new documents.
+        changed: The number of documents whose text changed.
+        removed: The number of documents that no longer exist.
+        unchanged: The number of documents that stayed the same.
+        skipped: The number of files that were not indexed, by suffix. Files without text are counted as `no text`.
+        written: Whether the folder was written. False if nothing changed.
+        problems: The documents that could not be read, with the reason for each. They are not in the index.
     """
 
     documents: int
@@ -75,21 +76,23 @@ class IndexReport:
     problems: Mapping[str, str] = field(default_factory=dict)
 
     def summarize_problems(self) -> str:
-        """Count the documents that could not be read and name the first ones; '' if there are none."""
+        """Return a line that counts the documents that could not be read and names the first five; '' if none."""
         if not self.problems:
             return ""
         first = list(self.problems.items())[:MAX_NAMED_PROBLEMS]
         names = "; ".join(f"{name!a}: {' '.join(reason.split())[:300]}" for name, reason in first)
         more = f"; and {len(self.problems) - MAX_NAMED_PROBLEMS} more" if len(self.problems) > len(first) else ""
-        return f"{len(self.problems)} could not be read and are left out: {names}{more}"
+        return (
+            f"{len(self.problems)} of the documents could not be read and will be missing from the index: {names}{more}"
+        )
 
 
 class _NothingChangedError(Exception):
-    """Raised inside `atomic_folder` to keep the existing folder."""
+    """Raised inside `atomic_folder` to discard the new folder and keep the existing one."""
 
 
 def _ignore_progress(stage: str, done: int, total: int) -> None:
-    """Do nothing."""
+    """Do nothing; the default progress callback."""
 
 
 @with_options(IndexOptions)
@@ -101,34 +104,39 @@ def build_index(
     progress: ProgressCallback = _ignore_progress,
     options: IndexOptions,
 ) -> IndexReport:
-    """Index documents, or update an existing index of them.
+    """Build a search index of documents, or update an existing index.
+
+    An update embeds only new and changed documents. If nothing changed, the folder is left untouched.
 
     Args:
-        source: A folder of documents (txt, md, html, pdf), or a JSONL file of {"id", "title", "text"}.
+        source: A folder of documents (txt, md, html, pdf), or a JSONL file of {"id", "title", "text"} records.
         out: The index folder to write.
-        embedder: Embedding model for `kind` dense and hybrid: an object or a spec of `load_embedder`. Default: minilm.
-        progress: Called with (stage, done, total) during the work; total is 0 while unknown.
-        options: See below; the fields can be passed as keywords.
+        embedder: The embedding model for the kinds `dense` and `hybrid`, as an object or as a spec for
+            `load_embedder`. Default: `minilm`.
+        progress: Called during the work with the stage, the number of finished items and their total. The total is 0
+            while it is unknown.
+        options: The fields of `IndexOptions`. You can also pass them as keyword arguments.
 
     Returns:
-        What the index holds and what changed.
+        A report of what the index contains and what changed.
 
     Raises:
-        BadInput: There are no documents, or `out` holds something other than an index.
+        BadInput: There are no documents with text, or `out` contains something other than an index.
+        BadSetting: `embedder` was given for the kind `bm25`, which uses none.
 
     Example:
         >>> build_index("docs", "docs.index", kind="hybrid")  # doctest: +SKIP
     """
     source, out = expand_path(source), expand_path(out)
     if out.exists() and not (out.is_dir() and index_folder.is_replaceable(out)):
-        raise BadInput(f"'{out}' exists and is not an index. Choose a new or empty folder.")
+        raise BadInput(f"'{out}' exists and is not an index, so it is not overwritten. Choose a new or empty folder.")
     corpus = find_documents(source)
     embedding_model = _choose_embedder(options.kind, embedder)
     settings = _make_settings(options, embedding_model)
     written = True
     try:
         with atomic_folder(out.resolve()) as folder:
-            previous = read_previous_index(out)  # inside, where no other process writes it
+            previous = read_previous_index(out)  # read here, because `atomic_folder` holds a lock
             scan = CorpusScan(folder, previous, options.max_words)
             scan.read(corpus, progress)
             manifest = _make_manifest(options.kind, settings, scan)
@@ -142,14 +150,18 @@ def build_index(
 
 
 def _choose_embedder(kind: IndexKind, embedder: str | Embedder | None) -> Embedder | None:
+    """Return the embedding model of an index, loading the default one if needed; None for the kind bm25."""
     if kind == "bm25":
         if embedder is not None:
-            raise BadSetting("kind='bm25' uses no `embedder`. Choose kind='dense' or kind='hybrid', or leave it out.")
+            raise BadSetting(
+                "kind='bm25' uses no `embedder`. Leave `embedder` out, or choose kind='dense' or 'hybrid'."
+            )
         return None
     return load_embedder(embedder or DEFAULT_EMBEDDER) if isinstance(embedder, str | None) else embedder
 
 
 def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSettings:
+    """Return the settings to store in the manifest of the index."""
     stem = None if options.kind == "dense" else can_stem()
     if embedder is None:
         return IndexSettings(options.max_words, stem)
@@ -158,7 +170,11 @@ def _make_settings(options: IndexOptions, embedder: Embedder | None) -> IndexSet
 
 
 def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -> IndexManifest:
-    """Make the manifest; its fingerprint does not cover the embedder's path, because moving a model changes nothing."""
+    """Make the manifest of a scanned corpus.
+
+    The fingerprint covers the settings, and the id and hash of each document. It does not cover the path of the
+    embedding model, because moving a model changes no vectors.
+    """
     method = json.dumps([kind, settings.max_words, settings.stem, settings.embedder_fingerprint])
     fingerprint = sha256_texts(itertools.chain([method], scan.read_ids_and_hashes()))
     return IndexManifest(kind, settings, scan.documents, len(scan.previous_rows), fingerprint)
@@ -166,25 +182,34 @@ def _make_manifest(kind: IndexKind, settings: IndexSettings, scan: CorpusScan) -
 
 @dataclass(frozen=True)
 class PreviousIndex:
-    """The index that is updated; empty if there is none that can be used."""
+    """The index that an update starts from; all fields are empty if there is no usable one.
+
+    Args:
+        manifest: Its manifest.
+        rows: Its documents by id.
+        vectors: Its vectors, if its kind has them.
+    """
 
     manifest: IndexManifest | None = None
     rows: Mapping[str, DocumentRow] = field(default_factory=dict)
     vectors: Vector | None = None
 
     def find(self, document_id: str, max_words: int) -> DocumentRow | None:
-        """Return the row of a document if its passages were split to the same size."""
+        """Return the entry of a document, or None if it is new or was split with another `max_words`."""
         has_same_size = self.manifest is not None and self.manifest.settings.max_words == max_words
         return self.rows.get(document_id) if has_same_size else None
 
     def get_vectors(self, embedder: Embedder) -> Vector | None:
-        """Return the vectors if the same embedding model made them."""
+        """Return the vectors of the index, or None if another embedding model made them."""
         is_same = self.manifest and self.manifest.settings.embedder_fingerprint == embedder.fingerprint
         return self.vectors if is_same else None
 
 
 def read_previous_index(folder: Path) -> PreviousIndex:
-    """Read the index in a folder; a missing or broken one, or one of another version, counts as empty."""
+    """Read the existing index in a folder completely, before it is updated.
+
+    Returns an empty `PreviousIndex` if the index is missing, damaged or of another version, so that it is rebuilt.
+    """
     try:
         manifest = index_folder.read_index_manifest(folder)
         index_folder.check_index_files(folder, manifest)
@@ -201,18 +226,18 @@ def read_previous_index(folder: Path) -> PreviousIndex:
 
 @dataclass
 class CorpusScan:
-    """Reads all documents once, writes them and their passages, and compares them with the previous index.
+    """Reads all documents once, writes their passages, and counts what changed since the previous index.
 
     Args:
-        folder: The folder that is written.
+        folder: The folder to write.
         previous: The index that is updated.
-        max_words: The most words in a passage.
-        documents: The number of documents with text.
-        previous_rows: For each passage its row in the previous index, or -1 if it is new.
-        added: Documents that the previous index lacks.
-        changed: Documents whose text differs from the previous index.
-        without_text: Documents without text.
-        problems: Documents that could not be read, and why.
+        max_words: The maximum number of words in a passage.
+        documents: The number of documents with text so far.
+        previous_rows: For each passage its row in the previous index, or -1 if its document is new or changed.
+        added: The number of documents that the previous index lacks.
+        changed: The number of documents whose text differs from the previous index.
+        without_text: The number of documents without text.
+        problems: The documents that could not be read, with the reason for each.
     """
 
     folder: Path
@@ -226,7 +251,11 @@ class CorpusScan:
     problems: dict[str, str] = field(default_factory=dict)
 
     def read(self, corpus: Corpus, progress: ProgressCallback) -> None:
-        """Read the documents and write `documents.jsonl` and the passages."""
+        """Read all documents and write `documents.jsonl` and the passages.
+
+        Raises:
+            BadInput: No document contains text.
+        """
         self.problems.update(corpus.problems)
         path = self.folder / index_folder.DOCUMENTS_FILE
         with PassageWriter(self.folder) as writer, path.open("w", encoding="utf-8", newline="\n") as file:
@@ -238,11 +267,17 @@ class CorpusScan:
                     progress("read", number, corpus.total)
         if not self.documents:
             problem = f" {next(iter(self.problems.values()))}" if self.problems else ""
-            raise BadInput(f"the documents of '{corpus.source}' contain no text.{problem}")
+            raise BadInput(
+                f"the documents of '{corpus.source}' contain no text, so there is nothing to index.{problem}"
+            )
         progress("read", number, corpus.total)
 
     def _add(self, document: Document, writer: PassageWriter) -> DocumentRow | None:
-        """Write the passages of a document; return its row, or None if it has no text."""
+        """Write the passages of a document and compare it with the previous index.
+
+        Returns:
+            The entry for `documents.jsonl`, or None if the document has no text or could not be read.
+        """
         if document.problem:
             self.problems[document.id] = document.problem
             return None
@@ -263,14 +298,18 @@ class CorpusScan:
         return row
 
     def read_ids_and_hashes(self) -> Iterator[str]:
-        """Yield id and hash of each document from the file; a list of millions would take gigabytes."""
+        """Yield the id and the hash of each document in turn.
+
+        They are read from the file, because a list of millions of documents would take gigabytes of memory.
+        """
         with (self.folder / index_folder.DOCUMENTS_FILE).open(encoding="utf-8") as file:
             for line in file:
                 record = json.loads(line)
                 yield from (record["id"], record["sha256"])
 
     def make_report(self, corpus: Corpus, written: bool) -> IndexReport:
-        remaining = self.documents - self.added
+        """Return the report of a finished scan."""
+        remaining = self.documents - self.added  # documents that the previous index has, too
         return IndexReport(
             documents=self.documents,
             passages=len(self.previous_rows),
@@ -287,7 +326,10 @@ class CorpusScan:
 def _write_search_files(
     manifest: IndexManifest, scan: CorpusScan, *, embedder: Embedder | None, progress: ProgressCallback
 ) -> None:
-    """Write the BM25 scores and the vectors of the passages, as far as the kind of the index needs them."""
+    """Write the BM25 scores (kinds bm25 and hybrid) and the vectors (kinds dense and hybrid) of all passages.
+
+    With many vectors and faiss installed, also build the approximate index.
+    """
     folder, store = scan.folder, PassageStore(scan.folder)
     if manifest.kind != "dense":
         progress("bm25", 0, len(store))

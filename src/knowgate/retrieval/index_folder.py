@@ -1,7 +1,7 @@
-"""The files of an index folder: its manifest, its list of documents, and how each retriever opens it.
+"""The files of an index folder, and the functions that open it as a retriever.
 
-`index.json` says how the index was built and holds a digest of every file. `documents.jsonl` is a separate file, so
-that opening an index does not read a line per document. Passages, BM25 scores and vectors are memory-mapped.
+`index.json`, the manifest, says how the index was built and holds a digest of every file. The list of documents is a
+separate file, `documents.jsonl`, so that an index opens quickly. Passages, BM25 scores and vectors are memory-mapped.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class IndexSettings:
     """How documents were split and indexed.
 
     Args:
-        max_words: The most words in a passage.
-        stem: Whether words were stemmed; None without BM25.
-        embedder: The spec of the embedding model; '' without vectors.
-        embedder_fingerprint: Identifies its weights.
+        max_words: The maximum number of words in a passage.
+        stem: Whether words were stemmed. None if the index has no BM25 scores.
+        embedder: The spec of the embedding model. '' if the index has no vectors.
+        embedder_fingerprint: A hash that identifies the weights of the embedding model.
     """
 
     max_words: Annotated[int, NumberRange(1)]
@@ -59,15 +59,15 @@ class IndexSettings:
 
 @dataclass(frozen=True)
 class IndexManifest:
-    """The contents of `index.json`.
+    """The contents of `index.json`, which describes an index.
 
     Args:
-        kind: Which retrievers the index serves.
-        settings: How it was built.
+        kind: How the index can be searched: `bm25`, `dense` or `hybrid` (both).
+        settings: How the index was built.
         documents: The number of documents.
         passages: The number of passages.
-        fingerprint: Identifies the documents and settings.
-        files: The digest of each file; empty in indexes of early versions.
+        fingerprint: A hash that identifies the documents and the settings.
+        files: The digest of each file. Early versions of knowgate wrote none.
     """
 
     kind: IndexKind
@@ -79,35 +79,45 @@ class IndexManifest:
 
 
 def write_index_manifest(folder: Path, manifest: IndexManifest) -> None:
-    """Write `index.json` with the digests of all other files, so it must be written last."""
+    """Write `index.json`, which holds the digests of all other files. Call this after they are written."""
     record = {**dataclasses.asdict(manifest), "files": compute_digests(folder, exclude=[MANIFEST_FILE])}
     write_json(folder / MANIFEST_FILE, {"format": INDEX_FORMAT, "version": INDEX_VERSION, **record})
 
 
 def read_index_manifest(folder: Path) -> IndexManifest:
-    """Read and check `index.json`; raise BrokenIndex if this is not an index that can be opened."""
+    """Read and check the manifest `index.json` of an index folder.
+
+    Raises:
+        BrokenIndex: The folder is not an index, or the index is damaged or of another version.
+    """
     if not (folder / MANIFEST_FILE).is_file():
         raise broken_index_error(folder, f"there is no {MANIFEST_FILE}")
     with _report_damage(folder):
         record = read_json(folder / MANIFEST_FILE)
     if not isinstance(record, dict) or record.get("format") != INDEX_FORMAT:
-        raise broken_index_error(folder, f"{MANIFEST_FILE} was not written by knowgate")
+        raise broken_index_error(folder, f"{MANIFEST_FILE} is not the manifest of a knowgate index")
     if record.get("version") != INDEX_VERSION:
         version = str(record.get("version"))[:40]
-        raise broken_index_error(folder, f"it has version {version}, this knowgate reads version {INDEX_VERSION}")
+        raise broken_index_error(folder, f"it has version {version}, but this knowgate reads version {INDEX_VERSION}")
     check_artifact_folder(folder, lambda problem: broken_index_error(folder, problem))
     with _report_damage(folder):
         return read_record(IndexManifest, record, MANIFEST_FILE, ignore_unknown=True)
 
 
 def check_index_files(folder: Path, manifest: IndexManifest, names: Collection[str] = INDEX_FILES) -> None:
-    """Raise BrokenIndex if one of the named files, or a file in a named folder, changed since it was written."""
+    """Raise BrokenIndex if a file of an index changed since it was written.
+
+    Args:
+        folder: The index folder.
+        manifest: Its manifest, which holds the digests.
+        names: The files and subfolders to check. Default: all.
+    """
     files = {path: digest for path, digest in manifest.files.items() if path.partition("/")[0] in names}
     check_digests(folder, files, lambda problem: broken_index_error(folder, problem))
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Return whether a folder is empty or holds only an index, intact or damaged, so that it may be overwritten."""
+    """Return whether a folder may be overwritten: it is empty, or contains only an index, intact or damaged."""
     names = {path.name for path in folder.iterdir()}
     if not names:
         return True
@@ -121,13 +131,13 @@ def is_replaceable(folder: Path) -> bool:
 
 
 def broken_index_error(folder: Path, problem: str) -> BrokenIndex:
-    """Return the error for an index folder that cannot be opened."""
+    """Return the error for an index folder that cannot be opened, where `problem` says why."""
     return BrokenIndex(f"the index '{folder}' cannot be opened: {problem}. Rebuild it with `knowgate index`.")
 
 
 @contextlib.contextmanager
 def _report_damage(folder: Path, file: str = "") -> Iterator[None]:
-    """Turn errors about a damaged file into BrokenIndex."""
+    """Raise errors about missing or damaged files as BrokenIndex, naming the index folder and the file."""
     try:
         yield
     except (BadInput, OSError, ValueError, TypeError, RuntimeError) as error:  # faiss raises RuntimeError
@@ -140,7 +150,14 @@ def _report_damage(folder: Path, file: str = "") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class DocumentRow:
-    """A document of an index: the hash of its text, and its passages `first` to `first + count - 1`."""
+    """A line of `documents.jsonl`: a document of an index.
+
+    Args:
+        id: The id of the document.
+        sha256: A hash of its title and text.
+        first: The row of its first passage. The passages of a document are adjacent.
+        count: The number of its passages.
+    """
 
     id: str
     sha256: str
@@ -149,6 +166,7 @@ class DocumentRow:
 
 
 def read_document_rows(folder: Path) -> Iterator[DocumentRow]:
+    """Yield the documents of an index in order; raise BrokenIndex at a damaged line."""
     with _report_damage(folder, DOCUMENTS_FILE):
         for number, record in read_jsonl(folder / DOCUMENTS_FILE):
             yield read_record(DocumentRow, record, f"line {number}")
@@ -158,14 +176,20 @@ def read_document_rows(folder: Path) -> Iterator[DocumentRow]:
 
 
 def open_bm25(folder: str | Path) -> Bm25Retriever:
-    """Open an index for BM25 search; an index of stemmed words needs PyStemmer, to stem the queries too."""
+    """Open an index folder for BM25 search.
+
+    If the index contains stemmed words, PyStemmer must be installed, because the queries are stemmed, too.
+
+    Raises:
+        BrokenIndex: The index is damaged, has no BM25 scores, or needs PyStemmer, which is not installed.
+    """
     folder = Path(folder)
     manifest = _read_manifest_for("bm25", folder, BM25_FOLDER, BM25_FILES)
     stem = bool(manifest.settings.stem)
     if stem and not can_stem():
         raise BrokenIndex(
-            f"the index '{folder}' holds stemmed words, and PyStemmer is not installed. Install it: "
-            "pip install 'knowgate[stem]', or rebuild the index without it: `knowgate index`."
+            f"the index '{folder}' contains stemmed words, but PyStemmer is not installed. Install it with "
+            "pip install 'knowgate[stem]', or rebuild the index without stemming with `knowgate index`."
         )
     return Bm25Retriever(
         open_bm25_matrix(folder, manifest),
@@ -176,11 +200,14 @@ def open_bm25(folder: str | Path) -> Bm25Retriever:
 
 
 def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.DenseRetriever:
-    """Open an index for dense search.
+    """Open an index folder for dense search, which finds passages by meaning.
 
     Args:
         folder: The index folder.
-        embedder: The embedding model the index was built with; loaded from the manifest by default.
+        embedder: The embedding model that the index was built with. Default: load the one that the manifest names.
+
+    Raises:
+        BrokenIndex: The index is damaged, has no vectors, or was built with another embedding model.
     """
     folder = Path(folder)
     manifest = _read_manifest_for("dense", folder, VECTORS_FILE, DENSE_FILES)
@@ -191,7 +218,7 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.De
         raise broken_index_error(
             folder,
             f"it was built with the embedding model '{settings.embedder}' of fingerprint "
-            f"{settings.embedder_fingerprint[:12]}, the model here has {embedder.fingerprint[:12]}",
+            f"{settings.embedder_fingerprint[:12]}, but the present model has {embedder.fingerprint[:12]}",
         )
     return dense.DenseRetriever(
         _open_vector_search(folder, vectors),
@@ -203,41 +230,49 @@ def open_dense(folder: str | Path, embedder: Embedder | None = None) -> dense.De
 
 
 def open_hybrid(folder: str | Path, embedder: Embedder | None = None) -> HybridRetriever:
-    """Open an index for BM25 and dense search, fused by rank."""
+    """Open an index folder for BM25 and dense search, whose rankings are merged (see `open_dense`)."""
     return HybridRetriever([open_bm25(folder), open_dense(folder, embedder)])
 
 
 def _read_manifest_for(kind: str, folder: Path, required: str, names: Collection[str]) -> IndexManifest:
+    """Read the manifest of an index and check that the index can be searched as `kind`.
+
+    Args:
+        kind: `bm25` or `dense`.
+        folder: The index folder.
+        required: The file or subfolder that this kind of search needs.
+        names: The files and subfolders whose digests are checked.
+    """
     manifest = read_index_manifest(folder)
     if not (folder / required).exists():
         raise BrokenIndex(
             f"the index '{folder}' was built as '{manifest.kind}' and cannot be searched as '{kind}'. "
-            "Rebuild it with kind='hybrid' for both."
+            "Rebuild it with kind='hybrid' to search it both ways."
         )
     check_index_files(folder, manifest, names)
     return manifest
 
 
 def open_passage_store(folder: Path, manifest: IndexManifest) -> PassageStore:
-    """Open the passages of an index and check their number."""
+    """Open the passages of an index; raise BrokenIndex if their number differs from the manifest."""
     with _report_damage(folder):
         store = PassageStore(folder)
     if len(store) != manifest.passages:
-        raise broken_index_error(folder, f"it should hold {manifest.passages} passages and holds {len(store)}")
+        raise broken_index_error(folder, f"it should contain {manifest.passages} passages but contains {len(store)}")
     return store
 
 
 def open_bm25_matrix(folder: Path, manifest: IndexManifest) -> Any:
-    """Open the `bm25s.BM25` index and check its number of passages."""
+    """Open the BM25 scores of an index; raise BrokenIndex if they are damaged or belong to other passages."""
     with _report_damage(folder, BM25_FOLDER):
         matrix = load_bm25_matrix(folder / BM25_FOLDER)
     if matrix.scores["num_docs"] != manifest.passages:
-        raise broken_index_error(folder, f"{BM25_FOLDER} does not match the passages")
+        raise broken_index_error(folder, f"the files in '{BM25_FOLDER}' do not match the passages")
     return matrix
 
 
 def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
-    """Memory-map the vectors of an index and check their shape."""
+    """Memory-map the vectors of an index; raise BrokenIndex if they are damaged or belong to other passages."""
     with _report_damage(folder, VECTORS_FILE):
         vectors: Vector = read_array(folder / VECTORS_FILE, kind=np.floating, axes=2)
     if len(vectors) != manifest.passages or vectors.dtype != np.float32 or not vectors.shape[1]:
@@ -246,7 +281,7 @@ def open_vectors(folder: Path, manifest: IndexManifest) -> Vector:
 
 
 def _open_vector_search(folder: Path, vectors: Vector) -> dense.VectorSearch:
-    """Open the approximate index if there is one and faiss is installed; otherwise search exactly."""
+    """Return an approximate search if the folder has a faiss index and faiss is installed, else an exact one."""
     if not (folder / ANN_FILE).exists() or not dense.has_faiss():
         return dense.ExactVectorSearch(vectors)
     with _report_damage(folder, ANN_FILE):
@@ -257,33 +292,45 @@ def _open_vector_search(folder: Path, vectors: Vector) -> dense.VectorSearch:
 
 
 class IndexedPassage(NamedTuple):
-    """A passage and its row in the index."""
+    """A passage and its position (row) in the index."""
 
     row: int
     passage: Passage
 
 
 def iterate_passages_by_document(folder: str | Path, seed: int = 0) -> Iterator[IndexedPassage]:
-    """Yield a random passage of each document, then a second one of each document that has more, and so on.
+    """Yield all passages of an index in random order, alternating between the documents.
 
-    The order of documents, and of the passages in each, depends only on ids and on the seed.
+    First comes one passage of each document, then a second one of each document that has more, and so on. The order
+    depends only on the document ids and the seed.
+
+    Args:
+        folder: The index folder.
+        seed: Changes the order.
     """
     path = Path(folder)
     if not path.is_dir():
-        raise BadSetting(f"the passages of '{folder}' cannot be listed: it is not an index folder.")
+        raise BadSetting(
+            f"the passages of '{folder}' cannot be listed, because it is not a folder. Name an index folder."
+        )
     store = open_passage_store(path, read_index_manifest(path))
     documents = sorted(read_document_rows(path), key=lambda document: _hash_for_order(seed, document.id))
     shuffled = [_shuffle_rows(document, seed) for document in documents]
-    for turn in range(max(map(len, shuffled), default=0)):
+    for position in range(max(map(len, shuffled), default=0)):
         for rows in shuffled:
-            if turn < len(rows):
-                yield IndexedPassage(rows[turn], store[rows[turn]])
+            if position < len(rows):
+                yield IndexedPassage(rows[position], store[rows[position]])
 
 
 def _shuffle_rows(document: DocumentRow, seed: int) -> list[int]:
+    """Return the rows of a document's passages in random order.
+
+    The order depends on the position of a passage within its document, not on its row, which other documents shift.
+    """
     rows = range(document.first, document.first + document.count)
     return sorted(rows, key=lambda row: _hash_for_order(seed, f"{document.id} {row - document.first}"))
 
 
 def _hash_for_order(seed: int, name: str) -> str:
+    """Return a sort key that gives a random but repeatable order; the constant must not change."""
     return sha256_text("in turn", str(seed), name)

@@ -1,6 +1,7 @@
-"""Passages on disk, read through a memory map, so that a corpus need not fit in memory.
+"""Store passages on disk and read them through a memory map, so that a corpus need not fit in memory.
 
-`passages.jsonl` holds one JSON object per line. `offsets.npy` holds the start of each line and the end of the file.
+`passages.jsonl` holds one JSON object per line. `offsets.npy` holds the position of the start of each line, followed by
+the length of the file.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ from knowgate.core.validation import check_regular_file, parse_json
 from knowgate.errors import BadInput, BrokenIndex
 from knowgate.types import Passage
 
-MAX_SCANNED_VALUES = 10_000_000  # larger arrays are not checked value by value, which would take seconds
+MAX_SCANNED_VALUES = 10_000_000  # the values of larger arrays are not checked, because that would take seconds
 MAX_ABSOLUTE_VALUE = 1e15  # far above any score or offset; larger values could overflow when multiplied
 
 PASSAGES_FILE, OFFSETS_FILE = "passages.jsonl", "offsets.npy"
 PASSAGE_FIELDS = {"id", "title", "text"}
-CACHED_PASSAGES = 16_384  # questions about one corpus often find the same passages
+CACHED_PASSAGES = 16_384  # passages kept in memory, because many questions find the same ones
 
 
 def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
-    """Memory-map a `.npy` file after checking its type, shape and values; pickled arrays are refused.
+    """Memory-map a `.npy` file after checking its type, shape and values.
+
+    Pickled arrays are rejected, because loading them could run code. The values are checked only if there are at most
+    `MAX_SCANNED_VALUES`.
 
     Args:
         path: The file.
-        kind: `np.integer` or `np.floating`.
-        axes: The number of dimensions.
+        kind: The expected type of the values, `np.integer` or `np.floating`.
+        axes: The expected number of dimensions.
 
     Raises:
-        BadInput: The file is damaged or holds something else.
+        BadInput: The file is damaged, or the type, the shape or a value is not as expected.
     """
     try:
         check_regular_file(path)
@@ -51,12 +55,16 @@ def read_array(path: Path, *, kind: Any, axes: int) -> NDArray[Any]:
     if not is_expected:
         raise BadInput(f"{path.name} has the wrong type or shape: {values.dtype}, {values.shape}.")
     if 0 < values.size <= MAX_SCANNED_VALUES and not float(np.abs(values).max()) < MAX_ABSOLUTE_VALUE:
-        raise BadInput(f"{path.name} holds values that are not numbers or out of range.")
+        raise BadInput(f"{path.name} contains values that are not numbers or are out of range.")
     return values
 
 
 class PassageWriter:
-    """Appends passages to a new store. Closing it writes the offsets."""
+    """Writes the passages of a new store. Use it as a context manager; leaving it writes the offsets.
+
+    Args:
+        folder: The folder to write. An existing `passages.jsonl` is overwritten.
+    """
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -67,6 +75,7 @@ class PassageWriter:
         return len(self._offsets) - 1
 
     def write(self, passages: Iterable[Passage]) -> None:
+        """Append passages to the store; their scores are not stored."""
         for passage in passages:
             record = {"id": passage.id, "title": passage.title, "text": passage.text}
             line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
@@ -82,16 +91,23 @@ class PassageWriter:
 
 
 class PassageStore(Sequence[Passage]):
-    """A read-only sequence of the passages in a folder.
+    """A read-only sequence of the passages that `PassageWriter` stored in a folder.
+
+    Opening it checks only the offsets. Reading a damaged passage raises BrokenIndex.
+
+    Args:
+        folder: The folder with `passages.jsonl` and `offsets.npy`.
 
     Raises:
-        BadInput, ValueError, OSError: The files are missing or damaged.
+        BadInput: A file is damaged.
+        ValueError: The two files do not belong together.
+        OSError: A file is missing or cannot be read.
     """
 
     def __init__(self, folder: Path):
         self._folder = folder
         offsets = read_array(folder / OFFSETS_FILE, kind=np.integer, axes=1)
-        self._offsets = np.asarray(offsets)  # indexing a memmap item by item is slow
+        self._offsets = np.asarray(offsets)  # reading single items of a np.memmap object is slow
         self._read_cached = functools.lru_cache(maxsize=CACHED_PASSAGES)(self._read)
         check_regular_file(folder / PASSAGES_FILE)
         with (folder / PASSAGES_FILE).open("rb") as file:
@@ -112,12 +128,13 @@ class PassageStore(Sequence[Passage]):
             return [self._read(index) for index in range(*row.indices(len(self)))]
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        return self._read_cached(row % len(self))
+        return self._read_cached(row % len(self))  # the modulo turns a negative row into a position from the start
 
     def _read_line(self, row: int) -> bytes:
         return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]
 
     def _read(self, row: int) -> Passage:
+        """Read and check one passage; raise BrokenIndex if its line is damaged."""
         try:
             record = parse_json(self._read_line(row).decode(), "it")
             return Passage(**record) if _is_plain_record(record) else read_record(Passage, record, "it")
@@ -129,6 +146,9 @@ class PassageStore(Sequence[Passage]):
 
 
 def _is_plain_record(record: Any) -> bool:
-    """Return whether a record has exactly the fields of a stored passage, so that it needs no further checks."""
+    """Return whether a record has exactly the fields of a stored passage, all strings.
+
+    Such a record needs no further checks, which makes reading much faster.
+    """
     has_fields = isinstance(record, dict) and record.keys() == PASSAGE_FIELDS
     return has_fields and all(type(value) is str for value in record.values())

@@ -1,4 +1,4 @@
-"""Lists of retrieved passages: format, merge over several rounds, count those that contain a phrase."""
+"""Functions for retrieved passages: format them, merge several search results, and find phrases in them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from knowgate.core.text import find_anchor_words, fold_text, join_tokens
 from knowgate.errors import BadSetting
 from knowgate.types import Passage, Retriever
 
-MAX_ROUNDS = 3  # of retrieval for one question, including the first
-CACHED_TEXTS = 16_384
+MAX_ROUNDS = 3  # searches for one question, including the first
+CACHED_TEXTS = 16_384  # passage texts whose normalized form is kept in memory
 
 
 def check_k(k: int) -> None:
-    """Raise BadSetting unless at least one passage is requested."""
+    """Raise BadSetting unless `k`, the number of passages to return, is at least 1."""
     if k < 1:
         raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
 
 
 def format_passage(passage: Passage) -> str:
-    """Return title and text as one string: what is indexed, embedded and reranked."""
+    """Return the title and the text of a passage as one string, as it is indexed, embedded and reranked."""
     return f"{passage.title}\n{passage.text}" if passage.title else passage.text
 
 
@@ -28,12 +28,19 @@ def format_passage(passage: Passage) -> str:
 
 
 def build_follow_up_query(question: str, answer: str) -> str:
-    """Return the query of the next retrieval round: the question followed by the latest answer."""
+    """Return the query for the next search: the question followed by the answer found so far."""
     return f"{question} {answer}".strip()
 
 
 def merge_passages(earlier: Sequence[Passage], new: Sequence[Passage]) -> list[Passage]:
-    """Return all distinct passages, best score first; those without a score come last, in their given order."""
+    """Merge the passages of two searches into one list without duplicates, best score first.
+
+    If both searches found a passage, its higher score counts. Passages without a score come last, in their order.
+
+    Args:
+        earlier: The passages found before.
+        new: The passages of the latest search.
+    """
     best: dict[str, Passage] = {}
     for passage in (*earlier, *new):
         if passage.id not in best or _score(passage) > _score(best[passage.id]):
@@ -42,11 +49,12 @@ def merge_passages(earlier: Sequence[Passage], new: Sequence[Passage]) -> list[P
 
 
 def has_new_passages(earlier: Sequence[Passage], new: Sequence[Passage]) -> bool:
-    """Return whether `new` contains a passage that is not in `earlier`."""
+    """Return whether `new` contains a passage whose id is not in `earlier`."""
     return bool({passage.id for passage in new} - {passage.id for passage in earlier})
 
 
 def _score(passage: Passage) -> float:
+    """Return the score of a passage; a missing score is lower than any other."""
     return float("-inf") if passage.score is None else passage.score
 
 
@@ -54,13 +62,25 @@ def _score(passage: Passage) -> float:
 
 
 def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: int) -> list[int]:
-    """Count, for each phrase, how many of its k best passages contain it as consecutive words."""
+    """Search for each phrase and count how many of its k best passages contain it word for word.
+
+    Args:
+        retriever: Where to search.
+        phrases: The phrases.
+        k: How many passages to search for each phrase.
+
+    Returns:
+        One count per phrase, between 0 and k.
+    """
     results = retriever.search(phrases, k)
     return [_count_containing(phrase, passages) for phrase, passages in zip(phrases, results, strict=True)]
 
 
 def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
-    """Count passages with a phrase; most lack one of its words, which rules them out before they are tokenized."""
+    """Count the passages that contain a phrase as consecutive words.
+
+    Most passages lack one of the phrase's words. A fast check rules them out before the slower tokenization.
+    """
     tokens, words = join_tokens(phrase), find_anchor_words(phrase)
     if not tokens.strip():
         return 0

@@ -1,7 +1,8 @@
-"""A program that reads PDF files: takes one JSON path per line on stdin, answers with one JSON object per line.
+"""A program that extracts the text of PDF files, run by knowgate as a separate process.
 
-A hostile PDF can take hours or all memory in code that cannot be interrupted, so it is read in a process that can be
-killed. This file imports nothing of knowgate, which starts it by its file name.
+It reads one path per line on stdin, as a JSON string, and writes one JSON object per line. A hostile PDF can take hours
+or all memory in code that cannot be interrupted. A separate process can be killed and has its own memory limit. This
+file imports nothing from knowgate, because it is started by its file name.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ from typing import Any
 
 import pypdf
 
-MEMORY_LIMIT = 4 << 30  # bytes of address space
-MAX_CHARACTERS = 64 << 20  # of extracted text
+MEMORY_LIMIT = 4 << 30  # maximum address space of this process in bytes
+MAX_CHARACTERS = 64 << 20  # maximum extracted text of a file
 
 
 def extract_text(path: str) -> dict[str, str]:
-    """Return {"text": ...} or {"problem": ...}."""
+    """Extract the text of a PDF file.
+
+    Returns:
+        {"text": ...}, or {"problem": ...} with the reason why the file cannot be read.
+    """
     try:
         reader = pypdf.PdfReader(path)
         # Files that are only protected against printing open with an empty password.
@@ -25,23 +30,25 @@ def extract_text(path: str) -> dict[str, str]:
             return {"problem": "encrypted"}
         return {"text": "\n\n".join(_extract_pages(reader))}
     except MemoryError:
-        return {"problem": "it needs more memory than allowed for a document"}
+        return {"problem": f"reading it needs more than {MEMORY_LIMIT >> 30} GB of memory"}
     except Exception as error:  # noqa: BLE001 - pypdf raises nearly anything for broken files
         return {"problem": " ".join(str(error).split())[:200] or type(error).__name__}
 
 
 def _extract_pages(reader: Any) -> list[str]:
+    """Return the text of each page; raise ValueError if all pages together have too much text."""
     pages: list[str] = []
     length = 0
     for page in reader.pages:
         pages.append(page.extract_text())
         length += len(pages[-1])
         if length > MAX_CHARACTERS:
-            raise ValueError(f"it holds more than {MAX_CHARACTERS:,} characters")
+            raise ValueError(f"its text holds more than {MAX_CHARACTERS:,} characters")
     return pages
 
 
 def _limit_memory() -> None:
+    """Limit the memory of this process, so that a hostile file cannot use all of it; does nothing on Windows."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows
@@ -52,6 +59,7 @@ def _limit_memory() -> None:
 
 
 def main() -> None:
+    """Answer requests until stdin is closed."""
     _limit_memory()
     for line in sys.stdin:
         sys.stdout.write(json.dumps(extract_text(json.loads(line))) + "\n")

@@ -22,28 +22,31 @@ _STOP_WORDS = (
     "to was will with"
 )
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-_STEM_CACHE_SIZE = 200_000  # with PyStemmer's default of 10,000, indexing a large vocabulary took twice as long
+_STEM_CACHE_SIZE = 200_000  # With PyStemmer's default of 10,000, indexing a large vocabulary took twice as long.
+# A run of Chinese or Japanese characters, or a word of other letters and digits that may contain apostrophes.
 _RUN = re.compile(rf"(?P<cjk>[{CJK_RANGES}]+)|[^\W_{CJK_RANGES}]+(?:'[^\W_{CJK_RANGES}]+)*")
 
 
 def can_stem() -> bool:
-    """Return whether PyStemmer (extra `stem`) is installed."""
+    """Return whether PyStemmer (extra `stem`), which stems English words, is installed."""
     return importlib.util.find_spec("Stemmer") is not None
 
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Splits text into lower-case terms without English stop words.
+    """Splits a text into lower-case index terms and leaves out English stop words such as `the`.
+
+    Chinese and Japanese text becomes pairs of adjacent characters.
 
     Args:
-        stem: Whether to reduce English words to their Snowball stems (Porter2).
+        stem: Whether to reduce English words to their Snowball stems (Porter2), such as `running` to `run`.
     """
 
     stem: bool
 
     def __call__(self, text: str) -> list[str]:
         terms: list[str] = []
-        word_indices: list[int] = []  # the English words among `terms`, stemmed together in one call
+        word_indices: list[int] = []  # positions of the words in `terms`, so that one call stems them all
         for run in _RUN.finditer(_normalize(text)):
             if run["cjk"]:
                 terms += split_bigrams(run[0])
@@ -58,18 +61,24 @@ class Tokenizer:
 
     @cached_property
     def _stemmer(self) -> Any:
+        """The stemmer of PyStemmer; raises MissingExtra if it is not installed."""
         try:
             import Stemmer
         except ModuleNotFoundError as error:
-            raise MissingExtra("this index of stemmed words", "stem") from error
+            raise MissingExtra("searching an index of stemmed words", "stem") from error
         return Stemmer.Stemmer("english", _STEM_CACHE_SIZE)
 
 
 def split_bigrams(run: str) -> list[str]:
-    """Return all pairs of adjacent characters: 北京大学 gives 北京, 京大, 大学. A single character stays alone."""
+    """Return all pairs of adjacent characters; a single character is returned as it is.
+
+    Example:
+        >>> split_bigrams("北京大学")
+        ['北京', '京大', '大学']
+    """
     return [run[start : start + 2] for start in range(len(run) - 1)] or [run]
 
 
 def _normalize(text: str) -> str:
-    """Lower-case the text, make full-width characters plain and curly apostrophes straight."""
+    """Return the text in lower case, with plain instead of full-width characters and with straight apostrophes."""
     return unicodedata.normalize("NFKC", text).replace("’", "'").lower()

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, request processing, building from settings, and reloading of settings."""
+"""The ASGI application of the server: creates its components, processes requests, and reloads settings."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from knowgate.types import Model
 
 log = logging.getLogger(__name__)
 
-CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected; it is never sent
-RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has none
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that disconnected. It appears in metrics, but is never sent.
+RELOAD_SIGNAL = getattr(signal, "SIGHUP", None)  # Windows has no SIGHUP
 
 
 def create_app(
@@ -50,12 +50,13 @@ def create_app(
     """Create the server as an ASGI application, with models, gates and indexes loaded.
 
     Args:
-        settings: PipelineOptions of the pipeline.
+        settings: Options of the pipeline: LLM, gate, documents and rules.
         options: Options of the server. Default: the table [serve] of the settings.
-        read_settings: Returns the current settings when the process receives SIGHUP.
+        read_settings: Function that reads the settings again, called when the process receives SIGHUP. Without it,
+            SIGHUP does not reload anything.
 
     Raises:
-        BadSetting: The settings do not fit together, such as a gate that the model does not support.
+        BadSetting: The settings contradict each other. An example is a gate that the LLM does not support.
     """
     service = build_service(settings, options or load_serve_options(settings))
 
@@ -81,13 +82,16 @@ def create_app(
 
 @dataclass(frozen=True)
 class EndpointApp:
-    """ASGI application of one endpoint. Starlette wraps it in fewer layers than it would a function."""
+    """ASGI application of one endpoint.
+
+    It is a class because Starlette calls an ASGI application directly, but wraps a function in several layers.
+    """
 
     service: Service
     endpoint: Endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request and record what happened to it."""
+        """Answer one request, and record it in the metrics, the decision log and, if enabled, as a span."""
         trace, request = RequestTrace(), Request(scope, receive, send)
         response = await self._respond(request, trace)
         self.service.record(self.endpoint.path, response, trace)
@@ -99,11 +103,15 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check access and limits, then run the handler. A stream counts as active until it has been sent."""
+        """Check API key, rate and load, then run the handler.
+
+        GET requests skip the checks of rate and load. A streaming response counts as an active request until its last
+        event has been sent.
+        """
         service = self.service
         try:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
-            if request.method == "GET":  # monitoring must work under full load, too
+            if request.method == "GET":  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             if key is not None and service.rate_limiter is not None:
                 await service.rate_limiter.admit(key)
@@ -121,28 +129,30 @@ class EndpointApp:
                 service.end_request()
 
     async def _run_handler(self, request: Request, trace: RequestTrace) -> Response:
-        """Run the handler with the deadline, and turn every exception into a response."""
+        """Run the handler until the deadline of a request, and turn every exception into an error response."""
         try:
             async with asyncio.timeout(self.service.options.deadline):
                 return await self.endpoint.handler(self.service, request, trace)
         except ApiError as error:
             return error.to_response()
         except TimeoutError:
-            message = "the answer was not ready before the deadline."
+            message = "the answer was not ready before the deadline of the server. Try again later."
             return ApiError(504, message, "deadline", trace.headers).to_response()
         except DisconnectError:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception:
             log.exception("Request %s failed", trace.id)
-            return ApiError(500, f"internal error, request {trace.id}.", "internal", trace.headers).to_response()
+            return ApiError(
+                500, f"internal error. The server's log has details of request {trace.id}.", "internal", trace.headers
+            ).to_response()
 
 
 async def _handle_http_exception(request: Request, error: Exception) -> Response:
-    """Answer unknown paths and methods in the format of our other errors."""
+    """Answer requests with an unknown path or method in the JSON format of all other errors."""
     status = error.status_code if isinstance(error, HTTPException) else 500
     messages = {
-        404: f"there is no endpoint {request.url.path[:100]}.",
-        405: f"{request.method} is not allowed for this endpoint.",
+        404: f"unknown endpoint {request.url.path[:100]}. See /docs for all endpoints.",
+        405: f"the method {request.method} is not allowed for this endpoint. See /docs for the allowed ones.",
     }
     headers: dict[str, Any] = dict(getattr(error, "headers", None) or {})
     return ApiError(status, messages.get(status, "the request cannot be processed."), headers=headers).to_response()
@@ -152,7 +162,11 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
 
 
 def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
-    """Load all components of a server and check that they work together."""
+    """Load all components of a server.
+
+    Raises:
+        BadSetting: The components do not work together.
+    """
     gate_service = build_gate_service(settings, options)
     if options.upstream is None:
         service = Service(options, gate_service, local_chat=LocalChat(gate_service, options))
@@ -164,11 +178,20 @@ def build_service(settings: PipelineOptions, options: ServeOptions) -> Service:
 
 
 def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: Model | None = None) -> GateService:
-    """Build the gate service; a model that is already loaded can be passed in."""
+    """Build the gate service, which decides and searches.
+
+    Args:
+        settings: Options of the pipeline.
+        options: Options of the server.
+        model: LLM that is already loaded. Default: load the one that the settings name.
+
+    Raises:
+        BadSetting: The options of the server do not fit the gate or arbiter of the pipeline.
+    """
     if options.upstream is not None:
         model = model or UpstreamDraftModel(options.upstream, options.upstream_model)
     elif options.way is not None:
-        raise BadSetting("`way` needs `upstream`: a model in this process decides and answers in one pass.")
+        raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
@@ -176,11 +199,15 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     reads_draft = not gate_service.get_signal_request(rag).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
-            f"the gate '{rag.gate.name}' reads a draft: set `way` to draft or race, or use a gate that reads none."
+            f"way='question' does not work with the gate '{rag.gate.name}', which reads a draft. "
+            "Set `way` to draft or race, or use a gate that reads only the question."
         )
     has_unused_arbiter = rag.bound_arbiter is not None and settings.arbiter is not None and not reads_draft
     if options.upstream is not None and has_unused_arbiter:
-        raise BadSetting(f"`arbiter` compares drafts, but the gate '{rag.gate.name}' reads none: remove `arbiter`.")
+        raise BadSetting(
+            f"`arbiter` compares drafts, but the gate '{rag.gate.name}' reads only the question. "
+            "Remove `arbiter`, or use a gate that reads drafts."
+        )
     return gate_service
 
 
@@ -188,10 +215,10 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
 
 
 class SettingsReloader:
-    """Reads the settings again when the process receives SIGHUP: gate, threshold, rules and documents.
+    """Reads and applies the settings again when the process receives SIGHUP.
 
-    Requests in progress keep the old settings. The LLM stays loaded unless the settings name another one. Changes of
-    the table [serve] need a restart.
+    This reloads gate, threshold, rules and documents. Requests in progress keep the old settings. The LLM stays loaded
+    unless the settings name another one. Changes of the table [serve] take effect only after a restart.
     """
 
     def __init__(
@@ -205,19 +232,27 @@ class SettingsReloader:
         self._tasks: set[asyncio.Task[bool]] = set()
 
     def listen(self) -> None:
-        """Install the signal handler. Only the main thread of a process can do that."""
+        """Install the handler of SIGHUP.
+
+        Does nothing if there is no function that reads settings, on Windows, or outside the main thread, where Python
+        does not allow signal handlers.
+        """
         is_main_thread = threading.current_thread() is threading.main_thread()
         if self._read_settings is not None and RELOAD_SIGNAL is not None and is_main_thread:
             self.loop.add_signal_handler(RELOAD_SIGNAL, self._start_reload)
 
     def _start_reload(self) -> None:
-        """Start a reload from the signal handler."""
+        """Start a reload in the background. Called by the signal handler."""
         task = asyncio.ensure_future(self.reload())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def reload(self) -> bool:
-        """Apply the current settings; if they cannot be used, keep the old ones and return False."""
+        """Read the settings and apply them.
+
+        Returns:
+            Whether the new settings are in effect. If they are invalid, the error is logged and the old ones are kept.
+        """
         if self._read_settings is None:
             return False
         async with self._lock:
@@ -230,7 +265,8 @@ class SettingsReloader:
             except KnowgateError as error:
                 log.error("The new settings cannot be used, so the old ones stay in effect: %s", error)
                 return False
-            self.loop.call_later(self._service.options.deadline, close_old)  # no request can use it any more by then
+            # After the deadline, all requests that use the old gate service have ended.
+            self.loop.call_later(self._service.options.deadline, close_old)
             self._settings = settings
             log.warning("The settings were reloaded: gate %s.", gate_service.rag.gate.name)
             return True

@@ -1,4 +1,4 @@
-"""Circuit breaker: stop calling a component that keeps failing, and probe it again after a pause."""
+"""Circuit breaker, which stops calls to a component that keeps failing and tries it again after a pause."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ RECOVERY_SECONDS = 15.0
 
 @dataclass
 class CircuitBreaker:
-    """Counts consecutive failures of one component. Not thread-safe: use it from the event loop only.
+    """Stops calls to a component after several consecutive failures.
 
-    States: "closed" (calls are allowed), "open" (calls are rejected until the recovery time has passed) and "half-open"
-    (a single probe is allowed; its outcome closes or reopens the breaker).
+    In state "closed", calls are allowed. After `failure_threshold` failures in a row, the breaker is "open" and rejects
+    calls for `recovery_seconds`. Then it is "half-open" and allows one call as a probe. If the probe succeeds, the
+    breaker closes; if it fails, the breaker opens again. Not thread-safe: use it from the event loop only.
     """
 
     name: str
@@ -35,10 +36,14 @@ class CircuitBreaker:
 
     @property
     def seconds_until_probe(self) -> float:
+        """Seconds until an open breaker allows the next call."""
         return max(0.0, self.last_failure + self.recovery_seconds - self.clock())
 
     def try_acquire(self) -> bool:
-        """Return whether a call is allowed now; the caller must report its outcome afterwards."""
+        """Return whether a call is allowed now.
+
+        If it is, the caller must report the outcome with `record_success`, `record_failure` or `record_cancellation`.
+        """
         state = self.state
         if state == "half-open" and not self.is_probing:
             self.is_probing = True
@@ -46,12 +51,14 @@ class CircuitBreaker:
         return state == "closed"
 
     def record_success(self) -> None:
+        """Report that a call succeeded, which closes the breaker."""
         self.failure_count, self.is_probing = 0, False
 
     def record_failure(self) -> None:
+        """Report that a call failed, which may open the breaker."""
         self.failure_count, self.is_probing = self.failure_count + 1, False
         self.last_failure = self.clock()
 
     def record_cancellation(self) -> None:
-        """End a call that was cancelled: it neither succeeded nor failed."""
+        """Report that a call was cancelled, which counts neither as success nor as failure."""
         self.is_probing = False

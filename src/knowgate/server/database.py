@@ -1,6 +1,6 @@
-"""Tables that several server processes share: in an SQLite file, or in PostgreSQL for several machines.
+"""Tables that server processes share: in an SQLite file, or in PostgreSQL if there are several machines.
 
-The same SQL statements work on both. This module opens, reads, writes and vacuums tables; it does not interpret rows.
+The same SQL statements work on both. This module opens, reads, writes and vacuums tables. It does not interpret rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier ver
     "tokens BIGINT NOT NULL)",
 )
 SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
-TABLE_COLUMNS = {
+TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the CREATE TABLE statements
     match[1]: frozenset(column.split()[0] for column in match[2].split(", "))
     for match in map(re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, SERVER_TABLES)
     if match
@@ -55,30 +55,34 @@ SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES,), TABLE_COLUMNS)
 
 
 class Transaction(Protocol):
-    """Statements that are committed together."""
+    """Interface of an open transaction. Its statements are committed together."""
 
     def execute(self, query: str, values: Sequence[Any] = (), /) -> Any: ...
     def executemany(self, query: str, rows: Sequence[Sequence[Any]], /) -> Any: ...
 
 
 class SqliteStore:
-    """Tables in an SQLite file, with the same methods as `PostgresStore`. Only the thread that opened it may use it."""
+    """Tables in an SQLite file, with the same methods as `PostgresStore`.
+
+    Only the thread that opened the connection may use the store.
+    """
 
     def __init__(self, connection: sqlite3.Connection):
         self._connection = connection
 
     def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query, with values for its `?` parameters, and return all rows."""
         return self._connection.execute(query, list(values)).fetchall()
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
-        """Open a transaction. The lock name is not needed: SQLite allows one writer at a time."""
+        """Open a transaction. `lock` is ignored, because SQLite allows only one writer at a time anyway."""
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             yield self._connection
 
     def vacuum(self, tables: Sequence[str]) -> None:
-        """Remove deleted rows from the write-ahead log, too."""
+        """Truncate the write-ahead log, so that no deleted rows remain in it. `tables` is ignored."""
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
@@ -86,33 +90,34 @@ class SqliteStore:
 
 
 class PostgresStore:
-    """Tables in a PostgreSQL schema. Parameters in statements are written as `?`."""
+    """Tables in a PostgreSQL database. Parameters in statements are written as `?`, as in SQLite."""
 
     def __init__(self, database: PostgresDatabase):
         self._database = database
 
     def fetch_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Run a query, with values for its `?` parameters, and return all rows."""
         return self._database.read(query, _to_storable(values))
 
     @contextmanager
     def transaction(self, lock: str = "") -> Iterator[Transaction]:
-        """Open a transaction. Transactions with the same lock name exclude each other across all processes."""
+        """Open a transaction. Transactions with the same `lock` name run one at a time, across all processes."""
         with self._database.transaction(lock) as transaction:
             yield _StorableTransaction(transaction)
 
     def vacuum(self, tables: Sequence[str]) -> None:
-        """Remove deleted rows of these tables physically."""
+        """Run VACUUM on these tables, which removes deleted rows from the disk."""
         self._database.vacuum(tables, log.warning)
 
     def close(self) -> None:
-        """Do nothing: the connections are shared by the whole process, which closes them when it exits."""
+        """Do nothing. The connections are shared by the whole process, which closes them when it exits."""
 
 
 Store = SqliteStore | PostgresStore
 
 
 class _StorableTransaction:
-    """Replaces characters that PostgreSQL cannot store before it passes values on."""
+    """Wraps a transaction, and replaces characters in its values that PostgreSQL cannot store."""
 
     def __init__(self, transaction: Transaction):
         self._transaction = transaction
@@ -125,6 +130,7 @@ class _StorableTransaction:
 
 
 def _to_storable(values: Sequence[Any]) -> list[Any]:
+    """Replace characters in texts that PostgreSQL cannot store. Other values stay as they are."""
     return [to_storable_text(value) if isinstance(value, str) else value for value in values]
 
 
@@ -132,20 +138,22 @@ def open_store(location: str, tables: Sequence[str], *, lock_timeout: float, is_
     """Open the tables in an SQLite file or a PostgreSQL database, and create them if they are missing.
 
     Args:
-        location: A file, or postgresql://...
-        tables: CREATE statements for a file; a database always has all tables of the server.
-        lock_timeout: Seconds to wait for another process that writes to the file.
-        is_durable: Make commits survive a power failure, not only a killed process.
+        location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
+        tables: CREATE statements for an SQLite file. They are not used for PostgreSQL, where all tables of the server
+            are created.
+        lock_timeout: Seconds to wait while another process writes to an SQLite file.
+        is_durable: Whether commits to an SQLite file must survive a power failure. Otherwise they survive only the end
+            of the process.
     """
     if not is_postgres_address(location):
         return SqliteStore(_open_sqlite(expand_path(location), tables, lock_timeout, is_durable))
     database = open_postgres(parse_database_address(location), SERVER_SCHEMA)
-    database.read("SELECT 1 FROM decisions LIMIT 1")  # fail at startup, not at the first request
+    database.read("SELECT 1 FROM decisions LIMIT 1")  # fail at startup rather than at the first request
     return PostgresStore(database)
 
 
 def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_durable: bool) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode, and create its tables."""
+    """Open an SQLite file in WAL mode and create missing tables. Retries while another process creates the file."""
     for attempts_left in reversed(range(OPEN_ATTEMPTS)):
         connection = sqlite3.connect(path, timeout=lock_timeout)
         try:
@@ -156,6 +164,7 @@ def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_dura
             return connection
         except sqlite3.Error as error:
             connection.close()
+            # The lowest byte of an extended error code is the primary error code.
             if not attempts_left or getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                 raise
             time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file

@@ -1,4 +1,4 @@
-"""The endpoints of the server: paths, handlers, requests and responses. Routes and OpenAPI are made from this table."""
+"""Table of the endpoints of the server. The routes and the OpenAPI description are generated from it."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from knowgate.server.telemetry.trace import RequestTrace
 
 
 async def get_health(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """GET /health."""
+    """Answer GET /health, which shows that the server runs."""
     return json_response(schemas.HealthResponse(status="ok"))
 
 
 async def get_openapi(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """GET /openapi.json."""
+    """Answer GET /openapi.json with the OpenAPI description of all endpoints."""
     return json_response(build_openapi(ENDPOINTS))
 
 
 async def get_docs(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """GET /docs."""
+    """Answer GET /docs with a web page that describes all endpoints."""
     return HTMLResponse(build_docs_page(ENDPOINTS))
 
 
 # fmt: off
-FORWARDED = "Forward to the upstream; with passages, if it is a plain question that needs them."
+FORWARDED = "Forward the request to the upstream. Insert passages if the prompt is a question that needs them."
 ENDPOINTS = (
-    Endpoint("POST", "/v1/chat/completions", Service.chat, "Decide and answer a chat.",
+    Endpoint("POST", "/v1/chat/completions", Service.chat, "Answer a chat. Passages are retrieved if the gate decides so.",
              schemas.ChatRequest, schemas.LlmResponse),
     Endpoint("POST", "/v1/completions", Service.forward, FORWARDED, schemas.CompletionRequest, schemas.LlmResponse),
     Endpoint("POST", "/v1/responses", Service.forward, FORWARDED, schemas.InputRequest, schemas.LlmResponse),
-    Endpoint("POST", "/v1/embeddings", Service.forward, "Forward to the upstream.", schemas.InputRequest),
-    Endpoint("POST", "/v1/decide", Service.decide, "Decide without answering.",
+    Endpoint("POST", "/v1/embeddings", Service.forward, "Forward the request to the upstream unchanged.", schemas.InputRequest),
+    Endpoint("POST", "/v1/decide", Service.decide, "Decide whether questions need retrieval, without answering them.",
              schemas.DecideRequest, schemas.DecideResponse),
-    Endpoint("POST", "/v1/rerank", Service.rerank, "Order documents by relevance.",
+    Endpoint("POST", "/v1/rerank", Service.rerank, "Order documents by their relevance to a query.",
              schemas.RerankRequest, schemas.RerankResponse),
     Endpoint("POST", "/v1/feedback", Service.add_feedback, "Rate or correct an answer.",
              schemas.FeedbackRequest, schemas.FeedbackResponse),
@@ -46,11 +46,11 @@ ENDPOINTS = (
              schemas.DeletionRequest, schemas.DeletionResponse),
     Endpoint("GET", "/v1/decisions/{id}", Service.get_decision, "Return a decision and its feedback.",
              None, schemas.StoredDecision),
-    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision and all about its question.",
+    Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and all decisions and entries with the same question.",  # noqa: E501
              None, schemas.DeletionResponse),
-    Endpoint("GET", "/v1/learning", Service.get_learning, "Return losses, alarms and drift.",
+    Endpoint("GET", "/v1/learning", Service.get_learning, "Return what audits and A/B tests show: losses, alarms and drift.",
              None, schemas.LearningResponse),
-    Endpoint("POST", "/v1/learning/clear", Service.clear_alarm, "Clear an alarm.",
+    Endpoint("POST", "/v1/learning/clear", Service.clear_alarm, "Clear the alarm of a gate and restart its audits.",
              schemas.ClearAlarmRequest, schemas.LearningResponse),
     Endpoint("GET", "/v1/models", Service.list_models, "List models and selectable gates.", None, schemas.ModelList),
     Endpoint("GET", "/v1/dashboard", get_dashboard, "Return the data of the dashboard.",
@@ -58,10 +58,10 @@ ENDPOINTS = (
     Endpoint("GET", "/", get_dashboard_page, "Show the dashboard.", is_public=True),
     Endpoint("GET", "/health", get_health, "Return whether the server runs.",
              None, schemas.HealthResponse, is_public=True),
-    Endpoint("GET", "/ready", Service.get_readiness, "Return whether it can answer.",
+    Endpoint("GET", "/ready", Service.get_readiness, "Return whether the server can answer requests.",
              None, schemas.ReadyResponse, is_public=True),
     Endpoint("GET", "/metrics", Service.get_metrics, "Return metrics for Prometheus."),
-    Endpoint("GET", "/openapi.json", get_openapi, "Return this description for programs.", is_public=True),
-    Endpoint("GET", "/docs", get_docs, "Show this description for people.", is_public=True),
+    Endpoint("GET", "/openapi.json", get_openapi, "Return this description of the API in the OpenAPI format.", is_public=True),
+    Endpoint("GET", "/docs", get_docs, "Show this description of the API as a web page.", is_public=True),
 )
 # fmt: on

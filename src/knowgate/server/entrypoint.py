@@ -1,4 +1,4 @@
-"""Starts the server: uvicorn with one or several worker processes."""
+"""Entry point of the server, which runs uvicorn with one or several worker processes."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ STARTUP_FAILURE = 3  # exit status after which uvicorn does not restart a worker
 def run_server(
     settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None = None
 ) -> None:
-    """Run the server until it is stopped with Ctrl-C or SIGTERM; streams in progress are finished first.
+    """Run the server until it is stopped with Ctrl-C or SIGTERM. Streams in progress are finished first.
 
     Args:
-        settings: PipelineOptions of the pipeline.
+        settings: Options of the pipeline: LLM, gate, documents and rules.
         options: Options of the server.
-        read_settings: Returns the current settings when the process receives SIGHUP.
+        read_settings: Function that reads the settings again, called when the process receives SIGHUP.
+
+    Raises:
+        BadSetting: The host can be reached from other machines, but there are no API keys.
+        MissingExtra: The packages of the extra `serve` are not installed.
     """
     if not options.is_local and options.keys is None:
         raise BadSetting(
-            f"host='{options.host}' can be reached from other machines, which needs API keys. "
-            "Create one with `knowgate keys add NAME`, then set `keys`."
+            f"host='{options.host}' can be reached from other machines, so the server needs API keys. "
+            "Create a key with `knowgate keys add NAME`, then set `keys` to the file of keys."
         )
     try:
         import uvicorn
@@ -60,7 +64,11 @@ def run_server(
 def _create_worker_app(
     settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None
 ) -> Any:
-    """Create the application of a worker process; after SIGHUP, uvicorn starts new workers with new settings."""
+    """Create the application of a worker process.
+
+    After SIGHUP, uvicorn starts new workers. That is why each worker reads the settings again. If the settings are
+    invalid, the error is logged and the worker exits with a status after which uvicorn does not restart it.
+    """
     from knowgate.server.app import create_app
 
     try:
@@ -71,9 +79,10 @@ def _create_worker_app(
 
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
-    """Return options that disable the layers of uvicorn that the server does not use.
+    """Return options of uvicorn that disable the features that the server does not use.
 
-    Proxy headers are not trusted: nothing depends on the address of a client.
+    Access logs, websockets and the Server header are off. Proxy headers are ignored, because nothing depends on the
+    address of a client. When the server stops, running requests have until the deadline to end.
     """
     return {
         "log_level": "warning",

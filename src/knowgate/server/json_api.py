@@ -1,4 +1,4 @@
-"""JSON over HTTP: read request bodies, write responses, and report errors in the format of OpenAI's API."""
+"""Reads JSON request bodies, writes JSON responses, and reports errors in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -29,7 +29,14 @@ INVALID_FIELD_CODES = {
 
 
 class ApiError(Exception):
-    """An error response: an HTTP status, a message for people and a code for programs."""
+    """An exception that the server turns into an error response.
+
+    Args:
+        status: HTTP status.
+        message: Explanation for people.
+        code: Identifier for programs, such as "invalid_api_key".
+        headers: Additional response headers.
+    """
 
     def __init__(self, status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None):
         super().__init__(message)
@@ -38,6 +45,7 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
 
     def to_json(self) -> dict[str, Any]:
+        """Return the response body in the format of OpenAI's API."""
         error_type = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": error_type, "param": None, "code": self.code or None}}
 
@@ -46,7 +54,10 @@ class ApiError(Exception):
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Serialize a pydantic model or plain data as an ASCII-only JSON response."""
+    """Create a JSON response from a pydantic model or from plain data.
+
+    Fields of a model that were never set are left out. Non-ASCII characters are escaped.
+    """
     if isinstance(content, BaseModel):
         content = content.model_dump(mode="json", exclude_unset=True)
     body = json.dumps(content, separators=(",", ":")).encode()
@@ -54,12 +65,13 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytes:
-    """Read a request body.
+    """Read the whole body of a request.
 
     Raises:
-        ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds.
+        ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
+            client disconnects.
     """
-    too_large = ApiError(413, f"the request body is too large: at most {max_bytes:,} bytes are allowed.", "too_long")
+    too_large = ApiError(413, f"the request body is too large. The maximum is {max_bytes:,} bytes.", "too_long")
     content_length = request.headers.get("content-length", "")
     if content_length.isdigit() and int(content_length[:20]) > max_bytes:
         raise too_large
@@ -73,20 +85,26 @@ async def read_body(request: Request, *, max_bytes: int, timeout: float) -> byte
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {timeout:g} seconds.", "request_timeout") from None
     except ClientDisconnect:
-        raise ApiError(400, "the client disconnected before it had sent the whole request.") from None
+        raise ApiError(400, "the client disconnected before the whole request had arrived.") from None
     return bytes(body)
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
-    """Parse a request body that must be a JSON object."""
+    """Parse a request body that must be a JSON object.
+
+    Raises:
+        ApiError: 400 if the body is not valid UTF-8, not valid JSON, or not an object.
+    """
     try:
         value = parse_json(body.decode(), "the request")
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"the request body is not valid UTF-8: see byte {error.start}.") from None
+        raise ApiError(
+            400, f"the request body is not valid UTF-8. The first invalid byte is at position {error.start}."
+        ) from None
     except BadInput as error:
         raise ApiError(400, str(error), "invalid_json") from None
     if not isinstance(value, dict):
-        raise ApiError(400, "the request body is not a JSON object.", "invalid_json")
+        raise ApiError(400, "the request body must be a JSON object.", "invalid_json")
     return value
 
 
@@ -94,7 +112,7 @@ def parse_request(model: type[RequestType], body: Mapping[str, Any]) -> RequestT
     """Validate a request body against its pydantic model.
 
     Raises:
-        ApiError: 400 that names the first invalid field.
+        ApiError: 400 if a field is invalid. The message names the first one.
     """
     try:
         return model.model_validate(body)

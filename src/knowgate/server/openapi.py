@@ -1,4 +1,4 @@
-"""OpenAPI description of the server, generated from its table of endpoints: as JSON and as a page."""
+"""Generates the OpenAPI description of the server, and a web page with the same content, from a table of endpoints."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ DOCS_PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}
 code,pre{font:14px/1.4 ui-monospace,monospace}pre{overflow:auto;padding:.6rem;border:1px solid #8885}
 summary{cursor:pointer;padding:.3rem 0}b{display:inline-block;min-width:4.5rem}</style>
-<h1>knowgate</h1><p>Applications that use OpenAI's API change their base URL to <code>/v1</code> of this server, and
-nothing else. The decision is in the field <code>knowgate</code> of a response and in its <code>x-knowgate-</code>
+<h1>knowgate</h1><p>To use this server in an application for OpenAI's API, change the base URL to <code>/v1</code> of
+this server. The decision is in the field <code>knowgate</code> of a response and in its <code>x-knowgate-</code>
 headers. For programs: <a href="openapi.json">openapi.json</a>.</p>
 """
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An endpoint of the server.
+    """Declares an endpoint of the server.
 
     Attributes:
         method: HTTP method.
-        path: Path, with parameters in braces.
-        handler: Called with the service, the request and its trace.
+        path: URL path, with parameters in braces.
+        handler: Function that answers requests. It is called with the service, the request and its trace.
         summary: One sentence for the documentation.
-        request: Model of the request body.
-        response: Model of a successful response; None if it is not JSON of ours.
-        is_public: Whether clients need no API key.
+        request: Pydantic model of the request body, if there is a body.
+        response: Pydantic model of a successful response. None if the response is not described by a model.
+        is_public: Whether the endpoint can be used without an API key.
     """
 
     method: str
@@ -51,7 +51,7 @@ class Endpoint:
 
 
 def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI 3.1 description of these endpoints."""
+    """Return the OpenAPI 3.1 description of these endpoints as a JSON object."""
     models: dict[str, type[BaseModel]] = {"ErrorResponse": ErrorResponse}
     for endpoint in endpoints:
         models |= {model.__name__: model for model in (endpoint.request, endpoint.response) if model is not None}
@@ -64,7 +64,7 @@ def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "info": {
             "title": "knowgate",
             "version": metadata.version("knowgate"),
-            "description": "An OpenAI-compatible endpoint that retrieves only if the LLM does not know the answer.",
+            "description": "An OpenAI-compatible server that retrieves passages only if the LLM does not know the answer.",
         },
         "components": {
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -94,19 +94,19 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _describe_content(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Describe a JSON body by reference to the schema of its model."""
+    """Describe a JSON body by a reference to the schema of its model. Without a model, return an empty object."""
     if model is None:
         return {}
     return {"content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}}
 
 
 def build_docs_page(endpoints: Sequence[Endpoint]) -> str:
-    """Return a page that lists the endpoints and their request schemas. It loads nothing from elsewhere."""
+    """Return an HTML page that lists the endpoints and their request schemas. It loads no external resources."""
     return f"{DOCS_PAGE_HEAD}{''.join(_format_endpoint(endpoint) for endpoint in endpoints)}</html>"
 
 
 def _format_endpoint(endpoint: Endpoint) -> str:
-    """Format one endpoint as HTML."""
+    """Format one endpoint as HTML. The schema of its request body can be unfolded."""
     heading = f"<b>{endpoint.method}</b> <code>{html.escape(endpoint.path)}</code><br>{html.escape(endpoint.summary)}"
     if endpoint.request is None:
         return f"<p>{heading}</p>"

@@ -1,6 +1,7 @@
-"""Requests and responses of the HTTP API as pydantic models; the OpenAPI description is generated from them.
+"""Pydantic models of the requests and responses of the HTTP API. The OpenAPI description is generated from them.
 
-Chat requests and responses follow OpenAI's API. Only the fields that matter here are declared; all others are allowed.
+Chat requests and responses follow OpenAI's API. Only the fields that this server reads or writes are declared. All other
+fields are allowed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ MAX_FEEDBACK_CHARS = 10_000
 
 
 def _check_not_blank(text: str) -> str:
+    """Reject a text that consists of white space only."""
     if not text.strip():
         raise ValueError("it must not be blank")
     return text
@@ -33,7 +35,11 @@ Patterns = tuple[str, ...] | str
 
 
 class PassageFilter(BaseModel):
-    """Restricts a search to documents whose id and title match one of the patterns, such as hr/*."""
+    """Restricts a search to documents whose id and title match the patterns.
+
+    Patterns are file name patterns such as `hr/*`. A field without patterns matches every document. If both fields have
+    patterns, a document must match one pattern of each.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,42 +51,55 @@ class PassageFilter(BaseModel):
 
 
 def _matches_any(text: str, patterns: Patterns) -> bool:
-    listed = (patterns,) if isinstance(patterns, str) else patterns
-    return not listed or any(fnmatchcase(text, pattern) for pattern in listed)
+    """Return whether a text matches one of the patterns, or there are no patterns."""
+    pattern_list = (patterns,) if isinstance(patterns, str) else patterns
+    return not pattern_list or any(fnmatchcase(text, pattern) for pattern in pattern_list)
 
 
 class GateRequest(BaseModel):
-    """The `knowgate` object of a request: what it asks of the gate."""
+    """The `knowgate` object in a request body, with which a client controls the decision to retrieve."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    retrieve: Literal["auto", "always", "never"] = Field(default="auto", description="auto: the gate decides.")
-    threshold: float | None = Field(default=None, ge=0, le=1, description="Retrieve if the need is above it.")
+    retrieve: Literal["auto", "always", "never"] = Field(
+        default="auto", description="Whether to retrieve passages. auto: the gate decides."
+    )
+    threshold: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.",
+    )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Retrieve unless skipping is guaranteed to lose at most this share of answers.",
+        description="Maximum share of answers that skipping retrieval may lose. If the gate does not guarantee this, "
+        "the request retrieves.",
     )
     filter: Annotated[PassageFilter, Field(strict=False)] | None = None
 
 
 class ApiRequest(BaseModel):
-    """Base of request bodies: unknown fields are allowed, values are not converted."""
+    """Base class of request bodies. Unknown fields are allowed. Values of a wrong type are rejected, not converted."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
 
 class GatedRequest(ApiRequest):
-    """Fields that all requests to an LLM have in common."""
+    """Fields that all requests have on which a gate can decide."""
 
-    model: str | None = Field(default=None, description="knowgate, knowgate/GATE, or a name that GET /v1/models lists.")
+    model: str | None = Field(
+        default=None,
+        description="Name of the LLM. knowgate: the default LLM of this server. knowgate/GATE: the default LLM with "
+        "another gate. GET /v1/models lists all names.",
+    )
     stream: bool | None = None
     knowgate: GateRequest | None = None
 
 
 class ChatMessage(TypedDict):
-    """A message of a chat. The content is a text, a list of parts, or null."""
+    """A chat message. Its field `content`, which is not validated here, is a text, a list of parts, or null."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
 
@@ -94,7 +113,7 @@ class ChatRequest(GatedRequest):
 
 
 class LocalChatRequest(ChatRequest):
-    """A chat request to a model in this process, which checks more fields."""
+    """Body of POST /v1/chat/completions if the model runs in this process. Token limits are validated, too."""
 
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
@@ -113,7 +132,10 @@ class InputRequest(GatedRequest):
 
 
 class DecideRequest(GatedRequest):
-    """Body of POST /v1/decide: exactly one of `question`, `questions` and `messages`."""
+    """Body of POST /v1/decide, which must have exactly one of `question`, `questions` and `messages`.
+
+    The handler checks that there is exactly one of them. This model does not.
+    """
 
     question: Text | None = None
     questions: list[Text] | None = Field(default=None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
@@ -121,13 +143,13 @@ class DecideRequest(GatedRequest):
 
 
 class RerankDocument(ApiRequest):
-    """A document with a text."""
+    """A document of a rerank request or response, as an object with a text."""
 
     text: str
 
 
 class RerankRequest(ApiRequest):
-    """Body of POST /v1/rerank, as in the APIs of Cohere and Jina."""
+    """Body of POST /v1/rerank, in the same format as in the APIs of Cohere and Jina."""
 
     query: Text
     documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
@@ -136,7 +158,11 @@ class RerankRequest(ApiRequest):
 
 
 class FeedbackRequest(ApiRequest):
-    """Body of POST /v1/feedback: a rating, a correction (the right answer), or both."""
+    """Body of POST /v1/feedback: a user's opinion about an answer.
+
+    `id` is the id of the decision. A `rating`, a `correction` (the right answer), or both are required; the handler
+    checks that.
+    """
 
     id: str
     rating: Literal["up", "down"] | None = None
@@ -145,13 +171,13 @@ class FeedbackRequest(ApiRequest):
 
 
 class DeletionRequest(ApiRequest):
-    """Body of POST /v1/forget."""
+    """Body of POST /v1/forget, with the question to delete from all logs."""
 
     question: Text
 
 
 class ClearAlarmRequest(ApiRequest):
-    """Body of POST /v1/learning/clear."""
+    """Body of POST /v1/learning/clear, with the arm of the A/B test whose alarm is cleared ("a" or "b")."""
 
     arm: str = "a"
 
@@ -160,13 +186,13 @@ class ClearAlarmRequest(ApiRequest):
 
 
 class ApiResponse(BaseModel):
-    """Base of response bodies. Fields that do not apply are left out."""
+    """Base class of response bodies. Fields that were not set are left out of the JSON."""
 
     model_config = ConfigDict(extra="allow")
 
 
 class ErrorDetail(ApiResponse):
-    """What went wrong: a message for people, a code for programs."""
+    """The `error` object of an error response, with a message for people and a code for programs."""
 
     message: str
     type: str
@@ -181,7 +207,11 @@ class ErrorResponse(ApiResponse):
 
 
 class DecisionSummary(ApiResponse):
-    """A decision of a gate."""
+    """A decision whether to retrieve.
+
+    `need` is the gate's estimate of the need for retrieval (0: the LLM knows, 1: retrieve). `retrieve` is true if it is
+    above `threshold`, unless a rule or a fallback decided; `reason` says so.
+    """
 
     retrieve: bool | None = None
     need: float | None = None
@@ -191,7 +221,7 @@ class DecisionSummary(ApiResponse):
 
 
 class PassageSummary(ApiResponse):
-    """A passage that the LLM was given."""
+    """A retrieved passage that was inserted into the prompt of the LLM, without its text."""
 
     id: str
     title: str
@@ -199,7 +229,12 @@ class PassageSummary(ApiResponse):
 
 
 class RequestReport(DecisionSummary):
-    """The `knowgate` object of a response: what happened to the request."""
+    """The `knowgate` object of a response, which reports how the request was processed.
+
+    `gated` is false if no decision was made, and `why_not` is the reason. `choice` is the choice of the arbiter between
+    the answers with and without passages, and `unweighed` the reason why there was none. `degraded` lists the components
+    that failed, and `ignored` the request fields that had no effect.
+    """
 
     id: str
     way: str
@@ -216,13 +251,13 @@ class RequestReport(DecisionSummary):
 
 
 class LlmResponse(ApiResponse):
-    """The LLM's response with a `knowgate` object; of a stream, its first and last chunk have one."""
+    """The response of the LLM with a `knowgate` object. In a stream, the first and the last chunk have this object."""
 
     knowgate: RequestReport | None = None
 
 
 class DecideResponse(DecisionSummary):
-    """The decision on one question, or a list of decisions on several."""
+    """Body of the response to POST /v1/decide: one decision, or `decisions` if the request had `questions`."""
 
     id: str
     degraded: list[str]
@@ -231,7 +266,7 @@ class DecideResponse(DecisionSummary):
 
 
 class RerankResult(ApiResponse):
-    """A document's position in the request, its score, and on request the document."""
+    """A reranked document. `index` is its position in the request. `document` is present only on request."""
 
     index: int
     relevance_score: float
@@ -239,7 +274,7 @@ class RerankResult(ApiResponse):
 
 
 class RerankResponse(ApiResponse):
-    """Documents by descending relevance."""
+    """Body of the response to POST /v1/rerank, with the most relevant document first."""
 
     id: str
     model: str
@@ -247,7 +282,7 @@ class RerankResponse(ApiResponse):
 
 
 class FeedbackEntry(ApiResponse):
-    """Feedback on a decision. `at` is in seconds since 1970."""
+    """Feedback that a user gave on a decision. `at` is the time in seconds since 1970."""
 
     at: float
     rating: str
@@ -255,7 +290,7 @@ class FeedbackEntry(ApiResponse):
 
 
 class StoredDecision(RequestReport):
-    """A decision in the log. `at` is in seconds since 1970."""
+    """A decision in the decision log, with its feedback. `at` is the time in seconds since 1970."""
 
     at: float
     question: str | None = None
@@ -263,7 +298,7 @@ class StoredDecision(RequestReport):
 
 
 class FeedbackResponse(ApiResponse):
-    """Confirms feedback. `learnt`: it was added to the history as a label."""
+    """Confirms that feedback was stored. `learnt` is true if it was also added to the history for training gates."""
 
     id: str
     rating: str
@@ -271,7 +306,7 @@ class FeedbackResponse(ApiResponse):
 
 
 class DeletionResponse(ApiResponse):
-    """How many decisions and history entries were deleted."""
+    """Confirms a deletion, with the numbers of deleted decisions and history entries."""
 
     forgotten: bool
     decisions: int
@@ -279,7 +314,10 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """A mean with bounds that hold at all times at once."""
+    """A mean with a confidence interval from `low` to `high`.
+
+    The interval is a confidence sequence. It stays valid however often it is read.
+    """
 
     mean: float | None
     low: float
@@ -287,7 +325,11 @@ class ConfidenceBounds(ApiResponse):
 
 
 class LossReport(ConfidenceBounds):
-    """What skipping costs, measured by audits: the share of answers that differ from those with passages."""
+    """The share of answers that change if retrieval is skipped, measured by audits.
+
+    `drawn` is the number of audits, `lost` the number of changed answers, and `promised` the maximum share that the gate
+    guarantees. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    """
 
     drawn: int
     lost: float
@@ -298,14 +340,14 @@ class LossReport(ConfidenceBounds):
 
 
 class DriftReport(ConfidenceBounds):
-    """The share of questions that are unlike those the gate was trained on."""
+    """The share of questions that are unlike the training questions of the gate. `drifted`: it is too large."""
 
     questions: int
     drifted: bool
 
 
 class ArmReport(ApiResponse):
-    """What was learnt about one gate of the experiment."""
+    """Results of one gate of an A/B test. `audits` has the number of audits by their result."""
 
     gate: str
     threshold: float
@@ -315,7 +357,11 @@ class ArmReport(ApiResponse):
 
 
 class LearningResponse(ApiResponse):
-    """What was learnt from traffic."""
+    """Body of the response to GET /v1/learning: what the server has learnt from its requests.
+
+    `audit`, `share_b` and `canary` repeat the options of the server. `budget_left` is the number of LLM calls that are
+    left for audits, and `labelled` the number of labels added to the history since this process started.
+    """
 
     arms: dict[str, ArmReport]
     share_b: float
@@ -326,20 +372,24 @@ class LearningResponse(ApiResponse):
 
 
 class ModelList(ApiResponse):
-    """The models of the upstream, or the model in this process, and the gates that a request can select."""
+    """The model names that a request can use: those of the LLMs, and knowgate/GATE for each selectable gate."""
 
     object: Literal["list"] = "list"
     data: list[Any]
 
 
 class HealthResponse(ApiResponse):
-    """Shows that the server runs."""
+    """Body of the response to GET /health. A server that runs always answers with it."""
 
     status: Literal["ok"] = "ok"
 
 
 class ReadyResponse(ApiResponse):
-    """Whether the server can answer, and the states of its circuit breakers."""
+    """Whether the server can answer requests.
+
+    `breakers` has the states of the circuit breakers. `stale` is the reason why the calibration of the gate does not
+    apply, or "". `degraded` lists the components that are not used at the moment.
+    """
 
     ready: bool
     breakers: dict[str, str]
@@ -349,7 +399,10 @@ class ReadyResponse(ApiResponse):
 
 
 class DashboardResponse(ApiResponse):
-    """Everything that the dashboard shows."""
+    """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
+
+    `promise` is the guarantee of the gate in words. `figures` are the statistics since the server started.
+    """
 
     version: str
     gate: str

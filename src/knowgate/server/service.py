@@ -1,4 +1,4 @@
-"""The components of a running server, and the handlers of its endpoints."""
+"""The components of a running server, and the request handlers of its endpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ BODY_TIMEOUT_SECONDS = 30.0
 
 @dataclass
 class Service:
-    """The components of a running server. It has either a forwarder (with an upstream) or a local chat."""
+    """The components of a running server, and the request handlers of its endpoints.
+
+    The service has either a `forwarder`, which sends requests to an upstream server, or a `local_chat`, which answers
+    with a model in this process. Components that are None are not enabled by the options.
+    """
 
     options: ServeOptions
     gate_service: GateService
@@ -73,22 +77,23 @@ class Service:
 
     @property
     def breakers(self) -> list[CircuitBreaker]:
+        """The circuit breakers of the gate, the retriever and, if there is one, the upstream."""
         breakers = [self.gate_service.gate_breaker, self.gate_service.retriever_breaker]
         return breakers if self.forwarder is None else [*breakers, self.forwarder.upstream.breaker]
 
     # --- lifecycle --------------------------------------------------------------------------------
 
     def start_learning(self, settings: PipelineOptions) -> None:
-        """Learn from traffic, if any option asks for it."""
+        """Create the component that learns from requests (audits, A/B tests, history), if an option enables it."""
         self.learner = build_learner(
             settings, self.options, self.gate_service, self.forwarder, self.decision_log, self.recent
         )
 
     def replace_gate_service(self, gate_service: GateService, settings: PipelineOptions) -> Callable[[], None]:
-        """Use another gate service for new requests; those in progress keep the old one.
+        """Use another gate service for new requests. Requests in progress keep the old one.
 
         Returns:
-            A function that closes the old gate service, to be called when no request uses it any more.
+            A function that closes the old gate service. Call it when no request uses that service any more.
         """
         forwarder = self.forwarder and UpstreamForwarder(self.forwarder.upstream, gate_service, self.options)
         learner = build_learner(settings, self.options, gate_service, forwarder, self.decision_log, self.recent)
@@ -102,7 +107,7 @@ class Service:
         return old.close
 
     async def close(self) -> None:
-        """Write everything that is pending and release all resources."""
+        """Write all pending data, and close all components."""
         if self.learner is not None:
             await self.learner.close()
         self.gate_service.close()
@@ -116,21 +121,26 @@ class Service:
     # --- every request ----------------------------------------------------------------------------
 
     def begin_request(self) -> None:
-        """Count a request as active.
+        """Count a request as active. Call `end_request` when it has ended.
 
         Raises:
             ApiError: 429 if too many requests are active.
         """
         if self.active_requests >= self.options.waiting:
-            message = "too many requests are in progress; try again in a second."
+            message = "too many requests are in progress. Try again in a second."
             raise ApiError(429, message, "busy", {"retry-after": "1"})
         self.active_requests += 1
 
     def end_request(self) -> None:
+        """Stop counting a request as active."""
         self.active_requests -= 1
 
     def record(self, route: str, response: Response, trace: RequestTrace) -> None:
-        """Record a request that is about to be answered: metrics, statistics, decision log, learning."""
+        """Record a request whose response is about to be sent.
+
+        Every request is counted in the metrics. If a decision was made, it is also added to the recent decisions and to
+        the decision log, and the response is passed on to the learner.
+        """
         seconds = time.perf_counter() - trace.start
         self.metrics.add_request(route, response.status_code, seconds, trace)
         if trace.client_request is not None:
@@ -146,20 +156,20 @@ class Service:
             self.decision_log.append({**report, "model": self.gate_service.rag.model.name}, trace.question)
 
     async def read_request(self, request: Request) -> tuple[bytes, dict[str, Any]]:
-        """Return the body of a request, as bytes and as a JSON object."""
+        """Read the body of a request, and return it as bytes and as a JSON object."""
         timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
         raw_body = await read_body(request, max_bytes=self.options.largest_body, timeout=timeout)
         return raw_body, parse_json_object(raw_body)
 
     @property
     def deadline(self) -> float:
-        """Time of the event loop's clock at which a request that starts now must have ended."""
+        """Latest end of a request that starts now, as a time of the event loop's clock."""
         return asyncio.get_running_loop().time() + self.options.deadline
 
     # --- answers and decisions --------------------------------------------------------------------
 
     async def chat(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/chat/completions."""
+        """Answer POST /v1/chat/completions, with the upstream or with the model in this process."""
         raw_body, body = await self.read_request(request)
         trace.client_request = ClientRequest(body, request.headers)
         if self.forwarder is not None:
@@ -169,9 +179,17 @@ class Service:
         return await run_while_connected(request, work)
 
     async def forward(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/completions, /v1/responses and /v1/embeddings: only an upstream answers them."""
+        """Answer POST /v1/completions, /v1/responses and /v1/embeddings by forwarding them to the upstream.
+
+        Raises:
+            ApiError: 404 if the server has no upstream.
+        """
         if self.forwarder is None:
-            raise ApiError(404, f"{request.url.path} needs a server with an upstream.", "no_upstream")
+            raise ApiError(
+                404,
+                f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings.",
+                "no_upstream",
+            )
         raw_body, body = await self.read_request(request)
         parse_request(schemas.GatedRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
@@ -179,17 +197,17 @@ class Service:
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
             return await run_while_connected(request, answer_prompt(self.forwarder, forwarded, path))
-        trace.ungated_reason = "requests to this endpoint are never decided on"
+        trace.ungated_reason = "the gate does not decide on requests to this endpoint"
         return await run_while_connected(request, self.forwarder.pass_through(forwarded, path))
 
     async def decide(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/decide."""
+        """Answer POST /v1/decide, which decides on questions without answering them."""
         _, body = await self.read_request(request)
         work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
         return json_response(await run_while_connected(request, work), headers=trace.headers)
 
     async def rerank(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/rerank."""
+        """Answer POST /v1/rerank, which orders documents by relevance. 404 if the server has no reranker."""
         reranker = self.gate_service.rag.reranker
         if reranker is None:
             raise ApiError(404, "this server has no reranker. Set `rerank` in its settings.", "no_reranker")
@@ -199,7 +217,7 @@ class Service:
         )
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
-        """GET /v1/models."""
+        """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
         names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in SELECTABLE_GATES)]
         models: list[dict[str, Any]] = []
         if self.forwarder is not None:
@@ -219,38 +237,44 @@ class Service:
         return self.decision_log
 
     async def _find_decision(self, id: str) -> dict[str, Any]:
-        """Return a decision of the log, or raise a 404 error."""
+        """Return a decision from the decision log, or raise a 404 error if it is not there."""
         decision = await self._require_decision_log().find(id)
         if decision is None:
-            raise ApiError(404, f"there is no decision '{id[:80]}'.", "no_decision")
+            raise ApiError(404, f"the decision log has no decision '{id[:80]}'.", "no_decision")
         return decision
 
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
-        """GET /v1/decisions/{id}."""
+        """Answer GET /v1/decisions/{id} with a decision and its feedback."""
         return json_response(
             schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"]))
         )
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/feedback."""
+        """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
         feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
         return json_response(await record_feedback(feedback, self._require_decision_log(), self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
-        """DELETE /v1/decisions/{id}: delete a decision, and everything about its question if that was stored."""
+        """Answer DELETE /v1/decisions/{id}.
+
+        Deletes the decision. If the text of its question is stored, everything else about the question is deleted, too.
+        """
         decision = await self._find_decision(request.path_params["id"])
         question = decision.get("question")
         ids = await self._require_decision_log().delete(id=decision["id"], question=question or "")
         return json_response(await self._delete_traces(ids, question))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/forget: delete everything about a question."""
+        """Answer POST /v1/forget, which deletes everything that is stored about a question."""
         question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
         ids = await self.decision_log.delete(question=question) if self.decision_log is not None else []
         return json_response(await self._delete_traces(ids, question))
 
     async def _delete_traces(self, ids: list[str], question: str | None) -> schemas.DeletionResponse:
-        """Delete what memory, audits and the history contain about these decisions and this question."""
+        """Delete these decisions and this question from all places other than the decision log.
+
+        These places are the recent decisions in memory, the texts of audits, and the history.
+        """
         entries = 0 if question is None else await asyncio.to_thread(self._delete_from_history, question)
         self.recent.delete(ids)
         if self.decision_log is not None:
@@ -258,39 +282,39 @@ class Service:
         return schemas.DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
 
     def _delete_from_history(self, question: str) -> int:
-        """Delete a question from the history; return the number of deleted entries."""
+        """Delete a question from the history, if there is one, and return the number of deleted entries."""
         history = self.gate_service.rag.log
         if history is None:
             return 0
-        history.close()  # write pending entries first
+        history.close()  # closing writes pending entries, so that they are deleted, too
         return history.store.forget(ids=history.store.find_ids(question_key(question)))
 
     # --- learning and monitoring ------------------------------------------------------------------
 
     def _require_learner(self) -> TrafficLearner:
-        """Return the learner, or raise a 404 error if there is none."""
+        """Return the component that learns from requests, or raise a 404 error if there is none."""
         if self.learner is None:
-            message = "this server does not learn from traffic. Set `audit`, `shadow` or `log` in its settings."
+            message = "this server does not learn from its requests. Set `audit`, `shadow` or `log` in its settings."
             raise ApiError(404, message, "off")
         return self.learner
 
     async def get_learning(self, request: Request, trace: RequestTrace) -> Response:
-        """GET /v1/learning."""
+        """Answer GET /v1/learning with the results of audits and A/B tests."""
         return json_response(schemas.LearningResponse.model_validate(self._require_learner().to_json()))
 
     async def clear_alarm(self, request: Request, trace: RequestTrace) -> Response:
-        """POST /v1/learning/clear."""
+        """Answer POST /v1/learning/clear, which clears the alarm of one gate and restarts its audits."""
         learner = self._require_learner()
         clear_request = parse_request(schemas.ClearAlarmRequest, (await self.read_request(request))[1])
         await learner.auditor.clear_alarm(clear_request.arm)
         return json_response(schemas.LearningResponse.model_validate(learner.to_json()))
 
     async def get_metrics(self, request: Request, trace: RequestTrace) -> Response:
-        """GET /metrics."""
+        """Answer GET /metrics with all metrics in the text format of Prometheus."""
         return Response(self.metrics.format(self.learner), media_type=PROMETHEUS_CONTENT_TYPE)
 
     async def get_readiness(self, request: Request, trace: RequestTrace) -> Response:
-        """GET /ready: 503 while the upstream is down."""
+        """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
         readiness = schemas.ReadyResponse(
@@ -304,7 +328,7 @@ class Service:
 
 
 def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:
-    """Order the documents of a request by relevance to its query."""
+    """Order the documents of a request by relevance to its query, and keep the best `top_n` if that is set."""
     texts = [document if isinstance(document, str) else document.text for document in request.documents]
     passages = [Passage(str(index), text) for index, text in enumerate(texts)]
     (ranked,) = rerank(reranker, [request.query], [passages], request.top_n or len(passages))

@@ -1,4 +1,4 @@
-"""Server-sent events: parse, annotate and send them, and stop working when the client disconnects."""
+"""Parses, annotates and sends server-sent events, and cancels work when the client disconnects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Result = TypeVar("Result")
 MAX_LINE_BYTES = 32 << 20
 DONE_EVENT = b"data: [DONE]\n\n"
 BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
-COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # of the Responses API
+COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # last event of the Responses API
+# All chunks of a streamed chat completion except the last one contain a finish reason of null.
 UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
 EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
@@ -29,14 +30,18 @@ class LineTooLong(Exception):
 
 
 class DisconnectError(Exception):
-    """The client closed its connection, so there is nobody to send a response to."""
+    """The client closed its connection, so a response can no longer be sent."""
 
 
 # --- events ---------------------------------------------------------------------------------------
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Split a byte stream into lines. Each line keeps its line ending."""
+    """Split a byte stream into lines. Each line keeps its line ending.
+
+    Raises:
+        LineTooLong: A line exceeds MAX_LINE_BYTES.
+    """
     buffer = b""
     async for chunk in chunks:
         buffer += chunk
@@ -50,7 +55,7 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
 
 
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield lines that were already read, then those that are still to come."""
+    """Yield the lines that have already been read, then the remaining lines of the stream."""
     for line in first:
         yield line
     async for line in remaining:
@@ -58,10 +63,10 @@ async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -
 
 
 def parse_event_data(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a `data:` line, or None for any other line."""
+    """Return the JSON object of a `data:` line of an event stream, or None if the line contains no JSON object."""
     if not line.startswith(b"data:"):
         return None
-    text = line[5:].strip()
+    text = line[len(b"data:") :].strip()
     if not text.startswith(b"{"):
         return None
     try:
@@ -72,23 +77,23 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
 
 
 def format_event(data: Any) -> bytes:
-    """Format data as one server-sent event."""
+    """Format JSON data as one server-sent event."""
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
 def remove_logprobs(completion: dict[str, Any]) -> None:
-    """Set the log-probabilities of every choice to null, in place."""
+    """Set the log-probabilities of every choice of a chat completion to null, in place."""
     for choice in completion.get("choices") or ():
         if isinstance(choice, dict) and "logprobs" in choice:
             choice["logprobs"] = None
 
 
 class StreamAnnotator:
-    """Adds the `knowgate` object to the first chunk of a stream and to the chunk that ends the answer.
+    """Adds the `knowgate` object to the first chunk of a streamed answer and to its last chunk.
 
     Args:
-        trace: The request that the stream answers.
-        hides_logprobs: Remove log-probabilities, because only the gate asked for them, not the client.
+        trace: Trace of the request, from which the `knowgate` object is made.
+        hides_logprobs: Whether to remove log-probabilities, which the gate needs but the client did not request.
     """
 
     def __init__(self, trace: RequestTrace, *, hides_logprobs: bool = False):
@@ -97,7 +102,7 @@ class StreamAnnotator:
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
-        """Return the line to send. Lines that need no change stay as they are, byte for byte."""
+        """Return the line to send to the client. Lines that need no change are returned byte for byte."""
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
         if self.has_annotated_first and not is_last and not self.hides_logprobs:
@@ -117,7 +122,7 @@ class StreamAnnotator:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has closed its connection."""
+    """Wait until the client closes its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -125,7 +130,7 @@ async def wait_for_disconnect(receive: Receive) -> None:
 class CancelOnDisconnect:
     """Context manager that cancels its body when the client disconnects, and then raises DisconnectError.
 
-    Like `asyncio.timeout`, it leaves the body in its own task and starts a second task only to watch the connection.
+    The body runs in the current task, as with `asyncio.timeout`. A second task watches the connection.
     """
 
     def __init__(self, receive: Receive):
@@ -147,24 +152,31 @@ class CancelOnDisconnect:
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         self._watcher.cancel()
         if self._is_disconnected:
+            # As in asyncio.timeout: if someone else cancelled the task, too, that cancellation must go on.
             was_cancelled_here = self._body.uncancel() <= self._cancelling
             if was_cancelled_here and exception_type is asyncio.CancelledError:
                 raise DisconnectError
 
 
 async def run_while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await `work`, and cancel it if the client disconnects first."""
+    """Await `work`, and cancel it if the client disconnects first.
+
+    Raises:
+        DisconnectError: The client disconnected.
+    """
     async with CancelOnDisconnect(request.receive):
         return await work
 
 
 class EventStreamResponse(Response):
-    """Streams events until they end, the client disconnects, or the deadline passes.
+    """Response that streams events until they end, the client disconnects, or the deadline passes.
+
+    Then it closes the generator of events and calls `on_close`.
 
     Args:
-        events: Encoded events.
+        events: Encoded server-sent events.
         headers: Headers in addition to those of an event stream.
-        deadline: Time of the event loop's clock at which the stream is cut off with an error event.
+        deadline: Time of the event loop's clock at which the stream ends with an error event.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], headers: Mapping[str, str], deadline: float):
@@ -191,6 +203,10 @@ class EventStreamResponse(Response):
                 async for event in self.events:
                     await send({"type": "http.response.body", "body": event, "more_body": True})
         except TimeoutError:
-            error = ApiError(504, "the answer was not ready before the deadline.", "deadline")
+            error = ApiError(
+                504,
+                "the answer was not complete before the deadline of the server, so the stream ends here.",
+                "deadline",
+            )
             await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -25,7 +25,7 @@ NO_CLASS = -1  # questions that no strategy answers right
 def fit_adaptive(
     examples: Annotated[Examples, ExampleRequirements(weighs=True)], *, embedder: Embedder | None = None
 ) -> FitResult:
-    """Train a multinomial logistic regression into no, one or several rounds of retrieval. No LLM is needed."""
+    """Train a classifier that predicts whether a question needs no, one or several rounds of retrieval."""
     encoder = embedder or SentenceEmbedder()
     strategies = [label_cheapest_strategy(row) for row in examples.rows]
     classes = np.array([COMPLEXITY_CLASSES.index(name) if name else NO_CLASS for name in strategies])
@@ -55,7 +55,9 @@ def label_cheapest_strategy(row: LabelRow) -> str | None:
     if row.closed and row.closed.correct:
         return "no"
     if row.open is None:
-        raise BadSetting(f"row '{row.id}' has no open-book answer, which adaptive learns from: label with passages.")
+        raise BadSetting(
+            f"adaptive needs answers with passages, but question '{row.id}' has none. Label with passages."
+        )
     if row.open.correct:
         return "one"
     return None if is_iterative_correct(row) is False else "multi"
@@ -79,7 +81,8 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
     present = {COMPLEXITY_CLASSES[number] for number in classes[train]}
     if len(present) < 2 or "no" not in present:
         raise BadInput(
-            "adaptive needs questions answered right without retrieval and others that were not. Label more."
+            "adaptive needs questions that are answered right without retrieval and questions that are not, but the "
+            "label runs have one kind only. Label more questions."
         )
     weights = examples.select_weights(train)
     fits = [_fit_classes(vectors[train], classes[train], c, weights) for c in C_GRID]

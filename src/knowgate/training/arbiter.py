@@ -57,14 +57,17 @@ def fit_arbiter(
     command: str = "",
     **options: Any,
 ) -> FittedArbiter:
-    """Fit an arbiter on label runs with both answers, measure it on held-out questions and write its folder.
+    """Fit an arbiter, measure it on held-out questions and write its folder.
+
+    After retrieval, an arbiter chooses between the closed-book answer (from memory) and the open-book answer (with
+    passages). It is fitted on label runs that contain both.
 
     Args:
         runs: One or more label runs.
         out: Folder of the arbiter.
         mode: "features" (cheap features of both answers) or "lora" (a fine-tuned judge).
         seed: Seed of split and training.
-        watch: Called with the progress.
+        watch: Callback that receives the progress.
         command: The command line that the model card shows.
         **options: Options of the mode; see `read_fit_options(load_arbiter_fit_function(mode))`.
 
@@ -80,9 +83,11 @@ def fit_arbiter(
     """
     function, folder = load_arbiter_fit_function(mode), Path(out)
     if not runs:
-        raise BadSetting("fit arbiter learns from label runs: give `labels`, made by `knowgate label`.")
+        raise BadSetting(
+            "fit arbiter has no label runs to learn from. Give `labels`: folders made by `knowgate label`."
+        )
     check_seed(seed)
-    check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # before the work, not after it
+    check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # Fail before the training, not after it.
     _check_mode(mode, options)
     check_fit_options(f"arbiter (mode={mode})", function, options)
     try:
@@ -101,7 +106,7 @@ def fit_arbiter(
 
 
 def load_arbiter_fit_function(mode: str) -> FitFunction:
-    """Load the fit function of a mode."""
+    """Load the function that trains an arbiter of this mode ("features" or "lora")."""
     if mode not in FITTED_ARBITERS:
         raise UnknownName("mode of fit arbiter", mode, FITTED_ARBITERS)
     entry = FITTED_ARBITERS[mode]
@@ -110,18 +115,21 @@ def load_arbiter_fit_function(mode: str) -> FitFunction:
 
 
 def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
-    """Raise if an option belongs to another mode."""
+    """Raise BadSetting if an option belongs to another mode of the arbiter."""
     known = {name: read_fit_options(load_arbiter_fit_function(name)) for name in FITTED_ARBITERS}
     for option in options:
         owner = next((name for name, declared in known.items() if option in declared), mode)
         if option not in known[mode] and owner != mode:
-            raise BadSetting(f"the option '{option}' belongs to mode='{owner}': use that mode, or leave it out.")
+            raise BadSetting(
+                f"the option '{option}' only applies to mode='{owner}'. Use that mode, or leave the option out."
+            )
 
 
 def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, command: str = "") -> None:
-    """Calibrate each side on the calibration split, measure on the test split, and write the folder atomically.
+    """Calibrate a trained arbiter, measure it on the test split, and write its folder atomically.
 
-    Only rows whose answers differ calibrate it, because it is never asked about the others.
+    The probabilities of the closed-book and of the open-book answer are calibrated separately, on the calibration
+    split. Only questions whose two answers differ are used, because the arbiter never has to choose for the others.
     """
     calibration: dict[str, dict[str, Any]] = {"closed": {"kind": "none"}, "open": {"kind": "none"}}
     if not result.is_calibrated:
@@ -145,7 +153,12 @@ def save_arbiter(result: ArbiterResult, pairs: AnswerPairs, out: Path, *, comman
 
 
 def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
-    """Measure the arbiter on the test split; `beliefs` are the probabilities that each answer is right."""
+    """Measure the arbiter on the test split.
+
+    Args:
+        beliefs: Calibrated probabilities that the closed-book (column 0) and the open-book answer (column 1) is right.
+        pairs: The graded answers.
+    """
     test = pairs.split.test
     closed, opened = pairs.closed_right[test], pairs.open_right[test]
     takes_closed = (beliefs[:, 0] > beliefs[:, 1]) & pairs.differ[test]
@@ -164,7 +177,11 @@ def _measure(beliefs: FloatArray, pairs: AnswerPairs) -> dict[str, Estimate]:
 
 
 def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
-    """Return means with bootstrap intervals, and the gain over always retrieving on the same resamples."""
+    """Estimate the mean of each column with a bootstrap interval; empty without rows.
+
+    Adds "gain": how much more accurate the chosen answers are than always giving the open-book answer. It is computed
+    on the same resamples, so its interval accounts for the pairing.
+    """
     n = len(columns["always"])
     if not n:
         return {}

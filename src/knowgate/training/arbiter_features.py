@@ -14,9 +14,10 @@ from knowgate.training.classifiers import Tensors, check_finite, fit_linear
 
 
 def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
-    """Combine log-probabilities, lengths, agreement, abstention and passages, as far as every row has them.
+    """Fit two logistic regressions over cheap features: one per answer, each predicting whether it is right.
 
-    So few weights need no rows for tuning or calibration: they are trained on everything but the test split.
+    The features are log-probabilities, lengths, agreement, abstention and passages; those that some row lacks are left
+    out. So few weights need no rows for tuning or calibration, so they are trained on everything but the test split.
     """
     names = arbiter_features.list_answer_features(pairs.answers)
     features = arbiter_features.build_answer_matrix(names, pairs.answers)

@@ -1,4 +1,4 @@
-"""Fit the fine-tuned arbiter: one judge sees both answers and learns of each whether it is right."""
+"""Fit the fine-tuned arbiter: a judge reads both answers and learns to say of each whether it is right."""
 
 from __future__ import annotations
 
@@ -33,10 +33,14 @@ MAX_PROMPT_TOKENS = {False: 512, True: 1580}  # without passages and with them
 class LoraArbiterOptions(EnsembleFitOptions):
     """Options of `fit_arbiter(mode="lora", ...)`."""
 
-    base: str | None = Field(default=None, description="smollm, hf:NAME, gguf:FILE. Default: the LLM.")
-    tokens: Count = Field(default=64, description="Tokens of each answer it reads.")
-    passages: WholeNumber = Field(default=0, description="Passages it is shown, 0 for none.")
-    learning_rate: float | None = Field(default=None, gt=0, description="Default: 5e-5, and 1e-5 with `full`.")
+    base: str | None = Field(
+        default=None, description="Model to fine-tune: smollm, hf:NAME or gguf:FILE. Default: the LLM that was labeled."
+    )
+    tokens: Count = Field(default=64, description="Maximum number of tokens of each answer that the judge reads.")
+    passages: WholeNumber = Field(default=0, description="Number of passages that the judge reads; 0 for none.")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Highest learning rate of the training. Default: 5e-5, or 1e-5 with `full`."
+    )
 
 
 @with_options(LoraArbiterOptions)
@@ -48,7 +52,10 @@ def fit_lora_arbiter(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> ArbiterResult:
-    """Fine-tune one judge that is asked twice: is the closed-book answer right, is the open-book answer right?"""
+    """Fine-tune a judge that reads both answers and says of each whether it is right.
+
+    It is asked twice per question: once about the closed-book answer and once about the open-book answer.
+    """
     _check_passages(pairs, options.passages)
     training = _make_training(options, seed)
     texts = [pair.question.text for pair in pairs.answers]
@@ -82,14 +89,16 @@ def fit_lora_arbiter(
 
 
 def _check_passages(pairs: AnswerPairs, passages: int) -> None:
+    """Raise BadSetting if the judge should read passages but the label runs contain none."""
     if passages and not any(pair.passages for pair in pairs.answers):
         raise BadSetting(
-            f"passages={passages} is not possible: the label runs contain no passages. Label with an index, or leave "
-            "it out."
+            f"passages={passages} is not possible, because the label runs contain no passages. Label with an index, or "
+            "leave the option out."
         )
 
 
 def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptions:
+    """Choose the hyperparameters: a lower learning rate than for other judges, and room for the passages."""
     rate = options.learning_rate or (None if options.full else ARBITER_LEARNING_RATE)
     training = make_answer_training(options.epochs, 32, rate, full=options.full, seed=seed)
     return replace(training, max_tokens=MAX_PROMPT_TOKENS[options.passages > 0])
@@ -109,7 +118,7 @@ class PairEncoder:
         return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make an example of each side of each pair."""
+        """Make two training examples of each pair: one about the closed-book and one about the open-book answer."""
         grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
         return [
             TrainingExample(prompt, (float(grades[side][index]),))

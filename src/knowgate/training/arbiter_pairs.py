@@ -1,4 +1,7 @@
-"""Training data of arbiters: graded pairs of a closed-book and an open-book answer, split by question."""
+"""Training data of arbiters: questions with two graded answers, closed-book and open-book, split by question.
+
+A closed-book answer is given from memory, an open-book answer with passages. An arbiter chooses between them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ SIDE_NAMES = {"closed": "closed-book", "open": "open-book"}
 
 @dataclass(frozen=True)
 class AnswerPairs:
-    """Questions with two graded answers.
+    """Questions with two graded answers: closed-book (from memory) and open-book (with passages).
 
     Attributes:
         table: The label table.
@@ -61,15 +64,15 @@ class AnswerPairs:
 
     @cached_property
     def differ(self) -> BoolArray:
-        """Whether the two answers of each row differ, so that there is something to choose."""
+        """Whether the two answers of each question differ; otherwise there is nothing to choose."""
         return np.array([not answers_agree(pair) for pair in self.answers], dtype=bool)
 
     def list_seen_keys(self, include_test: bool = False) -> list[str]:
-        """List fingerprints of the questions used in fitting; with `include_test`, also of the test split."""
+        """List fingerprints of the questions that the arbiter has seen; with `include_test`, also the test split."""
         return list_seen_keys(self.table.questions, self.split, include_test)
 
     def select_differing(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Select the rows whose answers differ: an arbiter is never asked about the others."""
+        """Return those of the indices whose two answers differ; an arbiter never has to choose for the others."""
         return indices[self.differ[indices]]
 
 
@@ -78,17 +81,18 @@ class ArbiterResult:
     """A trained arbiter that is not calibrated yet.
 
     Attributes:
-        arbiter: Name of the arbiter in the table.
+        arbiter: Name under which the arbiter is registered.
         options: Options stored with it.
         needs: Signals that the model must provide.
-        wants_passages: It reads the passages.
+        wants_passages: Whether the arbiter reads the passages, too.
         raw: Returns for the rows with the given indices the probabilities that the closed-book and the open-book
             answer are right, two columns in [0, 1].
         tensors: Weights.
         is_calibrated: The probabilities are calibrated already.
         notes: Lines for the model card.
         files: Further files of the arbiter's folder.
-        uses_test_split: Test questions were trained on, too; `raw` scores them with a member that did not see them.
+        uses_test_split: Test questions were trained on, too (cross-validation). `raw` scores each of them with a member
+            of the ensemble that was not trained on it.
     """
 
     arbiter: str
@@ -104,7 +108,7 @@ class ArbiterResult:
 
 
 def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
-    """Load every row of label runs that has two graded answers.
+    """Load the questions of label runs that have two graded answers; the others are counted as left out.
 
     Raises:
         BadInput: There are too few pairs, or too few right or wrong answers to learn from.
@@ -112,13 +116,14 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     table = load_label_table(runs, layers=(), required_equal=SHARED_SETTINGS)
     if any(not row.question for row in table.rows):
         raise BadInput(
-            "the label runs are packed without their questions and answers; fit on the runs they were made from."
+            "the label runs are packed and do not contain questions and answers. Fit on the original label runs "
+            "instead."
         )
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:
         raise BadInput(
-            f"no row of {', '.join(map(str, runs))} has an open-book answer, and an arbiter chooses between two. Label "
-            "with an index, or import both answers."
+            f"no question in {', '.join(map(str, runs))} has an answer with passages, so an arbiter has nothing to "
+            "choose between. Label with an index, or import both answers."
         )
     left_out = {"not opened": len(table.rows) - len(indices)}
     table = table.subset(indices)
@@ -130,13 +135,13 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
 
 
 def check_answer_pairs(pairs: AnswerPairs) -> None:
-    """Raise BadInput if nothing can be learned from the pairs."""
+    """Raise BadInput if the pairs are too few or too uniform for an arbiter to learn from."""
     _check_texts(pairs.answers)
     n_pairs, n_different = len(pairs.answers), int(pairs.differ.sum())
     if n_different < MIN_PAIRS:
         raise BadInput(
-            f"fitting an arbiter needs at least {MIN_PAIRS} questions whose two answers differ; the label runs have "
-            f"{n_different} among {n_pairs} that are answered both ways. Label more."
+            f"fitting an arbiter needs at least {MIN_PAIRS} questions whose answers with and without passages differ, "
+            f"but only {n_different} of {n_pairs} do. Label more questions."
         )
     train = pairs.select_differing(pairs.split.train)
     for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
@@ -146,21 +151,25 @@ def check_answer_pairs(pairs: AnswerPairs) -> None:
 
 
 def _check_texts(answers: Sequence[AnswerPair]) -> None:
+    """Raise BadInput if all closed-book or all open-book answers are empty or abstain."""
     for side, name in SIDE_NAMES.items():
         texts = [getattr(pair, side).text for pair in answers]
         if not any(text.strip() for text in texts):
-            raise BadInput(f"every {name} answer is empty: there is nothing to choose between.")
+            raise BadInput(
+                f"every {name} answer is empty, so an arbiter has nothing to choose between. Check the label runs."
+            )
         if all(RULES_ARBITER.abstains(text) for text in texts):
             raise BadInput(
-                f"every {name} answer abstains ('{texts[0][:60]}'): there is nothing to learn. Check prompts and "
-                "passages with `knowgate report RUN`."
+                f"every {name} answer declines to answer ('{texts[0][:60]}'), so an arbiter has nothing to learn. "
+                "Check prompts and passages with `knowgate report RUN`."
             )
 
 
 def _check_grades(name: str, right: BoolArray, minimum: int) -> None:
+    """Raise BadInput unless at least `minimum` answers are right and as many are wrong."""
     n_right, n_wrong = int(right.sum()), int((~right).sum())
     if min(n_right, n_wrong) < minimum:
         raise BadInput(
-            f"of the {len(right)} {name}, {n_right} are right and {n_wrong} are wrong: an arbiter needs at least "
-            f"{minimum} of each. Label more questions, easier or harder ones."
+            f"an arbiter needs at least {minimum} right and {minimum} wrong {name}, but {n_right} are right and "
+            f"{n_wrong} are wrong. Label more questions, easier or harder ones."
         )

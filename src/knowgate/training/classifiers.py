@@ -37,7 +37,13 @@ LayerWeights = list[tuple[NDArray[Any], NDArray[Any]]]  # weight (out x in) and 
 
 
 class LabeledFeatures(NamedTuple):
-    """Feature rows with their classes; `weights` are those of the rows in the loss, None if they are equal."""
+    """Training data of a classifier.
+
+    Attributes:
+        features: One row of numbers per question.
+        needed: Whether each question needs retrieval; this is the class to predict.
+        weights: Weight of each row in the loss; None if all rows have the same weight.
+    """
 
     features: Vector
     needed: BoolArray
@@ -45,7 +51,7 @@ class LabeledFeatures(NamedTuple):
 
 
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
-    """Select the feature rows of the train and dev splits, with classes and weights."""
+    """Return the training data and the dev data (which tunes hyperparameters), with classes and weights."""
     train, dev = (
         LabeledFeatures(features[indices], examples.needed[indices], examples.select_weights(indices))
         for indices in (examples.split.train, examples.split.dev)
@@ -54,7 +60,7 @@ def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledF
 
 
 class LinearFit(NamedTuple):
-    """A fitted logistic regression and its C."""
+    """A fitted logistic regression; `strength` is scikit-learn's C, the inverse of regularization."""
 
     strength: float
     tensors: Tensors
@@ -63,11 +69,17 @@ class LinearFit(NamedTuple):
 def check_finite(features: Vector) -> None:
     """Raise BadInput if a feature is NaN or infinite."""
     if not np.isfinite(features).all():
-        raise BadInput("the signals of the label runs contain NaN; label again.")
+        raise BadInput(
+            "the label runs contain NaN or infinite values in their recorded signals, so nothing can be trained on "
+            "them. Label the questions again."
+        )
 
 
 def fit_standardization(features: Vector) -> Tensors:
-    """Return mean and scale of each column; constant columns get scale 1."""
+    """Return mean and standard deviation of each column, by which features are standardized.
+
+    Constant columns get the scale 1, to avoid a division by zero.
+    """
     check_finite(features)
     scale = features.std(axis=0)
     return {
@@ -77,6 +89,7 @@ def fit_standardization(features: Vector) -> Tensors:
 
 
 def _standardize(features: Vector, tensors: Tensors) -> Vector:
+    """Subtract the mean of each column and divide by its scale."""
     standardized: Vector = ((features - tensors["mean"]) / tensors["scale"]).astype(np.float32)
     return standardized
 
@@ -103,7 +116,10 @@ def fit_linear(
 
 
 def fit_logistic(features: NDArray[Any], classes: NDArray[Any], weights: FloatArray | None, **settings: Any) -> Any:
-    """Fit scikit-learn's LogisticRegression on one thread: for so little data, threads only wait for each other."""
+    """Fit scikit-learn's LogisticRegression on a single thread.
+
+    On so little data, several threads would mostly wait for each other.
+    """
     from sklearn.linear_model import LogisticRegression
     from threadpoolctl import threadpool_limits
 
@@ -112,7 +128,10 @@ def fit_logistic(features: NDArray[Any], classes: NDArray[Any], weights: FloatAr
 
 
 def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
-    """Fit with each C of the grid; return the fit with the best dev AUROC, of equals the most regularized."""
+    """Fit a logistic regression with each C of the grid, and return the one with the best AUROC on the dev split.
+
+    If several are equally good, the most regularized one is returned.
+    """
     fits = [LinearFit(c, fit_linear(train.features, train.needed, c, train.weights)) for c in C_GRID]
     scores = [auroc_or_half(dev.needed, apply_network(fit.tensors, dev.features)) for fit in fits]
     return fits[int(np.argmax(scores))]
@@ -125,24 +144,24 @@ def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
 
 
 def fit_platt_scaling(raw: FloatArray, needed: BoolArray, weights: FloatArray | None = None) -> dict[str, Any]:
-    """Fit Platt scaling on the logits of raw scores; return it as the manifest stores it.
+    """Fit Platt scaling, which turns raw scores into calibrated probabilities. Returns its parameters for the manifest.
 
-    It keeps the order and all differences of scores, so a threshold can lie between any two questions. Isotonic
-    regression, which older gates may contain, does not: on the recorded runs (two LLMs, six data sets, three raw
-    scores, calibrated on the train run, tested on the other; `python -m benchmarks.calibrations`) it left 3 % of the
-    distinct scores, and AUROC fell from .655 to .649. Expected calibration error is .029 for Platt and .028 for
+    Platt scaling keeps the order and all differences of scores, so a threshold can lie between any two questions.
+    Isotonic regression, which older gates may contain, does not: on the recorded runs (two LLMs, six data sets, three
+    raw scores, calibrated on the train run, tested on the other; `python -m benchmarks.calibrations`) it left 3 % of
+    the distinct scores, and AUROC fell from .655 to .649. Expected calibration error is .029 for Platt and .028 for
     isotonic (.037 and .040 with 300 rows), the Brier score .1040 and .1046.
 
     Args:
         raw: Scores in [0, 1].
-        needed: Class of each row. With one class only, no calibration is returned.
+        needed: Whether each question needs retrieval. If all are the same, the result is {"kind": "none"}.
         weights: Weight of each row. Default: all the same.
     """
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
     fitted = fit_logistic(logit(raw, PROBABILITY_FLOOR)[:, None], needed, weights, C=1e3, max_iter=100)
     slope, shift = float(fitted.coef_[0][0]), float(fitted.intercept_[0])
-    if slope < MIN_SLOPE:
+    if slope < MIN_SLOPE:  # The scores carry no information, so predict the base rate for almost all of them.
         slope, shift = MIN_SLOPE, logit(float(np.clip(np.average(needed, weights=weights), 1e-3, 1 - 1e-3)))
     return {"kind": "platt", "a": slope, "b": shift, "floor": PROBABILITY_FLOOR}
 
@@ -153,16 +172,17 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray, weights: FloatArray | 
 def fit_mlp(
     train: LabeledFeatures, dev: LabeledFeatures, *, seeds: Sequence[int] = SEEDS, in_full: bool = False
 ) -> Tensors:
-    """Train CBDR's network once per seed and keep each member's best dev epoch.
+    """Train CBDR's network once per seed; each network keeps its weights of the best epoch on the dev data.
 
-    There is one softmax; the original has two.
+    Unlike the original implementation, which applies softmax twice, this one applies it once.
 
     Args:
         train: Training rows.
         dev: Rows that choose the epoch.
         seeds: One member of the ensemble for each.
-        in_full: Train for the paper's 30 epochs of 125 updates, however few the rows, and keep the last epoch with
-            the best dev accuracy. Raw confidence grows with the updates, and a beta of .95 assumes that many.
+        in_full: Train for all 30 epochs of 125 updates as in the paper, even on little data, and keep the epoch with
+            the best dev accuracy (the last one of equals). The raw confidence grows with the number of updates, and
+            the paper's threshold beta = .95 assumes that many.
     """
     tensors = fit_standardization(train.features)
     weights = np.ones(len(train.features)) if train.weights is None else train.weights
@@ -174,7 +194,7 @@ def fit_mlp(
             work = functools.partial(_train_member, scaled_train, scaled_dev, stop=stop, in_full=in_full)
             members = list(pool.map(work, seeds))
         finally:
-            stop.set()  # after Ctrl-C the members stop with their batch
+            stop.set()  # After Ctrl-C, the other threads stop after their current batch.
     for number, layers in enumerate(members):
         for depth, (weight, bias) in enumerate(layers):
             tensors[f"{number}.{depth}.weight"], tensors[f"{number}.{depth}.bias"] = weight, bias
@@ -183,7 +203,11 @@ def fit_mlp(
 
 @contextlib.contextmanager
 def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    """Open threads that each limit torch to one: in batches of 16, torch's own threads mostly wait."""
+    """Open a pool of threads in which torch computes on one thread each.
+
+    Batches of 16 rows are too small for torch's own threads, which would mostly wait. The number of threads is restored
+    afterwards.
+    """
     import torch
 
     threads = torch.get_num_threads()
@@ -197,17 +221,22 @@ def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 def _train_member(
     train: LabeledFeatures, dev: LabeledFeatures, seed: int, *, stop: threading.Event, in_full: bool
 ) -> LayerWeights:
-    """Train one network; return the weights of its best dev epoch, or of the last if dev has one class only."""
+    """Train one network and return the weights of its best epoch on the dev data.
+
+    If the dev data has one class only, the last epoch counts as the best. Stops early when `stop` is set or, without
+    `in_full`, after PATIENCE epochs without improvement.
+    """
     import torch
 
     n_rows = len(train.features)
     network = _Network(train.features.shape[1], seed)
-    batches, updates = network.iterate_batches(n_rows), -(-n_rows // BATCH_SIZE)
+    batches, updates = network.iterate_batches(n_rows), -(-n_rows // BATCH_SIZE)  # rounded up
     rate = LEARNING_RATE if updates <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
     updates = MAX_UPDATES if in_full else min(updates, MAX_UPDATES)
     optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
     arrays = (train.features, train.needed.astype(np.int64), dev.features)
     inputs, classes, dev_inputs = (torch.from_numpy(array) for array in arrays)
+    # Both classes get the same total weight, however rare one of them is.
     class_weights = n_rows / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
     assert train.weights is not None
     weights = class_weights[classes] * torch.from_numpy(train.weights.astype(np.float32))
@@ -231,13 +260,17 @@ def _train_member(
 
 
 def _score_epoch(margins: NDArray[np.float64], needed: BoolArray, *, by_accuracy: bool) -> float | None:
+    """Score the predictions on the dev data by accuracy or AUROC; None if the AUROC is not defined."""
     if by_accuracy and len(needed):
         return float(((margins > 0) == needed).mean())
     return auroc(needed, margins)
 
 
 class _Network:
-    """CBDR's network with its own random generator, because torch's global one is shared by all threads."""
+    """CBDR's network: a classifier of hidden states with three hidden layers and dropout.
+
+    It has its own random generator, because torch's global one is shared by all threads.
+    """
 
     def __init__(self, width: int, seed: int):
         import torch
@@ -246,7 +279,10 @@ class _Network:
         self.layers = [self._make_layer(a, b) for a, b in itertools.pairwise((width, *HIDDEN_SIZES, 2))]
 
     def _make_layer(self, inputs: int, outputs: int) -> tuple[Any, Any]:
-        """Draw weight (in x out: 10 % faster than torch's out x in) and bias as torch's Linear does."""
+        """Draw the initial weight and bias of a layer from the same distribution as torch's Linear.
+
+        The weight has the shape (inputs, outputs), which is 10 % faster than torch's (outputs, inputs).
+        """
         import torch
 
         bound = inputs**-0.5
@@ -255,13 +291,14 @@ class _Network:
         return weight.requires_grad_(), bias.requires_grad_()
 
     def iterate_batches(self, n_rows: int) -> Iterator[Any]:
-        """Yield batches of row numbers in random order, pass after pass, forever."""
+        """Yield batches of row indices in random order, forever; every pass over the rows has a new order."""
         import torch
 
         while True:
             yield from torch.randperm(n_rows, generator=self._generator).split(BATCH_SIZE)
 
     def compute_logits(self, x: Any, *, drop: bool) -> Any:
+        """Return two logits per row, for "not needed" and "needed"; `drop` applies dropout."""
         import torch
 
         for weight, bias in self.layers[:-1]:
@@ -276,7 +313,7 @@ class _Network:
         return torch.empty(shape).bernoulli_(1 - DROPOUT, generator=self._generator) / (1 - DROPOUT)
 
     def compute_margins(self, x: Any) -> NDArray[np.float64]:
-        """Return the logit of class `needed` against the other for each row."""
+        """Return for each row the logit of "needs retrieval" minus the logit of "does not"."""
         import torch
 
         with torch.inference_mode():
@@ -285,5 +322,5 @@ class _Network:
         return margins
 
     def copy_weights(self) -> LayerWeights:
-        """Return a copy of the weights as gates apply them: out x in."""
+        """Return a copy of the weights in the shape that gates expect: (outputs, inputs)."""
         return [(weight.detach().numpy().T.copy(), bias.detach().numpy().copy()) for weight, bias in self.layers]

@@ -1,4 +1,4 @@
-"""Training data of gates: a label table with the target of each question, split by question."""
+"""Training data of gates: labeled questions, whether each needs retrieval, and the split into train and test."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ LABEL_MORE_ADVICE = "Label more questions, or use another `target`."
 
 @dataclass(frozen=True)
 class Examples:
-    """Graded questions of one model and prompt, with the class to predict.
+    """Training data of a gate: labeled questions, and whether each needs retrieval.
+
+    All questions were answered by the same LLM with the same prompts.
 
     Attributes:
         table: The label table.
-        needed: True where the question needs retrieval, by the target.
+        needed: For each question, whether it needs retrieval as the target defines it. This is what gates predict.
         target: What "needs retrieval" means: `known` (the LLM does not know the answer), `benefit` (retrieval turns a
             wrong answer right) or `agree` (the answers with and without passages differ).
         split: Indices of the train, dev, calibration and test questions.
@@ -71,7 +73,7 @@ class Examples:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that all label runs share."""
+        """Settings of the label runs: the LLM, its prompts, the number of answer tokens and so on."""
         return self.table.settings
 
     @property
@@ -87,25 +89,34 @@ class Examples:
 
     @cached_property
     def weights(self) -> FloatArray | None:
-        """Weight of each row, 1 on average, so that every run counts the same; None if all rows count the same."""
+        """Weight of each question, 1 on average, so that every label run has the same total weight.
+
+        None without `balanced`: then every question has the same weight.
+        """
         if not self.balanced:
             return None
         sizes = Counter(self.run_names)
         return np.array([len(self.run_names) / (len(sizes) * sizes[name]) for name in self.run_names])
 
     def select_weights(self, indices: NDArray[np.int64]) -> FloatArray | None:
-        """Return the weights of some rows; None if all rows count the same."""
+        """Return the weights of the questions with these indices; None if all questions have the same weight."""
         return None if self.weights is None else self.weights[indices]
 
     def list_seen_keys(self, include_test: bool = False) -> list[str]:
-        """List fingerprints of the questions used in fitting; with `include_test`, also of the test split."""
+        """List fingerprints of the questions that the gate has seen; with `include_test`, also the test split."""
         return list_seen_keys(self.questions, self.split, include_test)
 
 
 def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bool) -> list[str]:
-    """List fingerprints of the questions used in fitting: by exact text, by normalized text and by id.
+    """List fingerprints of the questions that a gate has seen, so that evaluations can leave them out.
 
-    The id identifies questions in runs that are packed without their texts.
+    Every question has three: of its exact text, of its normalized text and of its id. The id identifies questions in
+    label runs that are packed without texts.
+
+    Args:
+        questions: All questions.
+        split: Indices of the train, dev, calibration and test questions.
+        include_test: Whether the test split was trained on, too.
     """
     used = np.concatenate([split.train, split.dev, split.calibration, *([split.test] if include_test else [])])
     keys = set()
@@ -123,12 +134,13 @@ def load_examples(
     seed: int = 0,
     balanced: bool = False,
 ) -> Examples:
-    """Load label runs as training data.
+    """Load label runs as the training data of a gate.
 
     Args:
         runs: Folders of label runs.
-        target: What to predict. Default: `benefit` if nearly all rows have open-book answers, else `known`. For
-            `agree` no grade is needed; rows without an open-book answer are left out.
+        target: What "needs retrieval" means, see `Examples`. Default: `benefit` if at least 90 % of the questions
+            have an open-book answer, else `known`. `agree` needs no gold answers; questions without an open-book
+            answer are left out.
         layers: Layers whose hidden states are read. Default: all recorded ones.
         seed: Seed of the split.
         balanced: Give every label run the same total weight.
@@ -141,7 +153,9 @@ def load_examples(
     if target == "agree":
         table = _select_rows_with_both_answers(table)
     if any(not row.question for row in table.rows):
-        raise BadInput("the label runs are packed without their questions; fit on the runs they were made from.")
+        raise BadInput(
+            "the label runs are packed and do not contain the questions. Fit on the original label runs instead."
+        )
     chosen = _choose_target(table.rows, target)
     needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
     reason = _explain_default_target(table.rows, chosen) if target is None else ""
@@ -153,7 +167,10 @@ def load_examples(
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:
-    """Map the fingerprint of each distinct question to its class; of repeated questions the first one counts."""
+    """Map the fingerprint of each distinct question to whether it needs retrieval.
+
+    If a question occurs several times, its first occurrence counts.
+    """
     needs: dict[str, bool] = {}
     for text, need in zip(texts, needed.tolist(), strict=True):
         needs.setdefault(fingerprint_text(text), need)
@@ -161,7 +178,10 @@ def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str,
 
 
 def answers_agree(row: LabelRow) -> bool:
-    """Return whether closed-book and open-book answer are the same; empty answers and abstentions never agree."""
+    """Return whether the answers with and without passages are the same, ignoring case and punctuation.
+
+    Empty answers and abstentions ("I don't know") never agree.
+    """
     if row.closed is None or row.open is None or RULES_ARBITER.abstains(row.closed.text):
         return False
     closed_book = normalize(row.closed.text)
@@ -169,44 +189,49 @@ def answers_agree(row: LabelRow) -> bool:
 
 
 def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
-    """Return the requested target, or the default for these rows."""
+    """Return the requested target, or the default for these rows; raise if the rows do not support it."""
     default = _choose_default_target(rows)
     if target == "benefit" and default != "benefit":
         raise BadSetting(
-            f"target='benefit' needs open-book answers, and {_count_without_benefit(rows)} of {len(rows)} rows have "
-            "none: label with passages, or fit with target='known'."
+            f"target='benefit' needs open-book answers (answers with passages), but {_count_without_benefit(rows)} of "
+            f"{len(rows)} questions have none. Label with passages, or fit with target='known'."
         )
     return target or default
 
 
 def _choose_default_target(rows: Sequence[LabelRow]) -> Target:
+    """Return 'benefit' if nearly all rows have an open-book answer, else 'known'."""
     n_open_book = len(rows) - _count_without_benefit(rows)
     return "benefit" if rows and n_open_book >= MIN_OPEN_BOOK_SHARE * len(rows) else "known"
 
 
 def _count_without_benefit(rows: Sequence[LabelRow]) -> int:
+    """Count the rows for which it is not known whether retrieval helps, as they have no open-book answer."""
     return sum(row.benefit is None for row in rows)
 
 
 def _select_rows_with_both_answers(table: LabelTable) -> LabelTable:
+    """Select the rows that have an answer with and one without passages."""
     indices = [index for index, row in enumerate(table.rows) if row.open is not None]
     if not indices:
         raise BadInput(
-            "target='agree' compares closed-book and open-book answers, and no row has an open-book answer. Label "
-            "with an index, or import both answers."
+            "target='agree' compares answers with and without passages, but no question has an answer with passages. "
+            "Label with an index, or import both answers."
         )
     return table.subset(indices)
 
 
 def _needs_retrieval(row: LabelRow, target: Target) -> bool:
+    """Return whether a question needs retrieval, as the target defines it (see `Examples`)."""
     if target == "agree":
         return not answers_agree(row)
     if target == "known":
         return not (row.closed and row.closed.correct)
-    return row.benefit is not None and row.benefit > 0  # if nothing was found, retrieval does not help
+    return row.benefit is not None and row.benefit > 0  # None: no passage was found, so retrieval does not help.
 
 
 def _explain_default_target(rows: Sequence[LabelRow], target: Target) -> str:
+    """Return why this target is the default for these rows, in parentheses, to be inserted into an error message."""
     if target == "benefit":
         return " ('benefit' was chosen because the rows have open-book answers)"
     without = _count_without_benefit(rows)
@@ -214,36 +239,52 @@ def _explain_default_target(rows: Sequence[LabelRow], target: Target) -> str:
 
 
 def _check_classes(needed: BoolArray, target: Target, target_reason: str, cause: str) -> None:
-    """Raise if there are too few rows, in all or of one class."""
+    """Raise BadInput if there are too few questions in total, or too few of one class.
+
+    Args:
+        needed: Whether each question needs retrieval; this is the class.
+        target: What the gate learns.
+        target_reason: Why that target was chosen, for the message; '' if the user chose it.
+        cause: Why one class is missing, for the message; '' if the reason is not known.
+    """
     if len(needed) < MIN_GRADED_ROWS:
         raise BadInput(
-            f"fitting needs at least {MIN_GRADED_ROWS} graded rows; the label runs have {len(needed)}. Label more."
+            f"fitting needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(needed)}. Label "
+            "more questions."
         )
     positive, negative = int(needed.sum()), int((~needed).sum())
     if min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"fitting on '{target}' needs {MIN_ROWS_PER_CLASS} questions of each class{target_reason}; the label runs "
-            f"have {positive} that need retrieval and {negative} that do not. {cause or LABEL_MORE_ADVICE}"
+            f"fitting with target='{target}'{target_reason} needs {MIN_ROWS_PER_CLASS} questions of each class, but "
+            f"the label runs have {positive} that need retrieval and {negative} that do not. "
+            f"{cause or LABEL_MORE_ADVICE}"
         )
 
 
 def _explain_one_class(rows: Sequence[LabelRow]) -> str:
-    """Explain why all closed-book answers got the same grade if more questions would not help; '' otherwise."""
+    """Explain why all answers from memory were graded alike; '' if more questions may change that.
+
+    The causes found here (all answers are empty, or all abstain) do not go away with more questions.
+    """
     texts = [row.closed.text for row in rows if row.closed]
     if not any(text.strip() for text in texts):
-        return "Every closed-book answer is empty: label with more tokens, or check what was recorded."
+        return "Every answer from memory is empty. Label with a larger `max_tokens`, or check the recorded answers."
     if all(RULES_ARBITER.abstains(text) for text in texts):
-        return f"Every closed-book answer abstains ('{texts[0][:60]}'): label with prompts that make the LLM guess."
+        return f"Every answer from memory declines to answer ('{texts[0][:60]}'). Label with prompts that make the LLM "
+        "guess."
     return ""
 
 
 def _check_training_split(texts: Sequence[str], needed: BoolArray) -> None:
-    """Raise unless the training split has two distinct questions of each class, so that one can be held out."""
+    """Raise BadInput unless the training split has two distinct questions of each class.
+
+    Training in folds holds out one of them and needs another one to learn from.
+    """
     classes = list(map_questions_to_needs(texts, needed).values())
     positive, negative = classes.count(True), classes.count(False)
     if min(positive, negative) < MIN_TRAINING_QUESTIONS_PER_CLASS:
         raise BadInput(
-            f"the training split has {positive} distinct questions that need retrieval and {negative} that do not; "
-            f"fitting needs {MIN_TRAINING_QUESTIONS_PER_CLASS} of each. Label more distinct questions, or try another "
-            "`seed`."
+            f"the training split has {positive} distinct questions that need retrieval and {negative} that do not, but "
+            f"fitting needs at least {MIN_TRAINING_QUESTIONS_PER_CLASS} of each. Label more distinct questions, or try "
+            "another `seed`."
         )

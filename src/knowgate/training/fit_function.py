@@ -1,4 +1,4 @@
-"""The contract of fit functions: the options they declare, the arguments they are given, and the result they return.
+"""What a fit function (a function that trains a gate) looks like: its options, arguments and result.
 
     def fit_mine(
         examples: Annotated[Examples, ExampleRequirements(target="known")],
@@ -7,9 +7,9 @@
         seed: int = 0,
     ) -> FitResult:
 
-A keyword annotated with a text is an option of `fit` and a flag of `knowgate fit NAME`. A function decorated with
-`with_options` has the fields of that model as options. The keywords in INJECTED_ARGUMENTS are passed to functions that
-declare them; all other keywords keep their defaults.
+A keyword argument that is annotated with a text is an option: a keyword of `fit` and a flag of `knowgate fit NAME`. The
+text is its help. A function decorated with `with_options` has the fields of that model as options. The arguments in
+INJECTED_ARGUMENTS are passed to functions that declare them; all other keyword arguments keep their defaults.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ FitFunction = Callable[..., Any]
 
 @dataclass(frozen=True)
 class FitResult:
-    """A trained score that is not calibrated yet.
+    """What a fit function returns: a trained gate whose scores are not calibrated yet.
 
     Attributes:
         gate: Name under which the gate is registered.
         options: Options stored with the gate.
         needs: Signals that the model must provide.
-        request: What the gate reads of each question.
+        request: The signals that the gate reads for each question.
         tensors: Weights.
-        raw: Returns the uncalibrated need of the rows with the given indices.
+        raw: Returns the uncalibrated need for retrieval (0: the LLM knows, 1: retrieve) of the questions with the given
+            indices.
         notes: Lines for the model card.
         files: Further files of the gate's folder.
-        uses_test_split: Test questions were trained on, too; `raw` scores them with a member that did not see them.
+        uses_test_split: Test questions were trained on, too (cross-validation). `raw` scores each of them with a member
+            of the ensemble that was not trained on it.
     """
 
     gate: str
@@ -69,9 +71,10 @@ class FitResult:
 
 
 class FitProgress(Protocol):
-    """Progress of a fit: `done` of `total` units in a stage.
+    """Progress of a fit: how many units (such as examples) of a stage are done.
 
-    `words` holds details such as the speed; `is_milestone` marks progress worth a line of its own.
+    `words` holds details such as the speed. `is_milestone` is true for progress that should be printed on a line of its
+    own, such as the end of an epoch.
     """
 
     @property
@@ -98,7 +101,7 @@ FitProgressCallback = Callable[[FitProgress], None]
 
 @dataclass(frozen=True)
 class SimpleFitProgress:
-    """Progress without details."""
+    """Progress of a fit without details such as the speed."""
 
     done: int
     total: int
@@ -117,10 +120,10 @@ def ignore_progress(progress: FitProgress) -> None:
 
 @dataclass(frozen=True)
 class ExampleRequirements:
-    """The training data that a fit function asks for.
+    """Which training data a fit function needs, given in the annotation of its first argument.
 
     Attributes:
-        target: What it predicts by default; None for the default of the label runs.
+        target: What "needs retrieval" means for this gate (see `Examples`); None to choose it from the label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
         weighs: True if it uses `Examples.weights`, so that label runs of different size can be balanced.
     """
@@ -132,7 +135,7 @@ class ExampleRequirements:
 
 @dataclass(frozen=True)
 class FitOption:
-    """One option of a fit function.
+    """One option of a fit function, read from its signature.
 
     Attributes:
         name: Name of the argument.
@@ -163,7 +166,11 @@ class FitOption:
 
 
 def read_fit_options(function: FitFunction) -> dict[str, FitOption]:
-    """Return the options that a fit function declares, by name, in the order of its signature."""
+    """Return the options that a fit function declares, by name, in the order of its signature.
+
+    Raises:
+        BadSetting: An option has no default value.
+    """
     model: type[Options] | None = getattr(function, "__options__", None)
     if model is not None:
         hints = typing.get_type_hints(model)
@@ -177,7 +184,7 @@ def read_fit_options(function: FitFunction) -> dict[str, FitOption]:
         text = _find_annotation(hints.get(name), str)
         if parameter.kind is parameter.KEYWORD_ONLY and text is not None:
             if parameter.default is parameter.empty:
-                raise BadSetting(f"the option '{name}' of a fit function has no default; give it one.")
+                raise BadSetting(f"the option '{name}' of {function.__qualname__} has no default value. Give it one.")
             options[name] = _make_option(name, typing.get_args(hints[name])[0], parameter.default, text)
     return options
 
@@ -192,21 +199,25 @@ def check_fit_options(gate: str, function: FitFunction, values: Mapping[str, Any
 
 
 def read_requirements(function: FitFunction) -> ExampleRequirements:
-    """Return the training data that a fit function asks for in the annotation of its first argument."""
+    """Return which training data a fit function needs, as the annotation of its first argument says."""
     hints = typing.get_type_hints(function, include_extras=True)
     first = next(iter(inspect.signature(function).parameters))
     return _find_annotation(hints.get(first), ExampleRequirements) or ExampleRequirements()
 
 
 def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Select the injected arguments (seed, work, watch) that a fit function declares."""
+    """Select those of the injected arguments (seed, work, watch) that a fit function declares.
+
+    Raises:
+        BadSetting: The function requires an argument that is neither injected nor has a default.
+    """
     parameters = inspect.signature(function).parameters
     keywords = [each for each in parameters.values() if each.kind is each.KEYWORD_ONLY]
     unknown = [each.name for each in keywords if each.default is each.empty and each.name not in values]
     if unknown:
         raise BadSetting(
-            f"the fit function {function.__qualname__} requires '{unknown[0]}', which is not provided; "
-            f"provided: {', '.join(INJECTED_ARGUMENTS)}."
+            f"the fit function {function.__qualname__} requires the argument '{unknown[0]}', which is not provided. "
+            f"Give it a default. Provided are: {', '.join(INJECTED_ARGUMENTS)}."
         )
     return {name: value for name, value in values.items() if name in parameters}
 
@@ -217,6 +228,7 @@ def _find_annotation(hint: Any, kind: type) -> Any:
 
 
 def _make_option(name: str, hint: Any, default: Any, text: str) -> FitOption:
+    """Make an option from its type hint; the values of a Literal become the allowed values."""
     if isinstance(hint, types.UnionType):
         hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
     if typing.get_origin(hint) is Literal:

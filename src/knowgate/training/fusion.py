@@ -1,4 +1,7 @@
-"""Fit the fusion gate: probes of the recorded states, then a logistic regression over all signals."""
+"""Fit the fusion gate: a logistic regression that combines all recorded signals.
+
+Hidden states enter through probes: one linear classifier per recorded layer and position, whose score is a signal.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,11 @@ SAMPLE_FEATURES = {"certainty", "agreement"}
 def fit_fusion(
     examples: Annotated[Examples, ExampleRequirements(weighs=True)],
     *,
-    cheap: Annotated[bool, "Without samples and extra passes."] = False,
-    early: Annotated[bool, "Only what the first answer token shows; retrieving costs a prefill."] = False,
-    text: Annotated[bool | None, "Read question and draft as text. Default: if there are no hidden states."] = None,
+    cheap: Annotated[bool, "Use cheap signals only: no sampled answers and no extra forward passes."] = False,
+    early: Annotated[
+        bool, "Use only signals that are available with the first answer token, for fast decisions."
+    ] = False,
+    text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
     embedder: str | Embedder = DEFAULT_EMBEDDER,
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
@@ -56,7 +61,7 @@ def fit_fusion(
         embedder: The sentence embedder of `text`.
     """
     if cheap and early:
-        raise BadSetting("cheap=True and early=True are mutually exclusive: `early` leaves out more.")
+        raise BadSetting("cheap=True and early=True are mutually exclusive: use one. `early` uses the fewest signals.")
     names = _select_features(examples, cheap, early)
     columns = SignalColumns(examples, names, [feature_matrix(names, examples.questions, examples.readings)])
     check_finite(columns.blocks[0])
@@ -69,7 +74,10 @@ def fit_fusion(
         encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
     signals = np.hstack(columns.blocks).astype(np.float32)
     if signals.shape[1] == 0:
-        raise BadSetting("the label runs contain no signals. Label again with a backend that gives log-probabilities.")
+        raise BadSetting(
+            "the label runs contain no signals to learn from. Label again with a model backend that provides "
+            "log-probabilities."
+        )
     head = tune_linear(*select_train_and_dev(signals, examples)).tensors
 
     def raw(indices: Sequence[int]) -> FloatArray:
@@ -85,7 +93,15 @@ def fit_fusion(
 
 @dataclass
 class SignalColumns:
-    """The signals to combine, one column each, with the probes that compute some of them."""
+    """The signals that are combined: one column of values each, and the weights of the probes behind some of them.
+
+    Attributes:
+        examples: The training data.
+        names: Name of each signal.
+        blocks: The values of the signals, one row per question.
+        tensors: Weights of all probes.
+        probes: Name, layer and position of each probe of hidden states.
+    """
 
     examples: Examples
     names: list[str]
@@ -94,10 +110,10 @@ class SignalColumns:
     probes: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.names = list(self.names)  # the caller's list stays that of the plain features
+        self.names = list(self.names)  # A copy: the caller's list must not get the names of the probes.
 
     def add_probes(self, positions: Sequence[str]) -> None:
-        """Add a probe for each recorded layer and position."""
+        """Train and add a probe for each recorded layer, before the answer ("pre") or after the draft ("post")."""
         for layer in sorted(self.examples.readings[0].hidden):
             for position in positions:
                 name = f"probe-{position}-{layer}"
@@ -105,7 +121,11 @@ class SignalColumns:
                 self.probes.append({"name": name, "layer": layer, "position": position})
 
     def add_probe(self, name: str, features: Vector) -> None:
-        """Train a linear probe and add its logits; those of training rows come from probes that did not see them."""
+        """Train a linear classifier (probe) on features and add its scores as a signal.
+
+        Training questions are scored by probes that were not trained on them (cross-validation). Otherwise the signal
+        would look better on the training questions than it is on new ones.
+        """
         check_finite(features)
         train, dev = select_train_and_dev(features, self.examples)
         tuned = tune_linear(train, dev)
@@ -119,6 +139,7 @@ class SignalColumns:
 
 
 def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
+    """Return the names of the recorded features that the options allow."""
     names = available_features(examples.questions, examples.readings)
     if cheap:
         names = [name for name in names if name not in COSTLY_FEATURES]
@@ -128,12 +149,19 @@ def _select_features(examples: Examples, cheap: bool, early: bool) -> list[str]:
 
 
 def _has_seakr_samples(settings: Mapping[str, Any]) -> bool:
-    """Return whether one set of samples can serve all signals: SeaKR reads the first 20, the others all of them."""
+    """Return whether the sampled answers of the label runs suit SeaKR, so that all signals can share them.
+
+    SeaKR reads the first 20 samples, the other signals read all of them.
+    """
     return settings.get("seakr") == SEAKR_SAMPLES and not 0 < int(settings.get("samples", 0)) < SEAKR_SAMPLES
 
 
 def describe_contributions(names: Sequence[str], signals: Vector, examples: Examples) -> list[str]:
-    """Describe the dev AUROC of each signal alone, the change without it, and the loss of a cheap fusion."""
+    """Describe how much each signal contributes, one line each, measured by AUROC on held-out questions.
+
+    A line gives the AUROC of the signal alone, and the change if it is left out. A last line compares a fusion of cheap
+    signals only.
+    """
     split, needed = examples.split, examples.needed
     dev = np.concatenate([split.dev, split.calibration])
 
@@ -156,6 +184,7 @@ def describe_contributions(names: Sequence[str], signals: Vector, examples: Exam
 
 
 def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]]) -> set[Signal]:
+    """Return the signals that the model must provide to compute these features and probes."""
     used = set(names)
     conditions = {
         Signal.LOGPROBS: bool(used & TOKEN_FEATURES),
@@ -167,7 +196,7 @@ def _list_needed_signals(names: Sequence[str], probes: Sequence[dict[str, Any]])
 
 
 def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examples: Examples) -> SignalRequest:
-    """Request signals exactly as the label runs recorded them."""
+    """Build the request for the gate's signals, with the same settings as in the label runs."""
     settings, dispersion = examples.settings, DISPERSION_FEATURES & set(names)
     max_tokens = int(settings.get("max_tokens", DRAFT_TOKENS))
     samples = [int(settings["samples"])] if SAMPLE_FEATURES & set(names) else []
@@ -179,7 +208,7 @@ def _build_request(names: Sequence[str], probes: Sequence[dict[str, Any]], examp
         samples=max(samples, default=0),
         sample_tokens=max_tokens,
         sampling=_read_sampling(settings) if samples else Sampling(),
-        seed=0 if samples else None,  # so that the same question gets the same need every time
+        seed=0 if samples else None,  # A fixed seed, so that a question always gets the same score.
         sample_layer=settings["seakr_layer"] if dispersion else None,
         sample_end=SEAKR_END in names,
     )

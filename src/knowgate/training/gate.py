@@ -38,36 +38,38 @@ EXTRA = "train"
 
 
 class FitOptions(Options):
-    """Options of every fit."""
+    """Options that all gates share when they are fitted."""
 
     target: Target | None = Field(
         default=None,
-        description="known, benefit (retrieval helps) or agree (no gold needed). Default: as fits.",
+        description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
+        "wrong answer right) or `agree` (both answers agree; needs no gold answers). Default: chosen from the label "
+        "runs.",
         json_schema_extra={"metavar": "TARGET"},
     )
     threshold: Share | None = Field(
         default=None,
-        description="Retrieve when need is above. Default: 0.5, or by `max_loss`.",
+        description="Retrieve if the gate's score is above this. Default: 0.5, or chosen by `max_loss`.",
         json_schema_extra={"metavar": "0..1"},
     )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="For benefit: accuracy that may be lost. Default: 0.01.",
+        description="Maximum accuracy to lose against always retrieving (target `benefit` only). Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
         default=False,
-        description="Give all label runs the same weight.",
+        description="Give all label runs the same total weight, whatever their size.",
         json_schema_extra={"flag": "--balance-sets"},
     )
     keep_questions: bool = Field(
         default=True,
-        description="Store ten questions, to check hidden states.",
+        description="Store ten questions with the gate, to check later that hidden states are still computed alike.",
         json_schema_extra={"flag": "--keep-questions/--no-questions"},
     )
-    seed: Seed = Field(default=0, description="Seed of splits and training.")
+    seed: Seed = Field(default=0, description="Random seed of splits and training.")
 
 
 @with_options(FitOptions)
@@ -87,8 +89,8 @@ def fit(
         name: A gate that can be fitted, such as "fusion" or "probe".
         runs: One or more label runs.
         out: Folder of the gate.
-        options: Options of every fit, also as keywords.
-        watch: Called with the progress.
+        options: Options that all gates share; they can also be given as keywords.
+        watch: Callback that receives the progress.
         command: The command line that the model card shows.
         **gate_options: Options of the gate; see `read_fit_options(load_fit_function(name))`.
 
@@ -105,11 +107,13 @@ def fit(
     """
     function, folder = load_fit_function(name), Path(out)
     if not runs:
-        raise BadSetting(f"fit {name} learns from label runs: give `labels`, made by `knowgate label`.")
+        raise BadSetting(
+            f"fit {name} has no label runs to learn from. Give `labels`: folders made by `knowgate label`."
+        )
     paths = resolve_run_paths(runs)
     _check_options(name, function, options, len(paths))
     check_fit_options(name, function, gate_options)
-    check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # before the work, not after it
+    check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     try:
         from knowgate.training.gate_artifact import save_fitted
 
@@ -135,25 +139,25 @@ def fit(
 
 
 def list_fittable_gates() -> list[str]:
-    """List the gates that can be fitted: built-in ones, then those of other packages."""
+    """List the names of the gates that can be fitted: the built-in ones, then those of installed plugins."""
     built_in = [name for name, entry in FITTED_GATES.items() if entry.fit]
     return [*built_in, *sorted(set(find_plugins(FIT_ENTRY_POINTS)) - set(built_in))]
 
 
 def load_fit_function(name: str) -> FitFunction:
-    """Load the fit function of a gate.
+    """Load the function that trains a gate, from this package or from a plugin.
 
     Raises:
         UnknownName: There is no such gate.
-        BadSetting: The gate comes from another package that provides no fit function.
+        BadSetting: The gate comes from a plugin that provides no fit function.
     """
     if name in FITTED_GATES and FITTED_GATES[name].fit:
         entry = FITTED_GATES[name]
         function: FitFunction = load_target(entry.fit, f"fitting {name}", entry.extra)
         return function
-    outside = find_plugins(FIT_ENTRY_POINTS)
-    if name in outside:
-        plugin: FitFunction = load_plugin(outside[name], f"the fit function of '{name}'")
+    plugins = find_plugins(FIT_ENTRY_POINTS)
+    if name in plugins:
+        plugin: FitFunction = load_plugin(plugins[name], f"the fit function of '{name}'")
         return plugin
     if name in find_plugins("knowgate.fitted_gates"):
         raise BadSetting(
@@ -163,15 +167,25 @@ def load_fit_function(name: str) -> FitFunction:
 
 
 def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs: int) -> None:
+    """Raise BadSetting if shared options contradict each other, or the gate does not support them."""
     if options.max_loss is not None and options.threshold is not None:
-        raise BadSetting("`threshold` and `max_loss` (which chooses one) are mutually exclusive: give one.")
+        raise BadSetting(
+            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
+        )
     if options.balance_sets and n_runs < 2:
-        raise BadSetting("balance_sets=True needs several label runs: give more, or leave it out.")
+        raise BadSetting(
+            "balance_sets=True needs at least two label runs, but there is only one. Give more, or leave the option "
+            "out."
+        )
     if options.balance_sets and not read_requirements(function).weighs:
-        raise BadSetting(f"fit {name} counts every row the same, so balance_sets=True is not allowed: leave it out.")
+        raise BadSetting(
+            f"balance_sets=True is not supported by fit {name}, which gives every question the same weight. Leave the "
+            "option out."
+        )
 
 
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
+    """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
     examples = load_examples(
         paths,
@@ -182,16 +196,20 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
     )
     if options.max_loss is not None and examples.target != "benefit":
         raise BadSetting(
-            f"max_loss={options.max_loss} chooses the threshold of a gate fitted on 'benefit'; this one is fitted on "
-            f"'{examples.target}', and its threshold is 0.5. Choose another one with `knowgate calibrate`."
+            f"max_loss={options.max_loss} only applies to a gate with target='benefit', but this gate is fitted on "
+            f"target='{examples.target}', where the threshold is 0.5. Leave `max_loss` out, and choose a threshold "
+            "with `knowgate calibrate`."
         )
     return examples
 
 
 def _explain_target(examples: Examples, function: FitFunction, options: FitOptions) -> list[str]:
-    """Explain the default target 'known' if it was chosen because some rows have no open-book answer."""
+    """Return a note on why the target 'known' was chosen by default; empty if there is nothing to explain.
+
+    It is chosen if too many questions have no open-book answer (an answer with passages).
+    """
     without = sum(row.benefit is None for row in examples.rows)
     is_default = options.target is None and read_requirements(function).target is None and examples.target == "known"
     if not (is_default and 0 < without < len(examples.rows)):
         return []
-    return [f"'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer"]
+    return [f"the target 'known' was chosen because {without} of {len(examples.rows)} rows have no open-book answer"]

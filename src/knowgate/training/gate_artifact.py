@@ -1,4 +1,4 @@
-"""Turn a trained score into a gate: calibrate it, measure it on the test split, and write its folder and card."""
+"""Finish a trained gate: calibrate its scores, measure it on the test split, and write its folder and model card."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TARGET_MEANINGS = {
 
 @dataclass(frozen=True)
 class FitReport:
-    """A saved gate: its folder, its manifest and its metrics on the test split."""
+    """A gate that was written to disk: its folder, its manifest and its metrics on the test split."""
 
     path: Path
     manifest: dict[str, Any]
@@ -67,14 +67,14 @@ def save_fitted(
     """Calibrate on the calibration split, measure on the test split, and write the gate's folder atomically.
 
     Args:
-        result: The trained score.
+        result: The trained gate.
         examples: The data it was trained on.
         out: Folder to write.
         command: The command line that the card shows.
-        threshold: Default: 0.5; if need is the probability that retrieval helps, the threshold that retrieves least
-            and loses at most `max_loss` on the dev and calibration questions. Retrieval helps less often than one
-            time in two, so 0.5 would hardly ever retrieve there.
-        max_loss: Largest loss of that default threshold. Default: 0.01.
+        threshold: Retrieve if the calibrated score is above it. Default: 0.5. For the target `benefit`, the default is
+            the threshold that retrieves least and loses at most `max_loss` on the dev and calibration questions:
+            retrieval helps less than half of the time, so a threshold of 0.5 would hardly ever retrieve.
+        max_loss: Maximum accuracy that this default threshold may lose against always retrieving. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
     """
     split, needed = examples.split, examples.needed
@@ -106,7 +106,7 @@ def save_fitted(
 
 
 def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]:
-    """Build the part of a manifest that says what the gate was fitted on and what it works with."""
+    """Build the part of a manifest that says what the gate was fitted on and which signals it needs."""
     return {
         "gate": result.gate,
         "options": dict(result.options),
@@ -121,13 +121,13 @@ def build_gate_manifest(result: FitResult, examples: Examples) -> dict[str, Any]
 
 
 def _list_changed_fields(request: SignalRequest) -> dict[str, Any]:
-    """Return the fields of a request that differ from the defaults; those of `sampling` on the same level."""
+    """Return the fields of a request that differ from the defaults. The fields of `sampling` are not nested."""
     default, own = ({**fields.pop("sampling"), **fields} for fields in (asdict(SignalRequest()), asdict(request)))
     return {key: value for key, value in own.items() if value != default[key]}
 
 
 def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
-    """Measure the gate on each label run's part of the test split, if there are several runs."""
+    """Measure the gate on the test questions of each label run separately; empty if there is only one run."""
     if len(set(examples.run_names)) < 2:
         return {}
     test = examples.split.test
@@ -141,7 +141,10 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
 
 
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
-    """Describe the region of the training questions; held-out ones calibrate how far such questions lie apart."""
+    """Fit the measure of how far a question lies from the training questions.
+
+    Held-out questions calibrate it: they show how far ordinary new questions are.
+    """
     features, split = drift.read_distance_features(source, examples.questions, examples.readings), examples.split
     held_out = np.concatenate([split.dev, split.calibration, split.test])
     train = split.train if len(split.train) else held_out
@@ -152,7 +155,7 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
 
 
 class DefaultThreshold(NamedTuple):
-    """A threshold that the user did not choose, and notes on what it does."""
+    """A threshold that is used unless the user chooses one, and notes for the card on what it does."""
 
     threshold: float
     notes: list[str]
@@ -161,7 +164,7 @@ class DefaultThreshold(NamedTuple):
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Return 0.5 for a probability of not knowing; for one of retrieval helping, choose by the largest loss."""
+    """Return the default threshold: 0.5, or for the target `benefit` one that loses at most `max_loss`."""
     indices = np.concatenate([examples.split.dev, examples.split.calibration])
     if examples.target != "benefit" or not len(indices):
         return DefaultThreshold(0.5, [])
@@ -174,7 +177,12 @@ def _choose_default_threshold(
 
 
 def describe_threshold(result: ThresholdResult, max_loss: float) -> str:
-    """Describe what a threshold that was chosen by a largest loss does."""
+    """Describe how many searches a threshold saves and how much accuracy it loses.
+
+    Args:
+        result: The threshold, evaluated on the questions it was chosen on.
+        max_loss: The maximum loss that it was chosen for.
+    """
     points = f"{100 * max_loss:g} point" + ("" if max_loss == 0.01 else "s")
     change = f"loses {100 * result.loss:.1f}" if result.loss >= 0 else f"gains {-100 * result.loss:.1f}"
     return (
@@ -211,6 +219,7 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
 
 
 def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
+    """Format the table of the card that says what the gate was fitted on and how it decides."""
     sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
     options = {key: value for key, value in manifest["options"].items() if not isinstance(value, list)}
     return model_card.format_facts(
@@ -227,6 +236,7 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
 
 
 def _format_metrics_by_run(manifest: Mapping[str, Any]) -> list[str]:
+    """Format a table of the AUROC on each label run; empty if there is only one run."""
     if "sets" not in manifest:
         return []
     weighting = "each run counted the same in the fit" if manifest["balanced"] else "every question counted the same"
@@ -247,7 +257,12 @@ def majority_accuracy(manifest: Mapping[str, Any]) -> float:
 
 
 def draw_roc_curve(needed: Any, needs: FloatArray) -> str:
-    """Draw the ROC curve as an SVG."""
+    """Draw the ROC curve as an SVG.
+
+    Args:
+        needed: Whether each question needs retrieval.
+        needs: The gate's score of each question.
+    """
     order = np.argsort(-needs, kind="stable")
     true_positives = np.concatenate([[0], np.cumsum(needed[order])])
     false_positives = np.concatenate([[0], np.cumsum(~needed[order])])

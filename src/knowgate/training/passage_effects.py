@@ -1,4 +1,7 @@
-"""Measures what each passage does to an LLM, and derives which passages it prefers (CBDR, section 3.2)."""
+"""Measure which passages help an LLM to answer and which mislead it (CBDR, section 3.2).
+
+The result is called a preference: a question with passages that help (positives) and passages that hurt (negatives).
+"""
 
 from __future__ import annotations
 
@@ -25,16 +28,18 @@ from knowgate.types import (
 )
 
 ANSWER_TOKENS = 32
-FIT_PROBE_HINT = "Fit one with target='known' and balanced=True: knowgate fit probe"
+FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate fit probe`)."
 
 
 @dataclass(frozen=True)
 class PassageEffects:
-    """Effects of the candidate passages of one question.
+    """How each candidate passage of a question changes the LLM.
+
+    What a value is depends on the source, such as the LLM's confidence. A passage helps if its value is above `base`.
 
     Attributes:
-        base: Value of the question without a passage.
-        values: Value with each candidate alone.
+        base: Value without any passage.
+        values: Value with each candidate as the only passage.
         correct: Grade of the answer with each candidate; None if answers were not graded.
     """
 
@@ -44,7 +49,7 @@ class PassageEffects:
 
 
 class EffectSource(Protocol):
-    """Measures what each passage, alone, does to the LLM."""
+    """Measures how each passage, shown alone, changes the LLM's answer or confidence."""
 
     @property
     def name(self) -> str: ...
@@ -60,10 +65,11 @@ class EffectSource(Protocol):
 
 @dataclass(frozen=True)
 class ConfidenceSource:
-    """Measures by how much a passage raises the LLM's confidence, read by a fitted probe.
+    """Measures by how much a passage raises the LLM's confidence, which a fitted probe reads from a hidden state.
 
-    Confidence is one minus the raw need of the probe, from one pass that stops at its layer. The calibrated need is not
-    used: it is flat where the LLM hardly ever knows, so shifts would vanish.
+    Confidence is one minus the probe's uncalibrated score. The forward pass stops at the probe's layer. The calibrated
+    score is not used, because it is nearly constant where the LLM rarely knows the answer, so differences between
+    passages would vanish.
     """
 
     model: Model
@@ -75,12 +81,13 @@ class ConfidenceSource:
         target = self.gate.artifact.manifest.get("target", "known")
         if target != "known":
             raise BadSetting(
-                f"the probe was fitted on '{target}', but confidence needs target='known'. {FIT_PROBE_HINT}"
+                f"the probe was fitted with target='{target}', but source='confidence' needs one fitted with "
+                f"target='known'. {FIT_PROBE_HINT}"
             )
         if self.gate.artifact.options["position"] != "pre":
             raise BadSetting(
-                "the probe reads after the draft, but confidence is measured before the answer. Fit one with "
-                "position='pre'."
+                "the probe reads the hidden state after a draft answer, but source='confidence' reads it before the "
+                "answer. Fit a probe with position='pre'."
             )
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
@@ -93,7 +100,7 @@ class ConfidenceSource:
 
 @dataclass(frozen=True)
 class LikelihoodSource:
-    """Measures by how much a passage raises the log-probability of the first gold answer, as in REPLUG."""
+    """Measures by how much a passage raises the log-probability that the LLM gives the first gold answer (REPLUG)."""
 
     model: Model
     prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
@@ -103,7 +110,8 @@ class LikelihoodSource:
         """Measure the passages of each question."""
         if not isinstance(self.model, ScoringModel):
             raise UnsupportedSignal(
-                f"{self.model.name} cannot score a given answer; source='likelihood' needs hf, gguf or smollm."
+                f"source='likelihood' needs a model that can score a given answer, which {self.model.name} cannot. Use "
+                "an hf, gguf or smollm model."
             )
         answers = [_get_first_gold(question) for question in questions]
         repeated = [answer for answer, candidates in zip(answers, passages, strict=True) for _ in candidates]
@@ -114,7 +122,7 @@ class LikelihoodSource:
 
 @dataclass(frozen=True)
 class BenefitSource:
-    """Measures whether a passage turns the greedy answer right (+1) or wrong (-1)."""
+    """Measures whether a passage turns a wrong answer right (+1) or a right answer wrong (-1)."""
 
     model: Model
     grader: Grader
@@ -130,14 +138,14 @@ class BenefitSource:
         repeated = [*questions, *(question for question, candidates in pairs for _ in candidates)]
         grades = [grade.correct for grade in self.grader.grade([row[0].text for row in completions], repeated)]
         if any(correct is None for correct in grades):
-            raise BadInput("an answer could not be graded: source='benefit' needs questions with gold answers.")
+            raise BadInput("source='benefit' needs questions with gold answers, but an answer could not be graded.")
         return _group_by_question([float(bool(correct)) for correct in grades], grades, passages)
 
 
 def build_passage_prompts(
     prompts: AnswerPrompts, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]
 ) -> list[Prompt]:
-    """Build a prompt for each bare question, then one for each question with each of its passages alone."""
+    """Build one prompt per question without passages, followed by one prompt per question and passage."""
     closed = [prompts.closed(question) for question in questions]
     pairs = zip(questions, passages, strict=True)
     return [*closed, *(prompts.open(question, [passage]) for question, candidates in pairs for passage in candidates)]
@@ -146,7 +154,7 @@ def build_passage_prompts(
 def _group_by_question(
     values: Sequence[float], correct: Sequence[bool | None], passages: Sequence[Sequence[Passage]]
 ) -> list[PassageEffects]:
-    """Group values in the order of `build_passage_prompts` by question."""
+    """Group values by question; they come in the order of the prompts of `build_passage_prompts`."""
     n = len(passages)
     rest, verdicts = iter(values[n:]), iter(correct[n:])
     return [
@@ -158,22 +166,24 @@ def _group_by_question(
 def _get_first_gold(question: Question) -> str:
     answers = list_gold_answers(question)
     if not answers:
-        raise BadInput(f"question '{question.id}' has no gold answer; source='likelihood' needs one.")
+        raise BadInput(f"question '{question.id}' has no gold answer, which source='likelihood' needs.")
     return answers[0]
 
 
 @dataclass(frozen=True)
 class PreferenceLabeler:
-    """Turns questions into preferences; a question that fails becomes a row with its error.
+    """Measures which passages of each question help the LLM and which hurt it.
+
+    A question that fails becomes a row that contains the error.
 
     Attributes:
         source: Measures the effect of passages.
         retriever: Finds candidates; None for the contexts of each question.
         candidates: Candidate passages per question.
-        top: Positives and negatives kept per question.
+        top: Maximum number of positives, and of negatives, kept per question.
         seed: Seed of the split.
-        split: Split of all questions; None to split them by a hash of the question.
-        cut: Tokens that every candidate is truncated to; None to leave candidates as they are.
+        split: "train", "dev" or "test" for all questions; None to divide them by a hash of the question.
+        cut: Truncate every candidate to this many tokens (see `truncate_passages`); None to leave them as they are.
     """
 
     source: EffectSource
@@ -185,7 +195,10 @@ class PreferenceLabeler:
     cut: int | None = None
 
     def label(self, questions: Sequence[Question]) -> list[Preference]:
-        """Label a batch; if it fails as a whole, label its questions one by one."""
+        """Measure a batch of questions; if that fails, measure them one by one.
+
+        Errors that concern all questions (server, device, unsupported signal) are raised instead.
+        """
         candidates = self._find_candidates(questions)
         try:
             return self._label_batch(questions, candidates)
@@ -203,7 +216,7 @@ class PreferenceLabeler:
             return self.make_failed_rows(question, str(error))[0]
 
     def make_failed_rows(self, question: Question, reason: str) -> list[Preference]:
-        """Return the row of a question that could not be measured."""
+        """Return one row with the error of a question that could not be measured."""
         (split,) = self._get_splits([question])
         return [Preference(question.id, question.text, split, answers=question.answers, error=reason)]
 
@@ -213,7 +226,7 @@ class PreferenceLabeler:
         return assign_splits([question.text for question in questions], self.seed)
 
     def _find_candidates(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Find the candidate passages of each question, and truncate them if required."""
+        """Find the candidate passages of each question, and truncate them if `cut` is set."""
         if self.retriever is None:
             passages = [list(question.contexts[: self.candidates]) for question in questions]
         else:
@@ -223,11 +236,11 @@ class PreferenceLabeler:
         return [truncate_passages(self.source.model, candidates, self.cut) for candidates in passages]
 
     def _label_batch(self, questions: Sequence[Question], candidates: Sequence[Sequence[Passage]]) -> list[Preference]:
-        """Measure a batch; passages beyond the context window are shortened and measured again."""
+        """Measure a batch. If that fails, shorten passages that exceed the context window and measure again."""
         distinct = [deduplicate_passages(passages) for passages in candidates]
         try:
             fitting, effects = distinct, self.source.measure(questions, distinct)
-        except BadInput:  # usually a passage beyond the context window; checking all of them first would be slow
+        except BadInput:  # Usually a passage is too long. Checking all of them first is slow.
             fitting = [self._fit(question, passages) for question, passages in zip(questions, distinct, strict=True)]
             effects = self.source.measure(questions, fitting)
         rows = zip(questions, self._get_splits(questions), candidates, distinct, fitting, effects, strict=True)
@@ -275,13 +288,16 @@ class PreferenceLabeler:
 
 
 def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:
-    """Count the passages that were shortened or dropped."""
+    """Count the passages whose text is not among those shown: they were shortened or dropped."""
     texts = {passage.text for passage in shown}
     return sum(passage.text not in texts for passage in passages)
 
 
 def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
-    """Return train, dev or test for each question, in agreement with the splits that gates are fitted on."""
+    """Return "train", "dev" or "test" for each question.
+
+    Gates use the same division, so a question that tests one is never trained on by the other.
+    """
     split = split_questions(texts, seed)
     names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}
     return [names.get(number, "train") for number in range(len(texts))]
@@ -291,12 +307,14 @@ def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
 
 
 def truncate_passages(model: Model, passages: Sequence[Passage], n_tokens: int) -> list[Passage]:
-    """Truncate passages, with their titles, to the same number of tokens; shorter ones are dropped.
+    """Truncate passages, with their titles, to the same number of tokens; shorter passages are dropped.
 
-    This is a control for preferences that only follow the length of a passage.
+    This is a control experiment: it shows whether the LLM prefers passages only because of their length.
     """
     if not isinstance(model, TokenizingModel):
-        raise UnsupportedSignal(f"{model.name} has no tokenizer here; `cut` needs hf, gguf or smollm.")
+        raise UnsupportedSignal(
+            f"`cut` needs a model with a local tokenizer, which {model.name} has not. Use an hf, gguf or smollm model."
+        )
     truncated = [(passage, truncate_text(model, format_passages([passage]), n_tokens)) for passage in passages]
     return [Passage(passage.id, text, score=passage.score) for passage, text in truncated if text is not None]
 

@@ -1,4 +1,4 @@
-"""Preference runs: label runs in, a folder of passage preferences out, from start to end or from where it stopped."""
+"""Preference runs: measure which passages help the LLM to answer labeled questions, and write the results to a folder."""
 
 from __future__ import annotations
 
@@ -49,28 +49,36 @@ class PreferenceOptions(Options):
 
     source: Literal["likelihood", "benefit", "confidence"] | None = Field(
         None,
-        description="likelihood (of the gold answer), benefit (answers turned right) or confidence (shift of the "
-        f"probe, as in CBDR). Default: confidence if `gate` names a probe, else {DEFAULT_SOURCE}.",
+        description="How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
+        "`benefit` (it turns a wrong answer right) or `confidence` (it makes the LLM more confident, as a probe reads "
+        f"it; CBDR). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
     gate: str | None = Field(
         None,
-        description="Fitted probe; `source` confidence reads its shift.",
+        description="Folder of a fitted probe that reads the LLM's confidence.",
         json_schema_extra={"metavar": "PROBE"},
     )
-    index: str | None = Field(None, description="Index folder, http:URL or a search engine that candidates come from.")
-    data: str | None = Field(
-        None, description="Data spec whose contexts are the candidates. Default: the passages of the label run."
+    index: str | None = Field(
+        None, description="Index folder, http:URL or search engine to find the candidate passages in."
     )
-    candidates: int = Field(20, ge=2, description="Candidate passages per question.")
-    top: Count = Field(DEFAULT_TOP, description="Positives and negatives kept per question.")
+    data: str | None = Field(
+        None,
+        description="Question set (data spec) that contains the candidate passages. Default: those of the label run.",
+    )
+    candidates: int = Field(20, ge=2, description="Number of candidate passages per question.")
+    top: Count = Field(
+        DEFAULT_TOP, description="Maximum number of helpful passages, and of harmful ones, to keep per question."
+    )
     cut: Count | None = Field(
-        None, description="A control: truncate all candidates to this many tokens; shorter ones are left out."
+        None,
+        description="Truncate all candidates to this many tokens and leave out shorter ones. This control shows "
+        "whether length alone matters.",
     )
     split: Literal["train", "dev", "test"] | None = Field(
-        None, description="Put all questions in train, dev or test. Default: divided as `fit` does."
+        None, description="Split to put all questions in: train, dev or test. Default: divided as in `knowgate fit`."
     )
-    limit: Count | None = Field(None, description="Use only the first questions, this many.")
-    seed: Seed = Field(0, description="Seed of the split.")
+    limit: Count | None = Field(None, description="Maximum number of questions to use.")
+    seed: Seed = Field(0, description="Random seed of the division into splits.")
     runner: Any = Field(
         None,
         description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT.",
@@ -80,12 +88,12 @@ class PreferenceOptions(Options):
     @model_validator(mode="after")
     def _check_candidates(self) -> PreferenceOptions:
         if self.index and self.data:
-            raise BadSetting("`index` and `data` are mutually exclusive: candidates come from one of them.")
+            raise BadSetting("`index` and `data` are mutually exclusive: give only one source of candidate passages.")
         return self
 
     @property
     def source_name(self) -> str:
-        """Name of the effect source, with the default resolved."""
+        """How the effect of a passage is measured: `source`, or its default."""
         return self.source or ("confidence" if self.gate else DEFAULT_SOURCE)
 
 
@@ -96,9 +104,9 @@ class PreferenceProgress:
     Attributes:
         total: Questions of the run.
         done: Questions that have a row.
-        kept: Rows with both positives and negatives.
-        one_sided: Rows with only positives or only negatives.
-        bare: Rows without candidates.
+        kept: Rows with both helpful and harmful passages; only these can train a reranker.
+        one_sided: Rows without helpful or without harmful passages.
+        bare: Rows without candidate passages.
         failed: Rows with an error.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
@@ -120,7 +128,7 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows; `is_fresh` if they were made since this start."""
+        """Return the progress after more rows. `is_fresh` is False for rows of an earlier, interrupted run."""
         good = [row for row in rows if row.error is None]
         return replace(
             self,
@@ -147,7 +155,9 @@ def measure_preferences(
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
     options: PreferenceOptions,
 ) -> PreferenceProgress:
-    """Measure what each candidate passage does to the LLM of label runs; an interrupted run continues.
+    """Measure for labeled questions which candidate passages help the LLM and which hurt it.
+
+    An interrupted run continues where it stopped.
 
     Args:
         runs: Label runs of one model.
@@ -192,7 +202,7 @@ def _open_runs(runs: RunLike | Iterable[RunLike]) -> list[RunFolder]:
 
 
 def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions) -> list[Question]:
-    """Collect each labeled question once, with its candidates as contexts unless an index finds them."""
+    """Collect each labeled question once, with its candidate passages unless an index is searched for them later."""
     uses_own_passages = not (options.index or options.data)
     questions: dict[str, Question] = {}
     for folder in folders:
@@ -202,31 +212,31 @@ def _collect_questions(folders: Sequence[RunFolder], options: PreferenceOptions)
                 questions.setdefault(row.id, replace(question_from_row(row), contexts=contexts))
     if not questions:
         paths = ", ".join(str(folder.path) for folder in folders)
-        raise BadInput(f"no labeled question in {paths}. Label some: knowgate label")
+        raise BadInput(f"{paths} contains no labeled question. Label some with knowgate label.")
     return _add_contexts(questions, options.data) if options.data else list(questions.values())
 
 
 def _add_contexts(questions: Mapping[str, Question], data: str) -> list[Question]:
-    """Take the contexts of the questions from a data set."""
+    """Return the questions with the passages that a question set has for them."""
     contexts = {question.id: question.contexts for question in load_questions(data)}
     missing = [name for name in questions if name not in contexts]
     if missing:
         raise BadInput(
-            f"{data} lacks {len(missing)} of the {len(questions)} labeled questions, such as '{missing[0]}'. Name the "
-            "data that the run was made from, or an `index`."
+            f"data='{data}' lacks {len(missing)} of the {len(questions)} labeled questions, such as '{missing[0]}'. "
+            "Give the question set that the label run was made from, or an `index`."
         )
     return [replace(question, contexts=contexts[name]) for name, question in questions.items()]
 
 
 def _load_labeled_model(folders: Sequence[RunFolder], model: str | Model | None) -> Model:
-    """Load the model that was labeled; raise BadSetting if the runs are of another one."""
+    """Load the model of the label runs. Raises BadSetting if a run was made with another model."""
     settings = [folder.settings() for folder in folders]
     llm = resolve_model(model or settings[0]["model"])
     for folder, run in zip(folders, settings, strict=True):
         if run.get("model_fingerprint") != llm.fingerprint:
             raise BadSetting(
-                f"'{folder.path}' was labeled by {run.get('model')} ({run.get('model_fingerprint')}), not by "
-                f"{llm.name} ({llm.fingerprint}). Label with this model, or give the other as `model`."
+                f"the label run '{folder.path}' was made with {run.get('model')} ({run.get('model_fingerprint')}), not "
+                f"with {llm.name} ({llm.fingerprint}). Label with this model, or give the other one as `model`."
             )
     return llm
 
@@ -243,7 +253,7 @@ def run_preferences(
     runner: Runner = PREFERENCE_RUNNER,
     on_progress: Callable[[PreferenceProgress], None] = lambda progress: None,
 ) -> PreferenceProgress:
-    """Measure all questions that have no row yet; every finished batch is written to disk.
+    """Measure all questions that have no row yet, and write every finished batch to disk.
 
     Args:
         folder: Preference folder; may hold an interrupted run with the same settings.
@@ -252,6 +262,9 @@ def run_preferences(
         data: Name of the data, recorded in the folder.
         runner: Runs the batches.
         on_progress: Called after every batch.
+
+    Raises:
+        BadInput: No question has both helpful and harmful passages, so nothing can be learned from the run.
     """
     with folder.exclusive():
         try:
@@ -324,13 +337,13 @@ def describe_preference_run(labeler: PreferenceLabeler, questions: Sequence[Ques
 def _check_candidates_found(
     rows: Sequence[Preference], progress: PreferenceProgress, labeler: PreferenceLabeler
 ) -> None:
-    """Raise BadInput after the first batch if no question has candidates, instead of at the end of the run."""
+    """Raise BadInput if no question so far has candidates, so that a wrong index is noticed after the first batch."""
     if progress.done > progress.bare or any(row.candidates or row.error for row in rows):
         return
     cause = "the index holds other documents" if labeler.retriever else "the questions have no passages of their own"
     raise BadInput(
-        f"no candidate passage was found for any of the first {len(rows)} questions: {cause}. Give the `index` of the "
-        "documents they are about, or `data` with contexts."
+        f"no candidate passage was found for any of the first {len(rows)} questions: {cause}. Give an `index` of "
+        "documents about these questions, or `data` that contains passages."
     )
 
 
@@ -338,14 +351,15 @@ def _check_useful(progress: PreferenceProgress, labeler: PreferenceLabeler) -> N
     """Raise BadInput if a finished run has nothing that a reranker can learn from."""
     if progress.done == progress.total and not progress.kept:
         raise BadInput(
-            f"none of {progress.total} questions has both passages that help and passages that hurt by "
-            f"'{labeler.source.name}' ({progress.one_sided} have one kind only, {progress.bare} no passages, "
-            f"{progress.failed} failed), so nothing can be learned from them. Use more questions or candidates, or "
+            f"none of {progress.total} questions has both helpful and harmful passages, measured by "
+            f"source='{labeler.source.name}' ({progress.one_sided} have one kind only, {progress.bare} no passages, "
+            f"{progress.failed} failed), so a reranker cannot learn from them. Use more questions or candidates, or "
             "another `source`."
         )
 
 
 def _write_pairs(folder: PreferenceFolder) -> None:
+    """Write the rows with helpful and harmful passages to a file in the format of the CBDR authors."""
     lines = (json.dumps(to_cbdr_record(row), ensure_ascii=False) + "\n" for row in folder.rows() if row.is_kept)
     with atomic_file(folder.path / PAIRS_FILE) as file:
         file.writelines(line.encode() for line in lines)
@@ -356,7 +370,7 @@ def _write_pairs(folder: PreferenceFolder) -> None:
 
 @dataclass(frozen=True)
 class PreferenceJobSpec:
-    """A preference job by the names of what it needs, so that other machines can create it."""
+    """Describes a preference job by names (model, index, probe), so that other machines can load what it needs."""
 
     model: str
     prompts: AnswerPrompts
@@ -382,13 +396,13 @@ class PreferenceJobSpec:
 
 @dataclass(frozen=True)
 class PreferenceJob:
-    """A preference labeler on the machine where it works."""
+    """A preference labeler, loaded on the machine where it runs."""
 
     labeler: PreferenceLabeler
 
     @property
     def identity(self) -> dict[str, str]:
-        """Fingerprints of the model, prompts, probe and index."""
+        """Fingerprints of model, prompts, probe and index, which must be the same on all machines."""
         return identify_preference_job(self.labeler)
 
     def __call__(self, questions: Sequence[Question]) -> list[Preference]:
@@ -413,5 +427,5 @@ def load_effect_source(name: str, llm: Model, gate: str | None, prompts: AnswerP
     probe = load_gate(gate) if gate else None
     if not isinstance(probe, ProbeGate):
         problem = f"gate='{gate}' is not one" if gate else "`gate` is missing"
-        raise BadSetting(f"source='confidence' needs a fitted probe: {problem}. {FIT_PROBE_HINT}")
+        raise BadSetting(f"source='confidence' needs the folder of a fitted probe: {problem}. {FIT_PROBE_HINT}")
     return ConfidenceSource(llm, probe.bind(llm, prompts.fingerprint), prompts)

@@ -37,11 +37,13 @@ BALANCED_SIZES = {"train": 1_000, "dev": 300, "test": 500}  # questions of each 
 def fit_probe(
     examples: Annotated[Examples, ExampleRequirements(weighs=True)],
     *,
-    layer: Annotated[str, "The layer whose state it reads: mid, late, last or a number."] = "mid",
-    position: Annotated[ProbePosition, "pre (before the answer) or post (after the draft)."] = "pre",
-    kind: Annotated[ProbeKind, "mlp (the paper's network) or linear."] = "mlp",
+    layer: Annotated[str, "Layer whose hidden state the probe reads: mid, late, last or a number."] = "mid",
+    position: Annotated[
+        ProbePosition, "Where the probe reads: pre (before the answer) or post (after the draft answer)."
+    ] = "pre",
+    kind: Annotated[ProbeKind, "Kind of classifier: mlp (the network of the CBDR paper) or linear."] = "mlp",
     balanced: Annotated[
-        bool, f"As many known as unknown questions, up to CBDR's {BALANCED_SIZES['train']:,} of each."
+        bool, f"Train on equally many known and unknown questions, up to {BALANCED_SIZES['train']:,} each."
     ] = False,
     seed: int = 0,
 ) -> FitResult:
@@ -69,7 +71,7 @@ def train_probe(features: Vector, examples: Examples, kind: ProbeKind, *, in_ful
 
 
 def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
-    """Predict each row by a linear classifier that was not trained on its question, as input of a second stage."""
+    """Score each row with a linear classifier that was not trained on its question (cross-validation)."""
     folds = stratify_folds(texts, rows.needed)
     needs = np.empty(len(rows.needed))
     for fold in np.unique(folds):
@@ -105,8 +107,8 @@ def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
     """
     if examples.target != "known":
         raise BadSetting(
-            f"balanced=True makes CBDR's probe of what the LLM knows; this fit learns '{examples.target}'. "
-            "Use target='known'."
+            f"balanced=True needs target='known', but this fit has target='{examples.target}'. Use target='known', or "
+            "leave `balanced` out."
         )
     split = examples.split
     drawn = {
@@ -154,7 +156,9 @@ def pick_layer(examples: Examples, layer: str) -> int:
         return _resolve_named_layer(examples, layer, recorded)
     if layer.lstrip("-").isdigit() and int(layer) in recorded:
         return int(layer)
-    raise BadSetting(f"layer='{layer}' was not recorded; the label runs have {_join(recorded)} (or: mid, late, last).")
+    raise BadSetting(
+        f"layer='{layer}' was not recorded. Use a layer of the label runs: {_join(recorded)}, or mid, late or last."
+    )
 
 
 def _resolve_named_layer(examples: Examples, layer: str, recorded: Sequence[int]) -> int:
@@ -174,10 +178,10 @@ def _resolve_named_layer(examples: Examples, layer: str, recorded: Sequence[int]
 
 
 def infer_depths(examples: Examples, recorded: Sequence[int]) -> list[int]:
-    """Return the possible numbers of hidden states of the LLM.
+    """Return how many hidden states the LLM may have; several numbers if the label runs leave it open.
 
-    New label runs store the number. Older ones imply it: runs with SeaKR store the middle layer; otherwise the
-    recorded layers must be the named ones of one network.
+    New label runs store the number. For older ones it is derived from the middle layer that SeaKR stores, or from the
+    recorded layers, if they are the named layers (mid, late, last) of one network.
     """
     settings = examples.settings
     if settings.get("depth"):

@@ -105,8 +105,8 @@ def fit_reranker(
         groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     if not groups:
         raise BadInput(
-            f"none of the {len(train_rows)} training questions has passages of both kinds, so nothing can be learned. "
-            "Make preferences of more questions, or with another source."
+            f"none of the {len(train_rows)} training questions has both helpful and harmful passages, so nothing can "
+            "be learned. Measure preferences of more questions, or with another `source`."
         )
     model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     tested = [row for row in rows if row.split == "test" and row.is_kept]
@@ -154,7 +154,11 @@ def fit_relevance(
 
 
 def make_preference_groups(rows: Sequence[Preference], loss: str) -> list[RankingGroup]:
-    """Make training groups: positives and negatives for InfoNCE, all candidates with their shifts for listwise."""
+    """Make the training groups of a loss; questions that the loss cannot use are skipped.
+
+    InfoNCE learns from helpful and harmful passages. The listwise loss learns from all candidates and their shifts (how
+    much each passage changes the LLM).
+    """
     groups = []
     for row in rows:
         texts = [format_passage(candidate.passage) for candidate in row.candidates]

@@ -112,7 +112,7 @@ def train_groups(
         MissingExtra: torch is not installed.
     """
     if not groups:
-        raise BadInput("there is nothing to train the reranker on: no question has positives and negatives.")
+        raise BadInput("there is nothing to train the reranker on: no question has both helpful and harmful passages.")
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -203,7 +203,7 @@ def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -
     if spec == MINILM:
         return _open_minilm(seed, device)
     if not Path(spec).is_dir() and "/" not in spec:
-        raise WeightsError(f"base='{spec}' is neither a folder nor a hub name (owner/model) nor '{MINILM}'.")
+        raise WeightsError(f"base='{spec}' was not found. Give a folder, a hub name (owner/model) or '{MINILM}'.")
     return _limit_input(_load_cross_encoder(spec, device, spec))
 
 
@@ -249,7 +249,10 @@ def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any
     finally:
         logging.set_verbosity(level)
     if model.num_labels != 1:
-        raise ModelError(f"the cross-encoder '{name}' gives {model.num_labels} scores per pair; one is needed.")
+        raise ModelError(
+            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another "
+            "one."
+        )
     return model
 
 

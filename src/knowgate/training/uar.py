@@ -46,8 +46,10 @@ TreeKind = Literal["soft", "hard"]
 def fit_uar(
     examples: Annotated[Examples, ExampleRequirements(target="known", weighs=True)],
     *,
-    criteria: Annotated[str, "Labeled questions for intent, knowledge and time, as name=SPEC,..."] = DEFAULT_CRITERIA,
-    model: Annotated[str | None, "Model spec of the LLM that reads them. Default: as in the label run."] = None,
+    criteria: Annotated[
+        str, "Labeled questions for each criterion: intent=SPEC,knowledge=SPEC,time=SPEC."
+    ] = DEFAULT_CRITERIA,
+    model: Annotated[str | None, "LLM that reads these questions. Default: the LLM of the label run."] = None,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Train three heads on questions labeled by criterion, which the LLM reads now, and a fourth on the label run."""
@@ -60,7 +62,7 @@ def _load_criteria(spec: str) -> dict[str, list[Question]]:
     """Load the questions of 'name=SPEC,name=SPEC' by criterion."""
     pairs = [part.partition("=") for part in spec.split(",")]
     if any(not (equals and value.strip()) for _, equals, value in pairs):
-        raise BadSetting(f"uar: criteria='{spec}' cannot be read; write intent=SPEC,knowledge=SPEC,time=SPEC.")
+        raise BadSetting(f"uar: criteria='{spec}' is not valid. Write intent=SPEC,knowledge=SPEC,time=SPEC.")
     return {name.strip(): _load_criterion(name.strip(), value.strip()) for name, _, value in pairs}
 
 
@@ -185,7 +187,8 @@ def _read_verdict(question: Question, criterion: str) -> bool:
     verdict = question.meta.get("need_retrieval_by_criterion")
     if not isinstance(verdict, bool):
         raise BadInput(
-            f"uar: question '{question.id}' of {criterion} has no true or false meta.need_retrieval_by_criterion."
+            f"uar: question '{question.id}' of the criterion '{criterion}' has no label. Set "
+            "meta.need_retrieval_by_criterion to true or false."
         )
     return verdict
 
@@ -195,7 +198,9 @@ def _check_inputs(
 ) -> None:
     settings = examples.settings
     if set(criteria) != set(CRITERIA):
-        raise BadSetting(f"uar needs questions for {', '.join(CRITERIA)}; it got {', '.join(criteria) or 'none'}.")
+        raise BadSetting(
+            f"uar needs questions for the criteria {', '.join(CRITERIA)}, but got {', '.join(criteria) or 'none'}."
+        )
     if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
             f"the label run is of {settings['model']} ({settings['model_fingerprint']}, prompts "
@@ -203,7 +208,9 @@ def _check_inputs(
             f"{prompts.fingerprint})."
         )
     if model.depth - 1 not in examples.readings[0].hidden:
-        raise BadSetting("uar reads the last layer, which the label run lacks. Label again with layers='last'.")
+        raise BadSetting(
+            "uar needs the last layer, which the label run does not contain. Label again with layers='last'."
+        )
 
 
 def _check_classes(truth: BoolArray, criterion: str) -> None:
@@ -211,7 +218,7 @@ def _check_classes(truth: BoolArray, criterion: str) -> None:
     if len(truth) < MIN_GRADED_ROWS or min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
             f"uar: the criterion '{criterion}' has {positive} questions that ask for retrieval and {negative} that do "
-            f"not; it needs {MIN_GRADED_ROWS} in all and {MIN_ROWS_PER_CLASS} of each class."
+            f"not, but needs {MIN_GRADED_ROWS} in total and {MIN_ROWS_PER_CLASS} of each kind. Add more questions."
         )
 
 

@@ -258,7 +258,7 @@ def test_missing_rights_are_reported(server):
     with pytest.raises(BadSetting, match=r"this user lacks permissions .*permission denied for .*grant permissions"):
         log_at(address.replace("postgres@", "guest@")).count(SCOPE)
     log_at(address).add([entry("one")])
-    with pytest.raises(BadSetting, match=r"permission denied for schema test_\d+_\d+\. Let its owner grant"):
+    with pytest.raises(BadSetting, match=r"permission denied for schema test_\d+_\d+\. Ask its owner to grant"):
         log_at(address.replace("postgres@", "guest@")).count(SCOPE)
 
 

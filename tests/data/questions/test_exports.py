@@ -85,8 +85,8 @@ def test_fields_can_be_named_in_the_spec(tmp_path):
     ("name", "text", "said"),
     [
         ("a.jsonl", '{"x": 1, "inputs": {}}', r"no question under inputs.question or .*Name the field"),
-        ("a.json", '{"x": 1}', "is not a list of objects"),
-        ("a.json", "[1]", "is not a list of objects"),
+        ("a.json", '{"x": 1}', "is not a list of JSON objects"),
+        ("a.json", "[1]", "is not a list of JSON objects"),
     ],
 )
 def test_an_invalid_export_is_reported(tmp_path, name, text, said):

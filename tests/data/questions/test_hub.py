@@ -38,5 +38,5 @@ def test_an_unknown_option_error_lists_the_known_ones(folder):
 
 
 def test_a_missing_split_is_reported(folder):
-    with pytest.raises(BadInput, match=r"cannot load hub:.*split nothing"):
+    with pytest.raises(BadInput, match=r"cannot load the data set hub:.*split nothing"):
         load_questions(f"hub:{folder}?split=nothing&question=q")

@@ -59,12 +59,12 @@ def test_a_limit_takes_the_first_ones(write):
 
 
 def test_a_duplicate_id_is_rejected(write):
-    with pytest.raises(BadInput, match="line 2 has the id 'x' of line 1"):
+    with pytest.raises(BadInput, match="line 2 has the same id as line 1: 'x'"):
         load_questions(write({"question": "a?", "id": "x"}, {"question": "b?", "id": "x"}))
 
 
 def test_ids_are_compared_as_text(write):
-    with pytest.raises(BadInput, match="line 2 has the id '7' of line 1"):
+    with pytest.raises(BadInput, match="line 2 has the same id as line 1: '7'"):
         load_questions(write({"question": "a?", "id": 7}, {"question": "b?", "id": "7"}))
 
 

@@ -50,7 +50,7 @@ def test_requests_and_results_are_joined_by_their_ids(files, tmp_path):
 def test_a_failed_request_is_reported(files):
     asked = files("asked.jsonl", [request("a", "Who?")])
     failed = files("closed.jsonl", [reply("a", "x", status=429)])
-    with pytest.raises(BadInput, match=r"'a' has no answer in .*run it"):
+    with pytest.raises(BadInput, match=r"'a' has no successful result in .*run it"):
         load_questions(f"openai-batch:{asked}?closed={failed}")
 
 

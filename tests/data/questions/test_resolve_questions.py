@@ -22,7 +22,7 @@ def test_a_spec_is_loaded(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([], "the list is empty"),
+        ([], "the list of questions is empty"),
         ([Question(" ")], "question '1' is empty"),
         ([Question("a?", id="x"), Question("b?", id="x")], "duplicate id: 'x'"),
         ([Question("a?", id="2"), Question("b?")], "duplicate id: '2'"),

@@ -57,7 +57,11 @@ def test_parquet_is_read_like_csv(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [
-        ("a,b\n1,2\n", "", r"no question under question or .*; it has: a, b. Name the field: \?question=FIELD"),
+        (
+            "a,b\n1,2\n",
+            "",
+            r"no question under question or .*; it has: a, b. Name the field that holds the question: \?question=FIELD",
+        ),
         ("question\na,b,c\n", "", "more cells than the header"),
         ('question\n"a', "", "is not a CSV file"),
         ("question\n", "", "holds no questions"),

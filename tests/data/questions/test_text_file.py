@@ -41,5 +41,5 @@ def test_a_file_is_read_by_its_suffix(name: str, spec: str, tmp_path: Path, monk
 
 def test_a_spec_is_unchanged_and_an_unknown_file_is_rejected():
     assert guess_data_spec("hub:squad?split=test") == "hub:squad?split=test"
-    with pytest.raises(BadInput, match="there is no file of questions 'nothing'"):
+    with pytest.raises(BadInput, match="there is no file 'nothing' with questions"):
         guess_data_spec("nothing")

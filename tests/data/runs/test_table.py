@@ -56,7 +56,7 @@ def test_a_run_named_twice_is_rejected(tmp_path):
 
 
 def test_an_empty_list_of_runs_is_rejected():
-    with pytest.raises(BadInput, match="Name at least one"):
+    with pytest.raises(BadInput, match="Give the folder of at least one"):
         load_label_table([])
 
 

@@ -183,7 +183,7 @@ def test_a_gate_to_watch_must_be_on_both_sides(both):
 
 def test_a_summary_of_something_else_is_rejected(tmp_path):
     (tmp_path / "summary.json").write_text('{"runs": []}')
-    with pytest.raises(BadInput, match="does not belong to an evaluation"):
+    with pytest.raises(BadInput, match="is not the summary of an evaluation"):
         load_evaluation_summary(tmp_path, [])
 
 
@@ -193,7 +193,7 @@ def test_the_command_exits_with_3_if_accuracy_dropped(both, tmp_path, capsys):
     assert knowgate(command) == 3
     output = capsys.readouterr()
     assert "B is worse than A. Points of accuracy, with 95 % intervals: 'always' -20.0" in output.out
-    assert "Worse by more than 1 point: 'always', 'recommended'." in output.err
+    assert "Accuracy fell by more than 1 point: 'always', 'recommended'." in output.err
     assert page.is_file()
     assert knowgate(["compare", *map(str, reversed(both)), "--no-html", "--fail-if-worse", "0.01"]) == 0
 

@@ -35,7 +35,7 @@ def test_an_answer_that_resembles_an_abstention_does_not_abstain(answer):
 
 
 def test_phrases_after_the_window_do_not_count():
-    assert not RULES_ARBITER.abstains("Edward Dmytryk, who was born in 1908, directed Mutiny, a film of the year 1952; of the "  # noqa: E501
+    assert not RULES_ARBITER.abstains("Edward Dmytryk, who was born in 1908, directed Mutiny, a film of the year 1952; of the "
                               "other film the director is not mentioned.")  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def test_an_unreadable_phrase_file_is_reported(tmp_path):
 def test_a_file_without_a_phrase_is_rejected(tmp_path):
     file = tmp_path / "phrases.txt"
     file.write_text("\n...\n", encoding="utf-8")
-    with pytest.raises(BadSetting, match="contains no phrase"):
+    with pytest.raises(BadSetting, match="contains no abstention phrases"):
         _ = RulesArbiter(words=str(file)).phrases
 
 

@@ -51,7 +51,7 @@ def test_few_rows_and_numbers_that_never_change_still_give_a_distance():
 def test_a_warning_appears_only_if_more_questions_are_far_than_expected():
     assert format_far_warning("mine", 0.05, 100) == format_far_warning("mine", None, 100) == ""
     assert format_far_warning("mine", 0.06, 100).startswith(
-        "6 of 100 questions are farther from the training questions of gate 'mine'"
+        "6 of 100 questions are unlike those that gate 'mine' was trained on"
     )
     assert compute_far_share([0.2, 1.2, None]) == 0.5
     assert compute_far_share([None]) is None
@@ -138,7 +138,7 @@ def test_a_decision_carries_its_distance(fitted):
     ("changed", "said"),
     [
         ({"edge": None}, "'distance.edge' is missing"),
-        ({"edge": np.zeros(1, np.float32)}, "'distance.edge' holds numbers out of range"),
+        ({"edge": np.zeros(1, np.float32)}, "'distance.edge' contains numbers that are too large or too small"),
         ({"scale": np.ones(WIDTH + 1, np.float32)}, "'distance.scale' has the shape"),
         ({"other": np.ones(1, np.float32)}, "unknown tensor 'distance.other'"),
     ],
@@ -155,19 +155,19 @@ def test_a_distance_on_a_layer_that_is_not_read_is_rejected(fitted, tmp_path):
     artifact = read_artifact(fitted / "probe")
     source = {"of": "state", "layer": LAYER + 1}
     write_artifact(tmp_path / "gate", {**artifact.manifest, "distance": source}, artifact.tensors, "")
-    with pytest.raises(ArtifactError, match=f"distance uses layer {LAYER + 1}, which the gate does not read"):
+    with pytest.raises(ArtifactError, match=f"uses layer {LAYER + 1}, which is not among the layers"):
         load_gate(str(tmp_path / "gate"))
 
 
 def test_states_of_another_width_are_rejected(fitted):
     gate = load_gate(str(fitted / "probe"))
-    with pytest.raises(ArtifactError, match="another LLM or embedding"):
+    with pytest.raises(ArtifactError, match="different LLM or embedding"):
         gate.distances([Question("?")], [Reading(hidden={LAYER: np.zeros(WIDTH + 1, np.float32)})])
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [([], "gave 0 distances for 1"), ([float("nan")], "gave the distance nan"), (["x"], "distance x")],
+    [([], "returned 0 distances for 1"), ([float("nan")], "returned the distance nan"), (["x"], "distance x")],
 )
 def test_distances_of_a_plugin_are_checked(given, said):
     class Odd(Gate):

@@ -129,7 +129,9 @@ def test_another_wording_is_rejected_before_anything_is_compared(folder, server,
 def test_a_gate_without_reference_states_is_rejected(folder, server, tmp_path):
     made = load_gate(str(folder / "probe"))
     bare = replace(made, artifact=replace(made.artifact, path=tmp_path))
-    with pytest.raises(ArtifactError, match=r"has no stored states to compare with those of openai:m\. Fit it again"):
+    with pytest.raises(
+        ArtifactError, match=r"stores no hidden states to compare with those of openai:m\. Fit the gate again"
+    ):
         bind_gate(bare, connect(server, tmp_path), PROMPTS)
 
 

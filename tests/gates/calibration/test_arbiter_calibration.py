@@ -50,7 +50,7 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
         "with the arbiter arbiter loses at most 10 % of the answers, net of those gained, against"
         in describe_guarantee(used, Deployment(**HERE, arbiter=own))
     )
-    assert find_violated_conditions(used, Deployment(**HERE)) == [f"it was shown with the arbiter 'arbiter' ({own})"]
+    assert find_violated_conditions(used, Deployment(**HERE)) == [f"it was proven with the arbiter 'arbiter' ({own})"]
 
 
 def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
@@ -61,7 +61,7 @@ def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
     assert "does not hold" not in both.text
     assert not both.holds  # of the gate alone nothing is proven
     alone = evaluate(gate, place / "run", drop_seen=True).guarantees["gate"]
-    assert "This does not hold here: it was shown with the arbiter 'arbiter'" in alone.text
+    assert "This does not hold here: it was proven with the arbiter 'arbiter'" in alone.text
 
 
 def test_the_card_names_the_arbiter(gate, place):
@@ -76,7 +76,7 @@ def test_a_guarantee_without_arbiter_disables_the_rules_arbiter(gate, place):
     calibrate(gate, place / "run", max_loss=0.2, confidence=0.9)
     assert AdaptiveRAG(MODEL, load_gate(gate)).bound_arbiter is None
     assert find_violated_conditions(load_gate(gate), Deployment(**HERE, arbiter="other")) == [
-        "it was shown without an arbiter"
+        "it was proven without an arbiter"
     ]
 
 

@@ -151,7 +151,7 @@ def test_the_guarantee_is_described_where_it_holds(tmp_path):
     ("options", "reason"),
     [
         ({"index": "index-2"}, r"passages from bm25 \(index-1\), not for those of this index \(index-2\)"),
-        ({"k": 5}, "shown for 3 passages, not for 5"),
+        ({"k": 5}, "proven for 3 passages, not for 5"),
         ({"threshold": 0.4}, "the threshold used is 0.4"),
         ({"second_look": object()}, "without a second look"),
         ({"reranker": Ranker("r1")}, "without reranking"),
@@ -171,7 +171,7 @@ def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
 @pytest.mark.parametrize(
     ("candidates", "options", "reason"),
     [
-        (20, {}, r"chosen by the reranker aligned \(r1\), and here by none"),
+        (20, {}, r"chosen by the reranker aligned \(r1\), but none is used here"),
         (20, {"reranker": Ranker("r2")}, r"chosen by the reranker aligned \(r1\), not by this one \(r2\)"),
         (5, {"reranker": Ranker("r1")}, "chosen from 5 candidates, not 20"),
         (20, {"reranker": Ranker("r1"), "rerank_margin": 0.1}, "that were always reranked"),
@@ -179,7 +179,7 @@ def test_long_fingerprints_are_shortened_in_sentences(tmp_path):
 )
 def test_a_guarantee_for_reranked_passages_is_bound_to_the_reranker(tmp_path, candidates, options, reason):
     proven = {"name": "aligned", "fingerprint": "r1", "candidates": candidates}
-    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for passages {reason}"):
+    with pytest.raises(AssertionError, match=f"does not hold here: it was proven for passages {reason}"):
         raise AssertionError(used(saved(tmp_path, reranker=proven), **options))
 
 
@@ -191,7 +191,7 @@ def test_the_guarantee_holds_for_the_same_reranker(tmp_path):
 
 def test_a_run_with_an_index_and_no_k_used_three_passages(tmp_path):
     folder = saved(tmp_path, k=None)
-    assert "shown for 3 passages, not for 1" in used(folder, k=1)
+    assert "proven for 3 passages, not for 1" in used(folder, k=1)
     assert "does not hold" not in used(folder, k=3)
 
 
@@ -199,11 +199,11 @@ def test_a_run_with_an_index_and_no_k_used_three_passages(tmp_path):
     ("proven", "options", "reason"),
     [
         ({"max_tokens": 32}, {"max_tokens": 64}, "answers of up to 32 tokens, not 64"),
-        ({"open_prompts": "told otherwise"}, {}, r"another wording of questions with passages \(told otherwise, not "),
+        ({"open_prompts": "told otherwise"}, {}, r"other prompts with passages \(told otherwise, not "),
     ],
 )
 def test_longer_answers_and_other_passage_prompts_void_the_guarantee(tmp_path, proven, options, reason):
-    with pytest.raises(AssertionError, match=f"does not hold here: it was shown for {reason}"):
+    with pytest.raises(AssertionError, match=f"does not hold here: it was proven for {reason}"):
         raise AssertionError(used(saved(tmp_path, **proven), **options))
 
 
@@ -240,8 +240,8 @@ def test_a_budget_left_unused_by_ties_is_explained():
     counts = {"n": 10, "retrieved": 0, "rate": 0.0}
     said = summarize_threshold(0.9, "budget", {"wanted": 0.5, "chosen_on": counts})
     assert said == (
-        "For a retrieval rate of 50 %: threshold 0.9. It retrieves for 0 % of the questions it was chosen on: needs "
-        "are tied there, and the next lower threshold would exceed the budget."
+        "For a retrieval rate of 50 %: threshold 0.9. It retrieves for only 0 % of the questions it was chosen on. "
+        "Several questions have the same need, so that the next lower threshold would exceed the budget."
     )
 
 

@@ -154,12 +154,12 @@ def test_too_few_unseen_rows_say_how_many_were_fitted_on(tmp_path, run):
 
 def test_rows_without_open_book_answers_are_rejected_with_advice(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, i % 2 == 0, None) for i in range(300)]
-    assert "Label with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
+    assert "with passages: set `index`" in refused(gate, [write_rows(tmp_path / "closed", rows)])
 
 
 def test_a_run_where_retrieval_never_helps_is_rejected(gate, tmp_path):
     rows = [graded_row(str(i), 0.5, True, i % 2 == 0) for i in range(300)]
-    assert "nothing to lose by skipping" in refused(gate, [write_rows(tmp_path / "useless", rows)])
+    assert "so skipping it loses nothing" in refused(gate, [write_rows(tmp_path / "useless", rows)])
 
 
 def test_a_budget_can_be_set_even_if_retrieval_never_helps(gate, tmp_path):
@@ -178,7 +178,7 @@ def test_a_run_named_twice_is_rejected(gate, run):
 @pytest.mark.parametrize("key", ["model_fingerprint", "prompts_fingerprint"])
 def test_rows_of_another_model_or_wording_are_rejected(gate, tmp_path, key):
     run = write_rows(tmp_path / "other", varied_rows(300), **{key: "other"})
-    assert "Calibrate on labels of the gate's own model" in refused(gate, [run])
+    assert "Calibrate on label runs of the gate's own LLM" in refused(gate, [run])
 
 
 @pytest.mark.parametrize("what", ["model", "prompts", "retriever"])
@@ -219,7 +219,7 @@ def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_pat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"k": 5}, "different numbers of passages (*: 3; *: 5); a threshold is valid for one"),
+        ({"k": 5}, "different numbers of passages (*: 3; *: 5), but a threshold is valid for one"),
         ({"max_tokens": 64}, "drafted answers of different length"),
         ({"open_prompts": "b"}, "different prompts for passages"),
     ],

@@ -98,7 +98,7 @@ def test_it_truncates_the_answer_without_changing_its_text(base):
 
 
 def test_a_missing_encoder_is_reported():
-    with pytest.raises(WeightsError, match="no folder 'nowhere' with an encoder"):
+    with pytest.raises(WeightsError, match="the encoder folder 'nowhere' does not exist"):
         resolve_encoder("encoder:nowhere")
 
 

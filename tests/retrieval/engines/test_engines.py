@@ -128,7 +128,9 @@ def test_a_filter_changes_the_fingerprint_of_the_copy_only(outside):
 def test_a_missing_text_field_is_an_error(outside):
     other = outside.reopen()
     other.fields = dataclasses.replace(other.fields, text="body")
-    with pytest.raises(AdapterError, match=r"without a text in the field 'body'.*Name the field: \?text=FIELD"):
+    with pytest.raises(
+        AdapterError, match=r"without a text in the field 'body'.*Name the field of the text in the spec: \?text=FIELD"
+    ):
         other.search([QUERY], 1)
 
 

@@ -74,7 +74,7 @@ def test_an_empty_response_gives_no_passages():
     ],
 )
 def test_an_invalid_response_names_the_url_and_the_expected_format(reply: object, problem: str):
-    with pytest.raises(ServerError, match=rf"https://search\.example/find.*{problem}.*Expected: a JSON list"):
+    with pytest.raises(ServerError, match=rf"https://search\.example/find.*{problem}.*must be a JSON list"):
         retriever(answering(reply)).search(["q"], 2)
 
 

@@ -210,7 +210,7 @@ def test_keys_never_appear_in_errors(web):
 @pytest.mark.parametrize("name", ["TAVILY_API_KEY", "BRAVE_API_KEY"])
 def test_a_missing_key_names_its_variable(name, monkeypatch):
     monkeypatch.delenv(name)
-    with pytest.raises(BadSetting, match=f"set {name}"):
+    with pytest.raises(BadSetting, match=f"Set the environment variable {name}"):
         open_web(name.split("_")[0].lower())
 
 
@@ -251,17 +251,17 @@ def test_malformed_results_are_left_out(web):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("web:google", "Known: searxng, tavily, brave, replay"),
-        ("web:searxng", "needs its address: web:searxng@https"),
+        ("web:google", "Use one of: searxng, tavily, brave, replay"),
+        ("web:searxng", "needs its address. Write web:searxng@https"),
         ("web:searxng@ftp://x", "not a valid address for the web search"),
-        ("web:replay@nowhere", "there is no recording"),
+        ("web:replay@nowhere", "there is no folder of recorded web searches"),
         ("web:tavily?colour=red", "unknown option 'colour'"),
         ("web:tavily?safe=9", "safe='9' is not allowed"),
         ("web:tavily?minute=0", "minute='0' is not allowed"),
         ("web:tavily?minute=x", "must be a whole number"),
         ("web:tavily?days=nan", "days"),
         ("web:tavily?stale=maybe", "must be true or false"),
-        ("web:tavily?lang=../..", "must be a language"),
+        ("web:tavily?lang=../..", "the language must be a code"),
     ],
 )
 def test_an_invalid_spec_explains_what_is_allowed(spec, message):

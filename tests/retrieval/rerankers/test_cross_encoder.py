@@ -92,7 +92,7 @@ def test_a_folder_without_a_model_is_an_error(tmp_path: Path):
 
 
 def test_questions_and_passage_lists_must_have_the_same_length(folder: Path):
-    with pytest.raises(BadInput, match="got 2 questions and 1 lists"):
+    with pytest.raises(BadInput, match="got 2 questions but 1 lists"):
         CrossEncoderReranker(str(folder)).score(["a", "b"], [[]])
 
 

@@ -38,7 +38,7 @@ def test_changed_weights_are_an_error(aligned: Path):
 
 def test_another_format_version_is_an_error(aligned: Path):
     write_json(aligned / RERANKER_MANIFEST, {"version": 9, "weights_sha256": "x"})
-    with pytest.raises(ArtifactError, match="has format 9, this knowgate reads 1"):
+    with pytest.raises(ArtifactError, match="has format version 9, but this knowgate reads version 1"):
         read_reranker_manifest(aligned)
 
 
@@ -61,5 +61,5 @@ def test_an_unexpected_file_beside_the_weights_is_an_error(aligned: Path):
 
 def test_pickled_weights_are_an_error(tmp_path: Path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(WeightsError, match=r"no safetensors weights \(only pytorch_model\.bin, which is pickle\)"):
+    with pytest.raises(WeightsError, match=r"no safetensors weights, only the pickle file pytorch_model\.bin"):
         check_reranker_files(tmp_path)

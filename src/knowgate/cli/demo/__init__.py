@@ -1,4 +1,7 @@
-"""`knowgate demo`: prints what it is about at once; the tour, which takes seconds to load, is imported afterwards."""
+"""`knowgate demo`: a tour of three minutes that shows what a gate does.
+
+The tour takes seconds to import, so the introduction is printed first.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ INTRODUCTION = "knowgate: an LLM searches where it must, and not where it knows.
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="Any model spec; the embedded one by default.")] = "smollm",
-    gate: Annotated[str, typer.Option(help="Any gate spec.")] = "default",
-    threshold: Annotated[float | None, typer.Option(help="Search if the need is above this.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Use only the first messages, this many.")] = None,
+    model: Annotated[str, typer.Option(help="LLM to use. Default: the embedded one.")] = "smollm",
+    gate: Annotated[str, typer.Option(help="Gate that decides whether to search; see: knowgate gates")] = "default",
+    threshold: Annotated[
+        float | None, typer.Option(help="Search if the gate's score is above this (0: the LLM knows, 1: search).")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only the first N messages.")] = None,
     search_seconds: Annotated[
         float | None,
-        typer.Option(help="How long each search waits, as real ones do. Default: what `eval` assumes."),
+        typer.Option(
+            help="Seconds that each search waits, to imitate a hosted search. Default: as in `knowgate eval`."
+        ),
     ] = None,
 ) -> None:
     """Take a tour of three minutes.
 
-    It shows one question with and without a search, a stream of messages answered never, always and gated, recorded
-    results of an 8B LLM, and what to type next.
+    It shows one question answered with and without a search; a stream of messages answered in three modes (never
+    searching, always searching, and as the gate decides); recorded results of an 8B LLM; and what to type next.
     """
     if limit is not None:
         check_integer(limit, "limit")

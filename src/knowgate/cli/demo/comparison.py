@@ -1,6 +1,7 @@
 """The messages of the demo, each answered in three modes: never searching, always searching, and as the gate decides.
 
-The gated answer is also the answer of one of the other modes: it is counted there and not generated again.
+The gated answer is the same as the answer of one of the other modes, so it is counted there, too, and not generated
+again.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ def demo_folder() -> Path:
 
 
 def load_demo_messages(limit: int | None = None, name: str = MESSAGES_FILE) -> list[Question]:
-    """Load the messages of the demo in order; a follow-up comes after the message it refers to."""
+    """Load the messages of the demo in order. A follow-up comes after the message that it refers to.
+
+    Args:
+        limit: Load only the first messages, at most this many.
+        name: File in the data folder of the demo.
+    """
     return load_questions(f"jsonl:{demo_folder() / name}", limit)
 
 
 @dataclass(frozen=True)
 class DelayedRetriever:
-    """Retriever that waits before each search, like a hosted one."""
+    """Retriever that waits some seconds before each search, to imitate a hosted search service."""
 
     inner: Retriever
     seconds: float
@@ -54,14 +60,19 @@ class DelayedRetriever:
 
 
 def build_mode_pipelines(gated: AdaptiveRAG) -> dict[str, AdaptiveRAG]:
-    """Build one pipeline per mode; they differ only in the gate."""
+    """Build one pipeline for each mode, keyed by mode. They differ only in the gate."""
     others = {mode: gated.replace(gate=load_gate(mode), threshold=None) for mode in (NEVER, ALWAYS)}
     return {**others, GATED: gated}
 
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """Answer of one mode. `rewrite_seconds` is the time to turn a follow-up into a standalone question."""
+    """Answer to a message in one mode.
+
+    Attributes:
+        answer: The answer.
+        rewrite_seconds: Time to rewrite a follow-up as a standalone question.
+    """
 
     answer: Answer
     rewrite_seconds: float = 0.0
@@ -74,15 +85,17 @@ class DemoOutcome:
 
     @property
     def has_searched(self) -> bool:
+        """Whether this mode searched for the message."""
         return self.answer.decision.retrieve
 
     @property
     def seconds(self) -> float:
+        """Time to answer the message, including the rewriting of a follow-up."""
         return self.answer.seconds["total"] + self.rewrite_seconds
 
     @property
     def tokens(self) -> int:
-        """Generated tokens, including an unused draft, and an estimate of those read in passages."""
+        """Number of generated tokens, including an unused draft, plus an estimate of the tokens of the passages."""
         draft = self.answer.draft.n_tokens if self.answer.draft and self.answer.passages else 0
         passages = sum(estimate_tokens(f"{passage.title} {passage.text}") for passage in self.answer.passages)
         return draft + self.answer.n_tokens + round(passages)
@@ -90,7 +103,15 @@ class DemoOutcome:
 
 @dataclass(frozen=True)
 class OutcomeTotals:
-    """Sums over all answers of one mode."""
+    """Sums over all answers of one mode.
+
+    Attributes:
+        right: Number of right answers.
+        graded: Number of answers that could be graded.
+        searches: Number of searches.
+        tokens: Generated tokens plus tokens of passages.
+        seconds: Total time.
+    """
 
     right: int
     graded: int
@@ -103,7 +124,7 @@ OutcomesByMode = dict[str, DemoOutcome]
 
 
 def sum_outcomes(outcomes: Sequence[OutcomesByMode]) -> dict[str, OutcomeTotals]:
-    """Sum the outcomes of all messages, by mode."""
+    """Sum the outcomes of all messages for each mode."""
     return {mode: sum_mode_outcomes([by_mode[mode] for by_mode in outcomes]) for mode in MODES}
 
 
@@ -120,7 +141,7 @@ def sum_mode_outcomes(outcomes: Sequence[DemoOutcome]) -> OutcomeTotals:
 
 @dataclass(frozen=True)
 class DemoConversation:
-    """Conversation in which every message is answered in all modes. Its history contains the gated answers."""
+    """Conversation in which every message is answered in all modes. Only gated answers enter its history."""
 
     pipelines: dict[str, AdaptiveRAG]
     conversation: Conversation
@@ -128,7 +149,7 @@ class DemoConversation:
     def answer(
         self, message: Question, on_outcome: Callable[[DemoOutcome], None] = lambda outcome: None
     ) -> OutcomesByMode:
-        """Answer a message in all modes, and call `on_outcome` with each outcome as it comes."""
+        """Answer a message in all modes, and call `on_outcome` with each outcome as soon as it is known."""
         start = time.perf_counter()
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
@@ -150,7 +171,10 @@ class DemoConversation:
 
 
 def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
-    """Return the closed-book answer that the gated mode generated; None if it generated none or only a part."""
+    """Return the closed-book answer (without passages) that the gated mode generated on the way.
+
+    None if it generated no closed-book answer or only a part of one.
+    """
     if not gated.decision.retrieve:
         return _keep_stages(gated, "read", "answer")
     if gated.draft is None or not is_complete_draft(gated.draft, max_tokens):
@@ -161,7 +185,10 @@ def extract_closed_book_answer(gated: Answer, max_tokens: int) -> Answer | None:
 
 
 def extract_open_book_answer(gated: Answer) -> Answer | None:
-    """Return the open-book answer that the gated mode generated, even if an arbiter chose the other one."""
+    """Return the open-book answer (with passages) that the gated mode generated, even if an arbiter rejected it.
+
+    None if the gated mode gave the LLM no passages.
+    """
     if not gated.passages:
         return None
     answer = replace(gated, text=gated.choice.open) if gated.choice else gated
@@ -169,6 +196,6 @@ def extract_open_book_answer(gated: Answer) -> Answer | None:
 
 
 def _keep_stages(answer: Answer, *stages: str) -> Answer:
-    """Return an answer with the time of only these stages, and without its draft."""
+    """Return a copy of an answer that counts only the time of these stages, and has no draft."""
     seconds = {stage: duration for stage, duration in answer.seconds.items() if stage in stages}
     return replace(answer, seconds={**seconds, "total": sum(seconds.values())}, draft=None)

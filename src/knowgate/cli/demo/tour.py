@@ -1,6 +1,6 @@
-"""The tour of `knowgate demo`. Every number is measured now or comes from records.
+"""The tour of `knowgate demo`. Every number is either measured during the tour or read from recorded results.
 
-It is laid out for a terminal of 80 columns. Lines are broken between words.
+The output fits a terminal of 80 columns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SLOWER_NOTE = (
     "Gated took longer than always here: a search was cheaper than the draft that decides. Try --search-seconds 1."
 )
 MAX_BAR_WIDTH = 54  # characters
-POINT_STEP = 2  # every second recorded point is shown
+POINT_STEP = 2  # the chart shows every second recorded threshold
 NEXT_STEPS = {
     "all of it": "knowgate start --docs FOLDER",
     "your documents": "knowgate ask -i --docs FOLDER",
@@ -64,13 +64,13 @@ NEXT_STEPS = {
 
 @dataclass(frozen=True)
 class DemoPage:
-    """Prints the parts of the tour."""
+    """Prints the parts of the tour on a console."""
 
     console: Console
 
     @property
     def block(self) -> str:
-        """The character that bars are made of."""
+        """The character that bars of a chart are made of."""
         return "#" if self.console.options.ascii_only else "█"
 
     def print_title(self, text: str) -> None:
@@ -85,7 +85,7 @@ class DemoPage:
             self.console.print(Text(line, style))
 
     def print_pair(self, question: Question, outcomes: OutcomesByMode) -> None:
-        """Print a question with its closed-book and open-book answers, and the gate's decision."""
+        """Print a question with its answers without and with passages, and the decision of the gate."""
         self.print_paragraph(question.text, style="bold")
         for mode, name in PAIR_MODES.items():
             mark, style = MARKS[outcomes[mode].is_right]
@@ -97,18 +97,19 @@ class DemoPage:
         self.console.print(Text(f"{_format_row('message', MODES)}the gate", "dim"))
 
     def start_row(self, message: Question) -> None:
-        """Print a message; its marks follow on the same line."""
+        """Print a message without ending the line. `print_mark` and `finish_row` complete the line."""
         *lines, last = textwrap.wrap(sanitize_line(message.text), MESSAGE_WIDTH - 1) or [""]
         for line in lines:
             self.console.print(Text(f"{'':{INDENT}}{line}"))
         self.console.print(Text(f"{'':{INDENT}}{last:{MESSAGE_WIDTH}}"), end="")
 
     def print_mark(self, outcome: DemoOutcome) -> None:
+        """Print whether an answer is right, in the column of its mode."""
         mark, style = MARKS[outcome.is_right]
         self.console.print(Text(f"{mark:{MARK_WIDTH}}", style), end="")
 
     def finish_row(self, outcomes: OutcomesByMode) -> None:
-        """Print what the gate decided, and how a follow-up was understood."""
+        """Print what the gate decided and, for a follow-up, the standalone question that it was rewritten to."""
         decision, question = outcomes[GATED].answer.decision, outcomes[GATED].answer.question
         text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
         self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
@@ -116,7 +117,7 @@ class DemoPage:
             self.print_paragraph(f"understood as: {question.text}", style="dim")
 
     def print_totals(self, totals: Mapping[str, OutcomeTotals]) -> None:
-        """Print the sums of all modes as a table."""
+        """Print right answers, searches, tokens and seconds of all modes as a table."""
         rows = {
             f"right answers, of {totals[GATED].graded}": [f"{totals[mode].right}" for mode in MODES],
             "searches": [f"{totals[mode].searches}" for mode in MODES],
@@ -129,7 +130,7 @@ class DemoPage:
 
 
 def _format_row(name: str, cells: Sequence[str]) -> str:
-    """Format a row of the table of modes."""
+    """Format a row of the table: a name, and one cell for each mode."""
     return f"{'':{INDENT}}{name:{MESSAGE_WIDTH}}" + "".join(f"{cell:{MARK_WIDTH}}" for cell in cells)
 
 
@@ -138,7 +139,7 @@ def _format_verdict(decision: Decision) -> str:
 
 
 def summarize_totals(totals: Mapping[str, OutcomeTotals]) -> str:
-    """Summarize what the gate saved, and what it cost."""
+    """Summarize how many searches and seconds the gate saved, and how that changed the right answers."""
     always, gated = totals[ALWAYS], totals[GATED]
     saved, change = always.searches - gated.searches, gated.right - always.right
     answers = "as many" if not change else f"{abs(change)} {'more' if change > 0 else 'fewer'}"
@@ -158,7 +159,7 @@ class RecordedPoint:
     Attributes:
         searched: Share of questions that were searched for.
         right: Share of right answers.
-        gain: Right answers compared with always searching.
+        gain: Share of right answers minus the share with always searching.
         low: Lower end of the 95 % interval of the gain.
         high: Upper end of the 95 % interval of the gain.
     """
@@ -172,15 +173,16 @@ class RecordedPoint:
 
 @dataclass(frozen=True)
 class DemoRecord:
-    """Recorded results of an 8B LLM behind an API, in `judge.json`, which `make results` writes.
+    """Recorded results of an 8B LLM behind an API, from `judge.json`, which `make results` writes.
 
     Attributes:
-        predictions: The file of predictions they were computed from.
+        predictions: File of predictions from which the results were computed.
         questions: Number of questions.
         never: Share of right answers without searching.
         always: Share of right answers if every question is searched for.
-        weighed: The same if an arbiter chooses between the two answers.
-        oracle: The same if the choice were always right.
+        weighed: Share of right answers if every question is searched for and an arbiter chooses between the answers
+            with and without passages.
+        oracle: Share of right answers if the better of the two answers were always chosen.
         points: Results of the gate at several thresholds.
     """
 
@@ -194,12 +196,18 @@ class DemoRecord:
 
 
 def read_demo_record() -> DemoRecord:
+    """Read the recorded results that are part of the package."""
     file = demo_folder() / "judge.json"
     return read_record(DemoRecord, read_json(file), str(file))
 
 
 def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
-    """Yield the lines of a bar chart of right answers; bars start at 0 and are made of `block`."""
+    """Yield the lines of a bar chart of the share of right answers.
+
+    Args:
+        record: The recorded results.
+        block: Character that bars are made of. A bar of full width is the best possible choice of answers.
+    """
     bars = [
         ("never", 0.0, record.never),
         *(("gated", point.searched, point.right) for point in record.points[::POINT_STEP]),
@@ -213,7 +221,11 @@ def render_chart(record: DemoRecord, block: str) -> Iterator[str]:
 
 
 def summarize_record(record: DemoRecord) -> str:
-    """Summarize the gate at its fewest searches, and at the fewest at which it is significantly better."""
+    """Summarize the gate at two thresholds, compared with always searching.
+
+    These are the threshold with the fewest searches, and the one with the fewest searches at which the gate is
+    significantly better than always searching, if there is one.
+    """
     fewest, better = record.points[0], [point for point in record.points if point.low > 0]
     gains = [_format_gain(point) for point in dict.fromkeys((fewest, *better[:1]))]
     saved = round((1 - fewest.searched) * SAVINGS_QUESTIONS, -3)
@@ -234,7 +246,15 @@ def _format_gain(point: RecordedPoint) -> str:
 
 @dataclass(frozen=True)
 class DemoTour:
-    """Settings of the tour. None means the default that knowgate uses elsewhere."""
+    """The tour of `knowgate demo` with its settings.
+
+    Attributes:
+        model: LLM to use.
+        gate: Gate that decides whether to search.
+        threshold: Threshold of the gate; None for its default.
+        limit: Number of messages in the stream; None for all.
+        search_seconds: Seconds that each search waits; None for the default of `knowgate eval`.
+    """
 
     model: str
     gate: str = DEFAULT_GATE
@@ -243,7 +263,7 @@ class DemoTour:
     search_seconds: float | None = None
 
     def run(self, console: Console) -> None:
-        """Print the tour."""
+        """Load the LLM and print the tour."""
         page, messages = DemoPage(console), load_demo_messages(self.limit)
         with show_waiting(f"Loading {self.model} (takes longest the first time)"):
             conversation = self._load()
@@ -252,10 +272,11 @@ class DemoTour:
             page.print_pair(question, conversation.answer(question))
         page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
         page.print_paragraph(
-            "Chosen by hand, because the embedded LLM is small and knows little: an illustration; the proof is part 3. "
-            f"Each search waits {self._wait_seconds:g} s, about what a hosted one takes (--search-seconds). always: "
-            "one search per message. gated: by a rule, or if the need is high (0: the LLM knows, 1: it must search). An "
-            "answer that two modes share is generated once and counted in both."
+            "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; the "
+            f"proof is part 3. Each search waits {self._wait_seconds:g} s, about what a hosted search takes "
+            "(--search-seconds). always: every message is searched for. gated: a rule decides, or the gate searches if "
+            "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
+            "and counted in both."
         )
         _print_stream(page, conversation, messages)
         _print_record(page)
@@ -268,7 +289,10 @@ class DemoTour:
         return DEFAULT_SEARCH_SECONDS if self.search_seconds is None else self.search_seconds
 
     def _load(self) -> DemoConversation:
-        """Load everything, and decide on one question so that no measured time includes the start."""
+        """Load the LLM, the gate and the index.
+
+        One decision is made in advance, so that no measured time includes the start of the LLM.
+        """
         index = load_retriever(str(build_cached_index(demo_folder() / "handbook", "bm25")))
         llm = load_model(self.model)
         gate = default_gate(llm, AnswerPrompts().fingerprint) if self.gate == DEFAULT_GATE else load_gate(self.gate)
@@ -278,7 +302,7 @@ class DemoTour:
 
 
 def _print_stream(page: DemoPage, conversation: DemoConversation, messages: Sequence[Question]) -> None:
-    """Print a row for each message while it is answered, then the sums."""
+    """Answer the messages and print a row for each, then the sums of all modes."""
     page.print_header()
     outcomes = []
     for message in messages:

@@ -95,8 +95,8 @@ class PostgresDatabase:
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query and return its rows.
 
-        If the connection is lost, for instance because the server was restarted, the query is run once more on a connection
-        that is known to work.
+        If the connection is lost, for instance because the server was restarted, the query is run once more on a
+        connection that is known to work.
         """
         try:
             with self._open_pool().connection() as connection:
@@ -131,8 +131,8 @@ class PostgresDatabase:
         """Open a transaction.
 
         Args:
-            lock: Name of a lock. The transaction waits until no other transaction of any process holds the lock, and holds
-                it until it ends. Empty for no lock.
+            lock: Name of a lock. The transaction waits until no other transaction of any process holds the lock, and
+                holds it until it ends. Empty for no lock.
         """
         with self.connection() as connection, connection.transaction():
             if lock:
@@ -173,8 +173,8 @@ class PostgresDatabase:
     def vacuum(self, tables: Sequence[str], on_warning: Callable[[str], None]) -> None:
         """Remove deleted rows from the files of the database, so that no traces of them are left.
 
-        Only small tables are rewritten completely. For large tables and on failure, `on_warning` is called with a message
-        that says what is left to do.
+        Only small tables are rewritten completely. For large tables and on failure, `on_warning` is called with a
+        message that says what is left to do.
         """
         for table in tables:
             is_small = self.read("SELECT pg_total_relation_size(?) <= ?", [table, SMALL_TABLE_BYTES])[0][0]

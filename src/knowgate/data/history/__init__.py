@@ -1,4 +1,4 @@
-"""The history log: earlier questions with what the LLM knew, in SQLite (default) or PostgreSQL."""
+"""The history log of earlier questions, each with whether the LLM knew the answer, in SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ HISTORY_STORES = {
 
 
 def open_history(spec: str, embedder: str | Embedder | None = None) -> HistoryStore:
-    """Open a history log; it is created when the first entry is added.
+    """Open a history log. A new log is created on first use.
 
     Args:
-        spec: File path, 'postgresql://USER@HOST/DATABASE', or 'STORE:VALUE'.
-        embedder: Embedding that compares questions, such as 'mpnet'; None for the one that the log was filled with
-            ('minilm' for a new log).
+        spec: Path of an SQLite file, 'postgresql://USER@HOST/DATABASE', or 'STORE:VALUE' for a store of a plugin.
+        embedder: Sentence embedding that compares questions, such as 'mpnet'. None uses the embedding that the log was
+            filled with, or 'minilm' for a new log.
     """
     spec = spec.removeprefix(SPEC_PREFIX)
     name, value = ("postgresql", spec) if is_postgres_address(spec) else split_spec(spec)

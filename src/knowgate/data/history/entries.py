@@ -1,4 +1,4 @@
-"""Entries of the history log, the protocol of a store, and conversion of entries to JSON records and table rows."""
+"""Entries of the history log, the protocol that every log store implements, and conversion to JSON and SQL rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from knowgate.types import Neighbor, Vector
 
 MAX_QUESTION_CHARS = 20_000
 MAX_TIMESTAMP = 1e11  # seconds since 1970: the year 5138
-COPY_BATCH = 500
+COPY_BATCH = 500  # entries copied per transaction
 SELECTED_COLUMNS = "id, question, label, outcome, source, weight, model, prompts, tenant, created, expires"
-# An update keeps the id of the row, so an index that has it stays valid: labels are read when searching.
+# An update keeps the id and vector of the row, so vector indexes stay valid. Labels are read from the table.
 INSERT_ENTRY = """INSERT INTO entries
     (key, question, label, outcome, source, weight, model, prompts, tenant, created, expires, vector)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
@@ -31,7 +31,7 @@ INSERT_ENTRY = """INSERT INTO entries
 
 
 class KnowledgeLabel(StrEnum):
-    """Whether the LLM knows the answer; answers that change with time have a label of their own."""
+    """Whether the LLM knows the answer. Questions whose answers change over time have a label of their own."""
 
     KNOWN = "known"
     UNKNOWN = "unknown"
@@ -39,7 +39,7 @@ class KnowledgeLabel(StrEnum):
 
 
 class RetrievalOutcome(StrEnum):
-    """What retrieval did to the answer (SKR)."""
+    """How retrieval changed the answer of the LLM, as the gate SKR needs it."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -78,8 +78,11 @@ class LogEntry:
     """A logged question with its label. A newer entry of the same question, scope and source replaces it.
 
     Attributes:
-        outcome: What retrieval did to the answer, if known.
-        weight: Weight of the label; None for the weight of its source.
+        label: Whether the LLM knows the answer.
+        scope: Model, prompts and tenant that the label belongs to.
+        source: Where the label comes from.
+        outcome: How retrieval changed the answer; None if unknown.
+        weight: Trust in the label; None for the default of its source.
         created: Unix time of creation.
         expires: Unix time from which on the entry is ignored; None for never.
         id: Row id, assigned by the store.
@@ -97,10 +100,11 @@ class LogEntry:
 
     def __post_init__(self) -> None:
         if not self.question.strip():
-            raise BadInput("a logged question must not be empty.")
+            raise BadInput("an empty question cannot be logged. Write its text.")
         if len(self.question) > MAX_QUESTION_CHARS:
             raise BadInput(
-                f"a logged question has {len(self.question)} characters. At most {MAX_QUESTION_CHARS} are allowed."
+                f"a question of {len(self.question)} characters is too long for the log. At most {MAX_QUESTION_CHARS} "
+                "are allowed."
             )
 
     @property
@@ -110,21 +114,21 @@ class LogEntry:
 
     @property
     def trust(self) -> float:
-        """Weight of the label."""
+        """Trust in the label: its weight, or the default weight of its source."""
         return SOURCE_WEIGHTS[self.source] if self.weight is None else self.weight
 
 
 def question_key(question: str) -> str:
-    """Return a key that is equal for questions that differ only in case, punctuation or articles."""
+    """Return a hash of a question; questions that differ only in case, punctuation or articles have the same one."""
     return sha256_text(normalize(question) or question.strip())[:24]
 
 
 @dataclass(frozen=True)
 class LogEmbedding:
-    """The embedding that a log was filled with.
+    """The sentence embedding that a log was filled with.
 
     Attributes:
-        name: Name of the embedding; None if it has none.
+        name: Name by which the embedding can be loaded; None if it was given as an object.
         fingerprint: Fingerprint of the embedding; None for an empty log.
     """
 
@@ -157,9 +161,9 @@ class HistoryStore(Protocol):
 
 
 def copy_history(source: HistoryStore, target: HistoryStore) -> int:
-    """Copy all entries of a log into another one; entries that are there already are replaced.
+    """Copy all entries of a log into another log; entries that exist in the target are replaced.
 
-    Vectors are copied, or computed again if the target uses another embedding.
+    The vectors are copied, too. If the target uses another embedding, they are computed again.
 
     Returns:
         The number of copied entries.
@@ -175,13 +179,18 @@ def copy_history(source: HistoryStore, target: HistoryStore) -> int:
 
 
 def entry_to_record(entry: LogEntry) -> dict[str, Any]:
-    """Convert an entry to a flat record, as `history export` prints it."""
+    """Convert an entry to a flat JSON object, as `history export` prints it."""
     values = {key: value for key, value in asdict(entry).items() if key != "scope"}
     return {**values, **asdict(entry.scope)}
 
 
 def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
-    """Parse a record of `history export`; `where` names its location in errors."""
+    """Parse a JSON object that `history export` printed; raises BadInput if it is invalid.
+
+    Args:
+        record: JSON object.
+        where: File and line of the record, for error messages.
+    """
     for key in ("weight", "created", "expires"):
         value = record.get(key)
         check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
@@ -198,13 +207,14 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         )
     except (KeyError, ValueError) as error:
         raise BadInput(
-            f"{where}: {error}. Expected question, label (known, unknown, time-sensitive), model, prompts."
+            f"{where} is not a valid history entry: {error}. Required fields: question, label (known, unknown or "
+            "time-sensitive), model and prompts."
         ) from None
 
 
 def _check_question(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"the question is {format_value(value)}")
+        raise ValueError(f"'question' must be a text, not {format_value(value)}")
     check_encodable(value, "the question")
     return value
 
@@ -214,7 +224,7 @@ def _check_question(value: object) -> str:
 
 @dataclass(frozen=True)
 class EntryRow:
-    """A row of the table, in the order of `SELECTED_COLUMNS`."""
+    """A row of the SQL table `entries`, with its columns in the order of `SELECTED_COLUMNS`."""
 
     id: int
     question: str
@@ -230,7 +240,7 @@ class EntryRow:
 
 
 def entry_to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
-    """Convert an entry to the values of `INSERT_ENTRY`."""
+    """Convert an entry and its vector to the values that the SQL statement `INSERT_ENTRY` needs."""
     scope = entry.scope
     blob = np.asarray(vector, dtype=np.float32).tobytes()
     return (
@@ -240,7 +250,7 @@ def entry_to_row(entry: LogEntry, vector: Vector) -> tuple[Any, ...]:
 
 
 def entry_from_row(row: Sequence[Any]) -> LogEntry:
-    """Parse a row; raises BadInput for a wrong value, since SQLite stores anything in any column."""
+    """Parse a row of the SQL table; raises BadInput for an invalid value, since SQLite does not check types."""
     stored = read_record(EntryRow, list(row), f"entry {row[0]}")
     scope = HistoryScope(stored.model, stored.prompts, stored.tenant)
     return LogEntry(

@@ -1,8 +1,8 @@
 """The history log in PostgreSQL with pgvector: one log for many machines, with an HNSW index in the database.
 
-A scope of a few thousand entries is searched exactly, and so is every scope until the index is built. In larger scopes
-the index is scanned until enough rows pass the filters. If it still finds too few, as for a small scope in a huge
-table, the search is exact again.
+A scope (the entries of one model, its prompts and a tenant) of a few thousand entries is searched exactly. Larger scopes
+use the index once it is built: it is scanned until enough rows pass the filters. If it finds too few rows, as for a
+small scope in a huge table, the search is repeated exactly.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from knowgate.types import Embedder, Neighbor, Vector
 
 log = logging.getLogger(__name__)
 MAX_INLINE_WIDTH = 1_500  # a row with its vector must fit a page of 8 kB
-# A released step is never changed: add another one.
+# Never change a released migration, because databases have already run it. Add another one.
 MIGRATIONS = (
     (
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
@@ -87,7 +87,7 @@ class HnswIndex:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the index can be used; the first call starts to build it."""
+        """Whether the index can be used; if there is none, the first call starts to build it in a thread."""
         if self._is_ready or self._has_given_up:
             return self._is_ready
         self._is_ready = self._is_valid()
@@ -107,7 +107,10 @@ class HnswIndex:
         return bool(rows and rows[0][0])
 
     def _build(self) -> None:
-        """Build the index in this thread, unless another process has built it."""
+        """Build the index, unless another process has built it; on failure, searches stay exact.
+
+        Vectors that are too wide for pgvector's index are not indexed.
+        """
         try:
             width = self._database.read("SELECT value FROM meta WHERE key = 'width'")
             self._has_given_up = not width or int(width[0][0]) > MAX_HNSW_WIDTH
@@ -146,7 +149,7 @@ class PostgresHistory(SqlHistory):
 
     @property
     def exists(self) -> bool:
-        """Whether the log exists; asking does not create it."""
+        """Whether the tables of the log exist in the database. Does not create them."""
         return self._database.has_tables
 
     # --- writing ----------------------------------------------------------------------------------
@@ -186,7 +189,7 @@ class PostgresHistory(SqlHistory):
         return int(count)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired entries; with a scope, also those of the same tenant's other models and prompts."""
+        """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
         with self._database.transaction() as transaction:
             query = "DELETE FROM entries WHERE expires IS NOT NULL AND expires <= ?"
             count = transaction.execute(query, [now or time.time()]).rowcount
@@ -202,7 +205,7 @@ class PostgresHistory(SqlHistory):
         """Yield entries, newest first."""
         where, values = (IN_SCOPE, self._scope_values(scope)) if scope is not None else ("true", [])
         query = f"SELECT {SELECTED_COLUMNS} FROM entries WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?"
-        last, remaining = 2**63 - 1, limit
+        last, remaining = 2**63 - 1, limit  # the first page starts below the highest possible id
         while remaining is None or remaining > 0:
             size = PAGE_ROWS if remaining is None else min(remaining, PAGE_ROWS)
             rows = self._database.read(query, [*values, last, size])
@@ -214,7 +217,10 @@ class PostgresHistory(SqlHistory):
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """Find the k most similar logged questions of each question, without itself and expired entries."""
+        """Find the k logged questions that are most similar to each question.
+
+        The question itself, expired entries and entries with an excluded label are left out.
+        """
         if k < 1:
             raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
         size = self._estimate_size(scope)
@@ -228,7 +234,10 @@ class PostgresHistory(SqlHistory):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Count the entries of a scope, up to the limit of exact search; a large scope is not counted again."""
+        """Count the entries of a scope, but not beyond the limit of exact search.
+
+        A scope that was above the limit once is not counted again.
+        """
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
             size = int(self._database.read(query, [*self._scope_values(scope), self._exact_rows + 1])[0][0])
@@ -259,7 +268,7 @@ class PostgresHistory(SqlHistory):
     def _rank_entries(
         self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
     ) -> list[tuple[LogEntry, float]]:
-        """Return the nearest entries with their similarities."""
+        """Return the `depth` nearest entries with their similarities, nearest first."""
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
         distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
         query = (
@@ -286,7 +295,7 @@ class PostgresHistory(SqlHistory):
         return np.asarray(values, np.float32) if values else np.empty((0, 0), np.float32)
 
     def _make_error(self, problem: str) -> Exception:
-        return ArtifactError(f"the log {self.path} cannot be used: {problem}. It was not changed; restore it.")
+        return ArtifactError(f"the log {self.path} cannot be used: {problem}. Nothing was changed. Restore a backup.")
 
     def close(self) -> None:
         """Release the connections; the log can still be used."""

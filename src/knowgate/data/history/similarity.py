@@ -1,4 +1,4 @@
-"""What the history stores share: the embedding of a log, common queries, and the selection of neighbors."""
+"""Code that the SQLite and PostgreSQL history logs share: embedding, common queries, and selection of neighbors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ INSERT_META = "INSERT INTO meta VALUES (?, ?) ON CONFLICT DO NOTHING"
 
 
 class MetaReader(Protocol):
-    """A database that can be read: an SQLite file or PostgreSQL."""
+    """A database (an SQLite file or PostgreSQL) that runs read queries."""
 
     @property
     def path(self) -> Path | str: ...
@@ -42,13 +42,13 @@ class MetaReader(Protocol):
 
 
 class WriteTransaction(Protocol):
-    """A transaction that writes."""
+    """A write transaction, in which SQL statements can be executed."""
 
     def execute(self, query: str, values: Sequence[Any], /) -> Any: ...
 
 
 class LogEmbedder:
-    """The embedding of a log, chosen by the first process that fills it.
+    """The sentence embedding of a log. It is recorded in the log when the first entry is added.
 
     Args:
         database: Database of the log.
@@ -67,7 +67,7 @@ class LogEmbedder:
         return self._embedder.embed(list(texts))
 
     def register(self, transaction: WriteTransaction) -> None:
-        """Record the embedding in the log within a write transaction, unless another one is recorded already."""
+        """Record the embedding in the log, unless one is recorded; raises BadSetting if that one differs."""
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
         if self._name:
@@ -110,7 +110,7 @@ class LogEmbedder:
         raise BadSetting(
             f"the log {path} was filled with another embedding ({filled_with}) than "
             f"'{self._name or fingerprint[:12]}'. "
-            f"{advice}, or copy the log into a new one that has this `embedder`: knowgate history copy {path} NEW.db"
+            f"{advice}, or copy the log into a new one with this `embedder`: knowgate history copy {path} NEW.db"
         )
 
 
@@ -159,18 +159,24 @@ class SqlHistory:
         return int(self._read(f"SELECT count(*) FROM entries WHERE {IN_SCOPE}", self._scope_values(scope))[0][0])
 
     def outcomes(self, scope: HistoryScope) -> tuple[list[RetrievalOutcome], Vector]:
-        """Return the known retrieval outcomes of a scope with the vectors of their questions."""
+        """Return how retrieval changed the answers in a scope, with the vectors of the questions.
+
+        Entries without outcome and expired entries are left out.
+        """
         where = f"{IN_SCOPE} AND outcome IS NOT NULL AND {NOT_EXPIRED}"
         query = f"SELECT outcome, {self.vector_column} FROM entries WHERE {where} ORDER BY id"
         rows = self._read(query, [*self._scope_values(scope), time.time()])
         if invalid := [row[0] for row in rows if row[0] not in list(RetrievalOutcome)]:
-            raise self._make_error(f"{str(invalid[0])[:40]!r} is not an outcome")
+            raise self._make_error(f"it has the outcome {str(invalid[0])[:40]!r} instead of better, worse or same")
         return [RetrievalOutcome(row[0]) for row in rows], self._parse_vectors([row[1] for row in rows])
 
     def sample(
         self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions at random (DH-ICL's cold start); reproducible while the log does not change."""
+        """Draw k logged questions at random, as DH-ICL does without similar questions (cold start).
+
+        The same seed draws the same questions as long as the log does not change.
+        """
         labels = [str(label) for label in exclude] or [""]
         where = f"{IN_SCOPE} AND {NOT_EXPIRED} AND label NOT IN ({make_placeholders(labels)})"
         query = f"SELECT id FROM entries WHERE {where} ORDER BY id"
@@ -200,7 +206,7 @@ class SqlHistory:
 
 
 def make_placeholders(values: Collection[Any]) -> str:
-    """Return the placeholders of an SQL list, such as '?, ?'."""
+    """Return SQL placeholders for a list of values, such as '?, ?' for two."""
     return ", ".join("?" * len(values))
 
 
@@ -210,7 +216,10 @@ def make_placeholders(values: Collection[Any]) -> str:
 def select_neighbors(
     question: str, candidates: Iterable[tuple[LogEntry, float]], exclude: Collection[KnowledgeLabel]
 ) -> tuple[Neighbor, ...]:
-    """Drop the question itself, expired entries and excluded labels; keep the order of the candidates."""
+    """Select the candidates that may serve as neighbors of a question, in their order.
+
+    The question itself, expired entries, excluded labels and duplicates of a question are dropped.
+    """
     own_key, now = question_key(question), time.time()
     selected = [
         (entry, similarity)
@@ -221,7 +230,7 @@ def select_neighbors(
 
 
 def deduplicate_neighbors(candidates: Iterable[tuple[LogEntry, float]]) -> list[Neighbor]:
-    """Keep one neighbor per question: the one from the most trusted source."""
+    """Keep one neighbor per question: the entry whose label is trusted most."""
     by_key: dict[str, Neighbor] = {}
     for entry, similarity in candidates:
         earlier = by_key.get(entry.key)
@@ -235,7 +244,14 @@ def deduplicate_neighbors(candidates: Iterable[tuple[LogEntry, float]]) -> list[
 def draw_neighbors(
     ids: Sequence[int], k: int, seed: int, load_entries: Callable[[set[int]], dict[int, LogEntry]]
 ) -> tuple[Neighbor, ...]:
-    """Draw k entries at random; the same ones for the same seed and ids."""
+    """Draw k entries at random; the same seed and ids give the same entries.
+
+    Args:
+        ids: Row ids to draw from.
+        k: Number of entries; fewer are returned if there are not enough different questions.
+        seed: Random seed.
+        load_entries: Loads entries by row id; deleted ones may be missing.
+    """
     order = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
     depth = k + EXTRA_CANDIDATES
     while True:

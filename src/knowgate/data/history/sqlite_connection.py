@@ -49,7 +49,7 @@ LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 
 
 class SqliteDatabase:
-    """A history log in an SQLite file, which is opened, and created if needed, on first use."""
+    """Access to the SQLite file of a history log. The file is opened, or created, on first use."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -62,7 +62,7 @@ class SqliteDatabase:
             del self._local.connection
 
     def connection(self) -> sqlite3.Connection:
-        """Return the connection of this thread."""
+        """Return the connection of this thread, and open it on first use."""
         if not hasattr(self._local, "connection"):
             self._local.connection = self._open()
         connection: sqlite3.Connection = self._local.connection
@@ -87,7 +87,8 @@ class SqliteDatabase:
         if version != str(LOG_FORMAT):
             connection.close()
             raise ArtifactError(
-                f"the log {self.path} has format {str(version)[:40]}; this knowgate reads {LOG_FORMAT}."
+                f"the log {self.path} has format {str(version)[:40]}, but this version of knowgate reads format "
+                f"{LOG_FORMAT}. Use the version that wrote the log."
             )
         return connection
 
@@ -110,7 +111,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a write transaction, which is rolled back on errors."""
+        """Run a write transaction in a `with` block: committed at its end, rolled back if it raises."""
         connection = self.connection()
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -125,26 +126,28 @@ class SqliteDatabase:
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
-    """Raise BadInput for the database of another program, before anything is written to it."""
+    """Raise BadInput if the file is the database of another program, before anything is written to it."""
     tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if not tables:
         return
     if not {"meta", "entries"} <= tables:
-        raise BadInput("it is a database of another program")
+        raise BadInput("the file is a database of another program")
     columns = {row[1] for row in connection.execute("PRAGMA table_info(entries)")}
     if columns != ENTRY_COLUMNS:
-        raise BadInput("its table of entries is not one of knowgate's")
+        raise BadInput("the table 'entries' was not made by knowgate")
 
 
 def explain_log_error(path: Path, error: Exception) -> KnowgateError:
-    """Convert an error of SQLite to a message: disk full, another writer, or damage."""
+    """Convert an error of SQLite to a readable one: the disk is full, another process writes, or the file is damaged."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the upper bits hold an extended code
     cause = " ".join(str(error).split()).rstrip(".")  # sqlite quotes lines of a broken schema
     if code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR):
         return KnowgateError(
-            f"cannot write to the log {path}: {cause}. Earlier entries are saved; free some space and run the same "
+            f"cannot write to the log {path}: {cause}. Earlier entries are saved. Free some disk space and run the same "
             "command again."
         )
     if code == sqlite3.SQLITE_BUSY:
-        return KnowgateError(f"another process is writing to the log {path}. Wait for it or stop it.")
-    return ArtifactError(f"the log {path} cannot be used: {cause}. It was not changed; move it away or restore it.")
+        return KnowgateError(f"another process is writing to the log {path}. Wait until it ends, or stop it.")
+    return ArtifactError(
+        f"the log {path} cannot be used: {cause}. The file was not changed. Move it away or restore a backup."
+    )

@@ -41,13 +41,18 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Embedder, Neighbor, Vector
 
 CHUNK_ROWS = 10_000  # rows read at a time
-MAX_VARIABLES = 500  # of one SQL statement
+MAX_VARIABLES = 500  # placeholders in one SQL statement
 MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 
 @dataclass
 class _ScopeIndex:
-    """The index of a scope, and how far it has followed the table."""
+    """The vector index of a scope, and up to which change of the table it is current.
+
+    Attributes:
+        last_id: Highest row id that was added to the index.
+        deletions: Value of the table's deletion counter when the index was last updated.
+    """
 
     index: VectorIndex
     last_id: int = 0
@@ -101,7 +106,7 @@ class SqliteHistory(SqlHistory):
         return len(deleted)
 
     def prune(self, *, now: float | None = None, keep_scope: HistoryScope | None = None) -> int:
-        """Delete expired entries; with a scope, also those of the same tenant's other models and prompts."""
+        """Delete expired entries; with `keep_scope`, also the entries of the same tenant for other models or prompts."""
         with self._database.transaction() as transaction:
             deleted = _delete(transaction, "expires IS NOT NULL AND expires <= ?", [now or time.time()])
             if keep_scope is not None:
@@ -127,13 +132,16 @@ class SqliteHistory(SqlHistory):
     def search(
         self, questions: Sequence[str], k: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel] = ()
     ) -> list[tuple[Neighbor, ...]]:
-        """Find the k most similar logged questions of each question, without itself and expired entries."""
+        """Find the k logged questions that are most similar to each question.
+
+        The question itself, expired entries and entries with an excluded label are left out.
+        """
         if k < 1:
             raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
         if not self._database.read(f"SELECT 1 FROM entries WHERE {IN_SCOPE} LIMIT 1", self._scope_values(scope)):
             return [() for _ in questions]
         vectors, depth = self._embedder.embed(questions), k + EXTRA_CANDIDATES
-        while True:
+        while True:  # until enough of the `depth` nearest entries pass the filters
             with self._lock:
                 index = self._update_index(scope)
                 hits = index.nearest(vectors, depth)
@@ -153,7 +161,7 @@ class SqliteHistory(SqlHistory):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Bring the index of a scope up to date with the table."""
+        """Add new rows of the table to the index of a scope, drop deleted ones, and return the index."""
         deletions = self._count_deletions()
         state = self._indexes.get(scope)
         if state is None:
@@ -174,9 +182,9 @@ class SqliteHistory(SqlHistory):
         return state.index
 
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
-        """Create an index, from the stored one if it belongs to this state of the log.
+        """Create the index of a scope; a stored index is used if it belongs to this log.
 
-        Memory is reserved for all rows at once: a million of them take 1.5 GB.
+        Memory is reserved for all rows at once, because growing arrays of 1.5 GB (a million rows) would copy them.
         """
         width = len(self._embedder.embed(["width"])[0])
         newest = self._database.read("SELECT max(id) FROM entries", [])[0][0] or 0
@@ -206,16 +214,16 @@ class SqliteHistory(SqlHistory):
             return np.empty((0, 0), np.float32)
         expected = 4 * width if width is not None else max(sizes)
         if sizes != {expected} or expected <= 0 or expected % 4:
-            raise self._make_error("its vectors differ in width, or are not of this embedding")
+            raise self._make_error("its vectors have different lengths, or come from another embedding")
         vectors = np.frombuffer(b"".join(blobs), dtype=np.float32).reshape(len(blobs), -1)
         if not float(np.abs(vectors).max()) < MAX_VECTOR_VALUE:
-            raise self._make_error("its vectors hold values that are not numbers or out of range")
+            raise self._make_error("its vectors contain values that are not finite numbers")
         return vectors
 
     def _count_deletions(self) -> int:
         rows = self._database.read("SELECT value FROM meta WHERE key = 'deletions'", [])
         if not rows or not str(rows[0][0]).isdecimal() or len(str(rows[0][0])) > 18:
-            raise self._make_error("the number of deleted entries is missing")
+            raise self._make_error("its counter of deleted entries is missing or invalid")
         return int(rows[0][0])
 
     def _make_error(self, problem: str) -> Exception:
@@ -223,7 +231,7 @@ class SqliteHistory(SqlHistory):
 
 
 def _delete(connection: sqlite3.Connection, where: str, values: Sequence[Any]) -> list[int]:
-    """Delete rows and return their ids."""
+    """Delete the rows that match a condition, and return their ids."""
     ids = [int(row[0]) for row in connection.execute(f"SELECT id FROM entries WHERE {where}", list(values))]
     connection.execute(f"DELETE FROM entries WHERE {where}", list(values))
     return ids
@@ -235,5 +243,5 @@ def _split_ids(ids: Sequence[int]) -> list[list[int]]:
 
 
 def _drop_deleted(hits: Sequence[Hit], entries: dict[int, LogEntry]) -> Iterator[tuple[LogEntry, float]]:
-    """Yield the entries of hits; rows that were deleted meanwhile have none."""
+    """Yield the entry and similarity of each hit; rows that were deleted since the search are skipped."""
     return ((entries[number], similarity) for number, similarity in hits if number in entries)

@@ -1,7 +1,8 @@
 """Nearest vectors by row id: exact up to 100,000 rows, beyond that an approximate index of faiss (extra `faiss`).
 
-The faiss index is built in the background and stored in a folder beside the log. Until it is ready, and without faiss,
-search is exact. Rows added since are searched exactly, and moved into the faiss index when they are many.
+The faiss index is built in the background and stored in a folder next to the log. Search is exact without faiss, and
+until that index is ready. Rows that were added after it was built are searched exactly, until there are so many that
+they are moved into the faiss index.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from knowgate.types import Vector
 log = logging.getLogger(__name__)
 EXACT_SEARCH_ROWS = 100_000  # exact search takes about 15 ms per 100,000 rows of 384 numbers on two cores
 FRESH_ROWS = 20_000  # rows searched exactly beside the faiss index before they are moved into it
-GROWTH_FACTOR = 1.5
+GROWTH_FACTOR = 1.5  # arrays that are full are replaced by ones this many times larger
 MIN_PROBED_ROWS = 16_384  # rows compared per query: 25 MB of 384 numbers each, read in a few milliseconds
 EXTRA_RESCORED = 32  # rows scored exactly in addition to those requested
 SAMPLES_PER_CENTROID = 64  # rows that k-means sees
@@ -72,8 +73,8 @@ class AnnManifest:
         stamp: Identifies the log.
         width: Length of a vector.
         rows: Number of rows.
-        trained: Number of rows when the centroids were trained.
-        last: Highest row id.
+        trained: Number of rows that the index had when its cluster centers (centroids) were trained.
+        last: Highest row id in the index.
         size: Size of the file in bytes.
     """
 
@@ -97,15 +98,19 @@ class AnnIndex:
         return self.manifest.rows
 
     def nearest(self, query: Vector, k: int) -> list[Hit]:
-        """Return (id, cosine) of the nearest rows, nearest first; candidates are scored as in exact search."""
+        """Return the row id and cosine similarity of the k nearest rows, nearest first.
+
+        The candidates that faiss finds are scored again as in exact search, so that both give equal similarities.
+        """
         faiss = _import_faiss()
         rows_per_list = max(1, len(self) // self.index.nlist)
+        # Probe as many lists as are needed to compare at least MIN_PROBED_ROWS rows (rounded up).
         n_lists = min(self.index.nlist, -(-max(MIN_PROBED_ROWS, 4 * k) // rows_per_list))
         parameters = faiss.SearchParametersIVF(nprobe=n_lists)
         n = min(k + EXTRA_RESCORED, len(self))
         _, ids, vectors = self.index.search_and_reconstruct(query[None], n, params=parameters)
         order = np.argsort(ids[0], kind="stable")
-        order = order[ids[0][order] >= 0]  # faiss pads with -1
+        order = order[ids[0][order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
         row_ids, vectors = ids[0][order], np.ascontiguousarray(vectors[0][order])
         return _make_hits(row_ids, score_rows(vectors, np.arange(len(order)), query).top(k))
 
@@ -123,7 +128,10 @@ def _import_faiss() -> Any:
 
 
 def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
-    """Open a stored index; None if there is none for this log, or if it is damaged, since it can be built again."""
+    """Open the stored index of a log.
+
+    Returns None without faiss, and if there is no index for this log or it is damaged; it can be built again.
+    """
     if not has_faiss():
         return None
     faiss = _import_faiss()
@@ -142,13 +150,14 @@ def open_ann_index(location: IndexLocation, width: int) -> AnnIndex | None:
 
 
 def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: AnnIndex | None = None) -> None:
-    """Store an index of the given rows and those of an older index.
+    """Build and store an index of new rows, together with the rows of an older index.
 
     Args:
-        location: Where to store it; readers of the older file can go on reading it.
+        location: Where to store it. The older file is not changed, so other processes can still read it.
         ids: Ids of the new rows.
         vectors: Vectors of the new rows.
-        old: Older index. Its centroids are used again, unless there are too many rows for them now.
+        old: Older index; None if there is none. Its centroids are used again, unless the number of rows has grown
+            by `RETRAIN_FACTOR` since they were trained.
     """
     faiss = _import_faiss()
     old_rows = len(old) if old else 0
@@ -176,7 +185,7 @@ def _train_index(vectors: Vector) -> Any:
 
 
 def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
-    """Read the ids and vectors of all rows from the lists of an index."""
+    """Read the ids and vectors of all rows from the inverted lists of a faiss index."""
     from faiss.contrib.inspect_tools import get_invlist
 
     lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
@@ -203,7 +212,10 @@ def _store(location: IndexLocation, index: Any, manifest: AnnManifest) -> None:
 
 
 def erase_rows(folder: Path, ids: Sequence[int]) -> None:
-    """Remove rows from all indexes of a folder, so that their vectors leave the files."""
+    """Remove rows from all stored indexes of a folder, so that deleted questions leave no vectors on disk.
+
+    Damaged indexes are skipped, because nobody can read them.
+    """
     for file in folder.glob("*.npy"):  # indexes of earlier versions
         file.unlink()
     if not len(ids) or not has_faiss():
@@ -274,9 +286,9 @@ class VectorIndex:
             self._size = end
 
     def keep(self, ids: set[int]) -> None:
-        """Drop all rows outside the faiss index but these.
+        """Keep only the rows with these ids, among those that are not in the faiss index.
 
-        Creates new arrays, since a builder thread may still read the old ones.
+        New arrays are created, because a builder thread may still read the old ones.
         """
         with self._lock:
             kept = np.isin(self._ids[: self._size], np.fromiter(ids, dtype=np.int64, count=len(ids)))
@@ -284,7 +296,10 @@ class VectorIndex:
             self._size = len(self._ids)
 
     def nearest(self, queries: Vector, k: int) -> list[list[Hit]]:
-        """Return (id, cosine) of the k nearest rows of each query, nearest first; equal ones by ascending id."""
+        """Return the row id and cosine similarity of the k rows nearest to each query.
+
+        The nearest row comes first; equally near rows are in ascending order of their ids.
+        """
         k = min(k, len(self))
         if k == 0:
             return [[] for _ in queries]
@@ -336,7 +351,7 @@ class VectorIndex:
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
     def _reopen(self, location: IndexLocation) -> None:
-        """Open the stored index if it is newer, and drop the rows that it contains."""
+        """Open the stored index if it is newer than the open one, and drop its rows from memory."""
         ann = open_ann_index(location, self.width)
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return

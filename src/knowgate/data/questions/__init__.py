@@ -75,7 +75,10 @@ def _check_unique(questions: Iterator[Question], spec: str) -> Iterator[Question
 
 
 def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Question]:
-    """Load the questions of a spec, or check questions that were given; those without id are numbered from 1."""
+    """Load the questions of a data spec, or check a list of `Question` objects.
+
+    Questions of a list that have no id get their number, counted from 1.
+    """
     if limit is not None:
         check_integer(limit, "the limit")
     if isinstance(data, str):
@@ -91,12 +94,12 @@ def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Qu
 def _check_questions(questions: Sequence[Question]) -> None:
     """Raise BadInput for empty questions, invalid texts and duplicate ids."""
     if not questions:
-        raise BadInput("no questions given: the list is empty.")
+        raise BadInput("the list of questions is empty. Give at least one question.")
     ids: set[str] = set()
     for question in questions:
         name = f"question {format_value(question.id)}"
         if not question.text.strip():
-            raise BadInput(f"{name} is empty.")
+            raise BadInput(f"{name} is empty. Give it a text, or remove it.")
         for text in (question.text, question.id, *question.answers, *question.choices):
             check_encodable(text, name)
         if len(question.choices) > len(CHOICE_LETTERS):
@@ -107,7 +110,7 @@ def _check_questions(questions: Sequence[Question]) -> None:
 
 
 def describe_data(data: QuestionSource) -> str:
-    """Return the name under which a run records its data."""
+    """Return the name under which a run records its data: the data spec, or 'questions' for a list."""
     return data if isinstance(data, str) else IN_MEMORY_DATA
 
 
@@ -118,7 +121,7 @@ def guess_data_spec(name: str) -> str:
         return name
     if not expand_path(name).is_file():
         sources = "; ".join(entry.summary for entry in DATASETS.values())
-        raise BadInput(f"there is no file of questions '{name}'. Name a file, or a data source: {sources}.")
+        raise BadInput(f"there is no file '{name}' with questions. Give a file, or a data source: {sources}.")
     if is_jsonl_file(name):
         return f"jsonl:{name}"
     suffix = Path(name).suffix.lower().removeprefix(".")

@@ -2,9 +2,9 @@
 
     langsmith:runs.jsonl?question=inputs.question&answers=reference_outputs.answer
 
-Exports are JSON lines, a JSON list, CSV or Parquet. Question and recorded answer are read from the fields where each
-tool puts them; the options `question`, `answers`, `answer`, `id` and `split` name others. The answer goes into `meta`
-under `answer`, all other texts under their own names.
+Exports are JSON Lines, a JSON list, CSV or Parquet. The question and the recorded answer are read from the fields where
+each tool puts them. The options `question`, `answers`, `answer`, `id` and `split` select other fields. The recorded
+answer is stored in `meta` under `answer`, and all other texts under their own names.
 
     openai-batch:REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE
 
@@ -78,7 +78,10 @@ def _read_export(value: str, mapping: FieldMapping, source: str) -> Iterator[Que
 
 
 def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the records of a file with their locations; the format follows from the suffix."""
+    """Yield the records of an exported file, each after its location for error messages.
+
+    The suffix of the file decides its format; files with an unknown suffix are read as JSON Lines.
+    """
     suffix = path.suffix.lower()
     if suffix == ".parquet":
         yield from read_parquet_rows(path)
@@ -91,12 +94,12 @@ def read_export_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the objects of a JSON list, which may be inside an object."""
+    """Yield the objects of a JSON list, which may be a field of an object, such as 'data' or 'runs'."""
     content = read_json(path)
     if isinstance(content, dict):
         content = next((content[name] for name in LIST_FIELDS if name in content), content)
     if not isinstance(content, list) or not all(isinstance(item, dict) for item in content):
-        raise BadInput(f"{path} is not a list of objects. Export it as JSON lines, or as a list.")
+        raise BadInput(f"{path} is not a list of JSON objects. Export the data as JSON Lines or as a JSON list.")
     yield from ((f"{path} entry {number}", record) for number, record in enumerate(content, start=1))
 
 
@@ -104,7 +107,7 @@ def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_openai_batch(value: str) -> Iterator[Question]:
-    """Read the requests of an OpenAI batch as questions, with the results as answers in `meta`."""
+    """Read the requests of an OpenAI batch as questions; the results are stored in `meta` as recorded answers."""
     path, query = parse_file_spec(value)
     options = parse_query_options(query, BATCH_OPTIONS, "openai-batch")
     answers = {name: dict(_read_results(options[name])) for name in ("closed", "open") if name in options}
@@ -116,7 +119,8 @@ def read_openai_batch(value: str) -> Iterator[Question]:
         missing = [name for name, results in answers.items() if request_id not in results]
         if missing:
             raise BadInput(
-                f"{where}: '{request_id}' has no answer in {options[missing[0]]}. Remove the request, or run it."
+                f"{where}: the request '{request_id}' has no successful result in {options[missing[0]]}. Remove the "
+                "request, or run it again."
             )
         meta = {name: results[request_id] for name, results in answers.items()}
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}
@@ -124,7 +128,7 @@ def read_openai_batch(value: str) -> Iterator[Question]:
 
 
 def _read_results(file: str) -> Iterator[tuple[str, str]]:
-    """Yield the id and answer of each successful request."""
+    """Yield the id and answer of each successful request; failed requests are skipped."""
     path, _ = parse_file_spec(file)
     for number, record in read_jsonl(path):
         response = record.get("response")
@@ -145,5 +149,7 @@ def _read_golds(file: str) -> Iterator[tuple[str, list[Any]]]:
 def _get_request_id(record: dict[str, Any], where: str) -> str:
     request_id = record.get("custom_id")
     if not isinstance(request_id, str) or not request_id:
-        raise BadInput(f"{where} has no 'custom_id': it is not a line of a batch. Check which file is which.")
+        raise BadInput(
+            f"{where} has no 'custom_id', so the file is not part of an OpenAI batch. Check the file names in the spec."
+        )
     return request_id

@@ -65,7 +65,7 @@ def read_csv(value: str) -> Iterator[Question]:
     path, query = parse_file_spec(value)
     options = parse_query_options(query, (*TABLE_OPTIONS, "sep"), "csv")
     if len(options.get("sep", ",")) != 1:
-        raise BadSetting(f"sep='{options['sep'][:20]}' is not one character.")
+        raise BadSetting(f"sep='{options['sep'][:20]}' is not one character. Give a single character, such as ';'.")
     return convert_records(read_csv_rows(path, options.get("sep", "")), override_fields(TABLE_FIELDS, options))
 
 
@@ -77,7 +77,7 @@ def read_parquet(value: str) -> Iterator[Question]:
 
 
 def read_benchmark(value: str) -> Iterator[Question]:
-    """Read NAME/SPLIT.jsonl.gz of the benchmark folder."""
+    """Read the file NAME/SPLIT.jsonl.gz in the folder that the environment variable KNOWGATE_BENCH names."""
     name, _, split = value.partition("/")
     folders = {path.parent.name: path.parent for path in find_benchmark_folder().glob(f"*/*{BENCHMARK_SUFFIX}")}
     if name not in folders:
@@ -89,7 +89,7 @@ def read_benchmark(value: str) -> Iterator[Question]:
 
 
 def find_benchmark_folder() -> Path:
-    """Return the folder that KNOWGATE_BENCH names."""
+    """Return the folder that the environment variable KNOWGATE_BENCH names; raises if it is unset or no folder."""
     value = os.environ.get(BENCHMARK_VARIABLE)
     if not value:
         raise BadSetting(
@@ -116,7 +116,7 @@ def parse_file_spec(value: str, *, has_options: bool = True) -> tuple[Path, str]
 
 
 def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a Parquet file with their locations."""
+    """Yield the rows of a Parquet file, each after its location for error messages."""
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -134,7 +134,7 @@ def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a CSV file with their locations; "" detects the separator."""
+    """Yield the rows of a CSV file, each after its location; if `separator` is "", it is detected."""
     csv.field_size_limit(MAX_CELL_CHARS)
     with open_text(path) as file:
         try:
@@ -151,7 +151,7 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
 
 
 def _detect_separator(path: Path) -> str:
-    """Return the usual separator that occurs most often in the first line."""
+    """Return which of the usual separators (comma, semicolon, tab, bar) is most frequent in the first line."""
     with open_text(path, errors="replace") as file:
         header = file.readline(100_000)
     return max(",;\t|", key=header.count)

@@ -25,7 +25,7 @@ DEFAULT_OPTIONS = {
 
 
 def read_hub_dataset(value: str) -> Iterator[Question]:
-    """Read the questions of a data set."""
+    """Read the questions of a Hugging Face data set; `value` is NAME?split=... with options after the '?'."""
     name, _, query = value.partition("?")
     options = {**DEFAULT_OPTIONS, **parse_query_options(query, tuple(DEFAULT_OPTIONS), "hub")}
     for number, row in enumerate(_load_rows(name, options), start=1):
@@ -38,7 +38,7 @@ def _load_rows(name: str, options: Mapping[str, str]) -> Any:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"cannot load hub:{name} (split {options['split']}): {reason}") from error
+        raise BadInput(f"cannot load the data set hub:{name} (split {options['split']}): {reason}") from error
 
 
 def _map_row(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:

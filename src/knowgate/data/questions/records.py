@@ -1,4 +1,4 @@
-"""Conversion of JSON records to questions: knowgate's own format, and records of other tools by field mapping."""
+"""Converts JSON records to questions, in knowgate's own format or with a mapping of another tool's fields."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ TEXT_FIELDS = (
     "question", "query", "input", "text", "content", "output", "answer", "output_text", "response", "result",
     "messages", "message", "choices", "generations", "kwargs",
 )  # fmt: skip
-MAX_DEPTH = 12  # of nested records
+MAX_DEPTH = 12  # maximum depth of nested records; deeper texts are ignored
 
 
 # --- knowgate's format ----------------------------------------------------------------------------
 
 
 def read_question_file(path: Path) -> Iterator[Question]:
-    """Read a JSONL file of questions with unique ids."""
+    """Read a JSONL file of questions; raises BadInput if two have the same id."""
     lines: dict[str, int] = {}
     for number, record in read_jsonl(path):
         question = parse_question(record, f"{path} line {number}", default_id=str(number))
         first = lines.setdefault(question.id, number)
         if first != number:
             question_id = format_value(question.id)
-            raise BadInput(f"{path} line {number} has the id {question_id} of line {first}. Ids must be unique.")
+            raise BadInput(f"{path} line {number} has the same id as line {first}: {question_id}. Ids must be unique.")
         yield question
 
 
@@ -121,9 +121,9 @@ def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
 
 
 def read_extra_fields(spec: str) -> dict[str, Mapping[str, str]]:
-    """Read the texts of a JSONL file that are not fields of a question, by question id.
+    """Read the texts at the top level of JSONL lines that are not fields of a question, by question id.
 
-    Recorded answers are often at the top level of a line. Other data sources have no such fields.
+    Recorded answers are often stored there. Returns {} for all other data sources.
     """
     kind, file = split_spec(spec)
     if kind != "jsonl":
@@ -142,7 +142,7 @@ def read_extra_fields(spec: str) -> dict[str, Mapping[str, str]]:
 
 @dataclass(frozen=True)
 class FieldMapping:
-    """Field names of the parts of a question; the first field that is present is used.
+    """Names of the fields that may hold each part of a question, in order; the first one that is present is used.
 
     Attributes:
         question: Fields of the question.
@@ -160,7 +160,7 @@ class FieldMapping:
 
 
 def parse_query_options(query: str, known: Sequence[str], source: str) -> dict[str, str]:
-    """Parse 'a=b&c=d'; raise BadSetting for unknown names."""
+    """Parse the options after the '?' of a data spec, such as 'a=b&c=d'; raise BadSetting for unknown names."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = [name for name in options if name not in known]
     if unknown:
@@ -169,16 +169,16 @@ def parse_query_options(query: str, known: Sequence[str], source: str) -> dict[s
 
 
 def override_fields(mapping: FieldMapping, options: Mapping[str, str]) -> FieldMapping:
-    """Replace fields of a mapping by those that the user named."""
+    """Replace fields of a mapping by those that the user named in the data spec."""
     fields = {name: (options[name],) for name in ("question", "answers", "id", "answer") if options.get(name)}
     return replace(mapping, split=options.get("split", mapping.split), **fields)
 
 
 def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: FieldMapping) -> Iterator[Question]:
-    """Convert records to questions; all other texts of a record go into `meta`.
+    """Convert records to questions; texts that are not part of the question are stored in its `meta`.
 
     Args:
-        records: Records with their locations.
+        records: Records, each after its location for error messages.
         mapping: Which fields to use.
     """
     for number, (where, record) in enumerate(records, start=1):
@@ -187,8 +187,8 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         if not text.strip():
             names = ", ".join(sorted(texts)[:30]) or "nothing"
             raise BadInput(
-                f"{where} has no question under {' or '.join(mapping.question)}; it has: {names}. Name the field: "
-                "?question=FIELD"
+                f"{where} has no question under {' or '.join(mapping.question)}; it has: {names}. Name the field that "
+                "holds the question: ?question=FIELD"
             )
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
         answer = _get_first(record, mapping.answer)
@@ -199,7 +199,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
 
 
 def find_field(record: Any, name: str) -> Any:
-    """Return a field, also of nested records ('outputs.answer'); None if there is none."""
+    """Return a field of a record by its name, or by its path in nested records ('outputs.answer'); None if missing."""
     if isinstance(record, Mapping) and name in record:
         return record[name]
     first, dot, rest = name.partition(".")
@@ -210,7 +210,7 @@ def find_field(record: Any, name: str) -> Any:
 
 
 def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
-    """Collect all texts of a record by name; nested ones as 'a.b'."""
+    """Collect all texts of a record by name; a text in a nested record is named by its path, as in 'a.b'."""
     texts: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, str):
@@ -221,7 +221,11 @@ def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -
 
 
 def extract_text(value: Any, depth: int = 0) -> str:
-    """Extract the text of a recorded value: a text, a list of messages, or a reply; "" if there is none."""
+    """Extract the text of a recorded value; "" if there is none.
+
+    The value may be a text, a number, a list of chat messages (the last one counts), or an object with a text in one of
+    the `TEXT_FIELDS`.
+    """
     value = _parse_nested_json(value)
     if isinstance(value, str):
         return value
@@ -242,7 +246,7 @@ def extract_text(value: Any, depth: int = 0) -> str:
 
 
 def _parse_nested_json(value: Any) -> Any:
-    """Parse JSON inside a text, as spans record it; other values are returned as they are."""
+    """Parse a text that is itself JSON, as some tools record values; other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
     try:

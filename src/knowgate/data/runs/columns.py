@@ -31,7 +31,7 @@ def count_synthetic(rows: Sequence[LabelRow]) -> int:
 
 
 def list_caveats(rows: Sequence[LabelRow]) -> list[str]:
-    """List the caveats of rows; empty for real questions with gold answers."""
+    """List the warnings that results on these rows need; empty for real questions with gold answers."""
     n_agreement = sum(row.grader == AGREEMENT_GRADER for row in rows)
     return describe_caveats(count_synthetic(rows), n_agreement, len(rows))
 
@@ -210,7 +210,7 @@ ColumnsType = TypeVar("ColumnsType", bound=LabelColumns)
 
 
 def fill_columns(columns: ColumnsType, known: Mapping[str, NDArray[Any]]) -> ColumnsType:
-    """Store known columns where cached properties keep their values."""
+    """Set columns that are already computed, so that they are not computed again; returns the same object."""
     vars(columns).update(known)
     return columns
 

@@ -167,7 +167,7 @@ class RunFolder(RowFolder):
         missing = [key for key in IDENTITY_SETTINGS if key not in settings]
         if missing:
             raise ArtifactError(
-                f"{self.path / RUN_MANIFEST} lacks {', '.join(missing)}: it was changed or damaged. Label again."
+                f"{self.path / RUN_MANIFEST} lacks {', '.join(missing)}. The file was changed or damaged. Create the run again."
             )
         self._validate(RunSettings, settings, f"the settings in {RUN_MANIFEST}")
         return settings
@@ -184,7 +184,7 @@ class RunFolder(RowFolder):
             yield row_from_json(record, where)
 
     def append(self, rows: Sequence[LabelRow], vectors: Mapping[str, Vector]) -> None:
-        """Append finished rows.
+        """Append finished rows to the run, and write their hidden states to a new shard file.
 
         Args:
             rows: The rows.
@@ -303,7 +303,10 @@ def resolve_run_paths(runs: RunsLike) -> list[Path]:
 
 
 def find_runs(folder: Path, manifest: str) -> list[Path]:
-    """Find the label runs below a folder by the name of their manifest."""
+    """Find the label runs in the subfolders of a folder, by the file name of their manifest.
+
+    A run that was graded again by agreement is left out; its replacement in the subfolder `agreed` is listed.
+    """
     if not folder.is_dir():
         return []
     patterns = ["/".join([*(["*"] * depth), manifest]) for depth in range(1, MAX_FOLDER_DEPTH + 1)]
@@ -312,7 +315,7 @@ def find_runs(folder: Path, manifest: str) -> list[Path]:
 
 
 def suggest_runs(folder: Path, manifest: str) -> str:
-    """Suggest the label runs below a folder that is none itself; "" if there are none."""
+    """Return advice that names the label runs in the subfolders of a folder; "" if there are none."""
     runs = find_runs(folder, manifest)
     if not runs:
         return ""

@@ -26,12 +26,12 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class RecordedNeeds:
-    """The needs that one gate gave to the questions of a label run.
+    """The need for retrieval (0 = the LLM knows, 1 = retrieve) that one gate gave to each question of a label run.
 
     Attributes:
         gate: Name of the gate.
         threshold: Threshold of the gate when it was recorded.
-        needs: Need in [0, 1] by question id.
+        needs: Need for retrieval by question id.
         about: Note of the gate, shown in tables.
         seconds: Seconds per question; None if not timed.
         raw: Scores of a fitted gate before calibration, by question id. Empty for other gates.
@@ -69,12 +69,12 @@ class RecordedBeliefs:
 
     @property
     def judged(self) -> frozenset[str]:
-        """Questions that the arbiter has already judged."""
+        """Ids of the questions that the arbiter has already judged."""
         return frozenset({*self.closed, *self.agreed})
 
     @property
     def from_memory(self) -> frozenset[str]:
-        """Questions for which the arbiter prefers the closed-book answer."""
+        """Ids of the questions for which the arbiter prefers the closed-book answer."""
         return frozenset(key for key, belief in self.closed.items() if belief > self.open[key])
 
 
@@ -97,16 +97,19 @@ class RecordedUsefulness:
 
 
 def read_needs(run: Path) -> list[RecordedNeeds]:
-    """Read the needs of every gate recorded in a run, in the order of recording."""
+    """Read the needs for retrieval that gates recorded in a run, in the order of recording."""
     return list(iterate_needs(run))
 
 
 def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
-    """Yield recorded needs gate by gate; a gate of a large run takes about 100 MB of memory."""
+    """Yield the recorded needs of one gate after another, since one gate of a large run takes about 100 MB."""
     for record, where in _read_lines(run, NEEDS_FILE):
         needs = _parse(RecordedNeeds, record, where, "gate needs")
         if needs.raw and needs.raw.keys() != needs.needs.keys():
-            raise ArtifactError(f"{where}: the raw scores of gate '{needs.gate}' cover other questions than its needs.")
+            raise ArtifactError(
+                f"{where}: the raw scores of gate '{needs.gate}' cover other questions than its needs. Delete the file "
+                "and evaluate the gate again."
+            )
         yield needs
 
 
@@ -140,7 +143,10 @@ def _iterate_beliefs(run: Path) -> Iterator[RecordedBeliefs]:
     for record, where in _read_lines(run, BELIEFS_FILE):
         beliefs = _parse(RecordedBeliefs, record, where, "arbiter beliefs")
         if beliefs.closed.keys() != beliefs.open.keys():
-            raise ArtifactError(f"{where}: the arbiter '{beliefs.arbiter}' has beliefs about only one of two answers.")
+            raise ArtifactError(
+                f"{where}: the arbiter '{beliefs.arbiter}' has beliefs about only one of two answers. Delete the file "
+                "and evaluate the arbiter again."
+            )
         yield beliefs
 
 
@@ -197,7 +203,9 @@ def _parse(kind: type[Record], record: Mapping[str, Any], where: str, content: s
     try:
         return read_record(kind, record, where)
     except BadInput as error:
-        raise ArtifactError(f"invalid {content}: {str(error).rstrip('.')}. Delete the file and record again.") from None
+        raise ArtifactError(
+            f"invalid {content}: {str(error).rstrip('.')}. Delete the file and evaluate again."
+        ) from None
 
 
 def _replace_lines(

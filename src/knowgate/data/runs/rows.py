@@ -27,7 +27,7 @@ class GradedAnswer:
     Attributes:
         text: Greedy answer.
         tokens: Statistics of its tokens; None if the backend gives none.
-        finished: Whether the answer ended by itself.
+        finished: Whether the LLM ended the answer; False if it was cut off at the maximum length.
         correct: Grade of the greedy answer; None without gold answer or with an unparsable verdict.
         samples: Sampled answers.
         sample_correct: Grades of the samples.
@@ -57,15 +57,15 @@ class LabelRow:
         iterative: Answer after several rounds of retrieval.
         rounds: Rounds of retrieval of the iterative answer.
         benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.
-        cut: Passages dropped or shortened to fit the context window.
-        guarded: Grades changed by the echo guard.
-        unparsable: Verdicts of a judge that could not be parsed.
-        answer_frequency: Passages of the corpus that contain a gold answer.
-        vector: Shard file and row of the hidden states.
+        cut: Number of passages dropped or shortened to fit the context window.
+        guarded: Number of answers graded as wrong because they only repeat the question, which contains the gold answer.
+        unparsable: Number of judge verdicts that could not be parsed.
+        answer_frequency: Number of passages in the corpus that contain a gold answer; None if not counted.
+        vector: File name of the shard that holds the hidden states, and the row in it.
         states: Digest of the id and the hidden states; "" in rows of earlier versions.
-        seconds: Time per question.
-        tokens: Generated tokens.
-        error: Why labeling failed; None if it did not.
+        seconds: Mean time per question of the batch.
+        tokens: Number of generated tokens.
+        error: Why labeling failed; None if it succeeded.
     """
 
     id: str
@@ -150,20 +150,21 @@ def _is_default(value: Any, default: Any) -> bool:
 
 
 def row_from_json(record: Mapping[str, Any], where: str) -> LabelRow:
-    """Parse the record of a row; `where` names its location in errors."""
+    """Parse a row of `labels.jsonl`; raises ArtifactError if it is invalid. `where` is its location for errors."""
     try:
         return read_record(LabelRow, record, where)
     except BadInput as error:
-        raise ArtifactError(f"invalid label row: {str(error).rstrip('.')}. Label again.") from None
+        raise ArtifactError(f"invalid label row: {str(error).rstrip('.')}. Create the label run again.") from None
 
 
 # --- slices ---------------------------------------------------------------------------------------
 
 
 def list_slices(row: LabelRow) -> dict[str, str]:
-    """Return the slices of a row by dimension; dimensions that its data set does not record are left out.
+    """Return the slices (groups for reports, such as a language) that a row belongs to, by dimension.
 
-    The answer frequency is not among them, since its thirds depend on the other rows (`assign_frequency_thirds`).
+    Dimensions that the data set does not record are left out. The answer frequency is not among them, because its
+    thirds depend on the other rows; see `assign_frequency_thirds`.
     """
     meta = row.meta
     is_hotpot = str(meta.get("dataset", "")).startswith("hotpotqa")  # `type` has other meanings elsewhere

@@ -48,7 +48,7 @@ def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[
 
 
 def build_draft_reading(row: LabelRow) -> Reading:
-    """Rebuild the reading of a row without hidden states and samples."""
+    """Rebuild the closed-book reading of a row, but without hidden states and samples."""
     return Reading(draft=_completion_from_answer(row.closed), signals=row.signals)
 
 
@@ -186,7 +186,7 @@ class PackedTexts(LazySequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class MappedSequence(LazySequence[Item]):
-    """A function applied to every item of a lazy sequence, again on each access."""
+    """A lazy sequence with a function applied to every item; the function is called again on each access."""
 
     items: LazySequence[Any]
     function: Callable[[Any], Item]
@@ -199,7 +199,7 @@ class MappedSequence(LazySequence[Item]):
 
 
 def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator[tuple[int, RowNumbers]]:
-    """Split row numbers, in order, into stretches that belong to the same run."""
+    """Split row numbers into groups of consecutive rows that belong to the same run; yields (run, row numbers)."""
     if not len(numbers):
         return
     edges = np.flatnonzero(np.diff(run_index[numbers])) + 1

@@ -37,7 +37,7 @@ from knowgate.types import Reading
 log = logging.getLogger(__name__)
 CHUNK_ROWS = 5_000  # rows in memory at once when all of them are too many
 MAX_ROWS_IN_MEMORY = 20_000  # about 0.5 GB; an evaluation of more rows leaves them on disk
-DEFAULT_ROUNDS = 3.0
+DEFAULT_ROUNDS = 3.0  # assumed number of retrieval rounds if it was not recorded
 LAZY_COLUMNS = ("loose_fingerprints",)  # rarely used, so not computed while rows are read
 ONE_MODEL_ADVICE = "evaluate one model at a time"
 EVALUATION_ADVICE = {
@@ -223,7 +223,7 @@ def load_label_table(
         BadSetting: If a run is named twice or the runs differ in a required setting.
     """
     if not runs:
-        raise BadInput("no label run given. Name at least one.")
+        raise BadInput("no label run is given. Give the folder of at least one label run.")
     folders = [RunFolder(run) for run in runs]
     settings = [folder.settings() for folder in folders]
     check_compatible(runs, settings, required_equal)
@@ -344,7 +344,7 @@ class _TableBuilder:
 def _load_gate_columns(
     runs: Sequence[Path], names: Sequence[str], keys: Sequence[str], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the gates that are recorded in every run, with their needs in row order."""
+    """Read the needs of the gates that are recorded in every run, in row order; other gates are skipped."""
     columns: dict[str, GateColumn] = {}
     counts: dict[str, list[int]] = {}
     for run, path in enumerate(runs):
@@ -368,7 +368,11 @@ def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
 
 
 def _add_run(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
-    """Merge the facts of another run: mean seconds per run, share of far questions over all questions."""
+    """Merge what another run recorded about the gate into its column.
+
+    The seconds are averaged over runs, and the share of far questions over all questions. A fact that one run lacks
+    becomes None. `counts` holds the number of questions of each run; this run's number is appended.
+    """
     earlier, n_earlier = sum(counts), len(counts)
     counts.append(len(item.needs))
     if not n_earlier:
@@ -391,8 +395,8 @@ def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]]
     for key, suggestion in advice.items():
         values = [str(run_settings.get(key)) for run_settings in settings]
         if len(set(values)) > 1:
-            listed = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
-            raise BadSetting(f"the label runs {MISMATCHES[key]} ({listed}); {suggestion}.")
+            run_values = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
+            raise BadSetting(f"the label runs {MISMATCHES[key]} ({run_values}); {suggestion}.")
 
 
 def check_unique_runs(runs: Sequence[Path]) -> None:

@@ -23,20 +23,26 @@ def check_draft_tokens(gate: str, draft_tokens: int) -> None:
 
 
 def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
-    """Return one minus the confidence of a draft, clipped to [0, 1].
+    """Return the need for retrieval (0 = the LLM knows, 1 = retrieve): one minus the confidence in a draft.
+
+    An empty draft has need 1.
 
     Args:
-        draft: Draft with token log-probabilities.
-        confidence: Function that returns the confidence of tokens.
-        draft_tokens: Use this many tokens; the draft may be longer because another gate needs more.
+        draft: Short closed-book answer with token log-probabilities.
+        confidence: Function that computes the confidence in [0, 1] from tokens.
+        draft_tokens: Number of tokens to use; the draft may be longer because another gate needs more.
     """
     if draft is None or draft.tokens is None:
-        raise UnsupportedSignal("the reading has no token log-probabilities. Use a backend that offers 'logprobs'.")
+        raise UnsupportedSignal(
+            "the LLM's answer has no token log-probabilities. Use a model backend that offers 'logprobs'."
+        )
     if not draft.tokens:
         return EMPTY_DRAFT_NEED
     value = confidence(draft.tokens[:draft_tokens])
     if math.isnan(value):  # min and max would turn it into 0, which means "knows"
-        raise ModelError(f"the draft '{draft.text}' has token probabilities that are not numbers (NaN).")
+        raise ModelError(
+            f"the draft '{draft.text}' has token probabilities that are not numbers (NaN). Check the model or server."
+        )
     return min(1.0, max(0.0, 1 - value))
 
 
@@ -56,7 +62,10 @@ def min_probability(tokens: Sequence[Token]) -> float:
 
 
 def inverse_perplexity(tokens: Sequence[Token]) -> float:
-    """Return exp(-H) of the mean token entropy H: 1 for certain tokens, 1/V for uniform ones over V tokens."""
+    """Return exp(-H), where H is the mean entropy of the token distributions.
+
+    It is 1 if every token is certain, and 1/V if all V tokens of the vocabulary are equally likely.
+    """
     entropies = [token.entropy for token in tokens if token.entropy is not None]
     if len(entropies) < len(tokens):
         raise UnsupportedSignal("this server gives no token entropies. Use logprob:first, mean, min or margin.")
@@ -72,12 +81,18 @@ def mean_margin(tokens: Sequence[Token]) -> float:
 
 
 def self_assessment_logit(logits: Vector) -> float:
-    """Return z(known) - z(unknown) at the last marked position; positive if the LLM says that it can answer."""
+    """Return the logit of "known" minus the logit of "unknown"; positive if the LLM says that it can answer.
+
+    `logits` has one row per position in the prompt; the last row counts.
+    """
     known, unknown = map(float, logits[-1])
     return known - unknown
 
 
 def has_distinct_logits(logits: Vector) -> bool:
-    """Return whether the last logits differ; a server that lists none of the labels gives all the same bound."""
+    """Return whether the last row of logits holds different values.
+
+    A server that lists only the top tokens gives all missing ones the same upper bound, which says nothing.
+    """
     last = logits[-1]
     return bool((last != last[0]).any())

@@ -1,4 +1,7 @@
-"""Named features of a reading: the inputs of the fusion gate, the same for training and deciding."""
+"""Named features of a reading (what the LLM generated for a question), which are the inputs of the fusion gate.
+
+Training and deciding use the same functions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ FeatureFormatter = Callable[[float], str]
 
 
 def _make_token_feature(statistic: Callable[[Sequence[Token]], float]) -> Feature:
-    """Make a feature from the logarithm of a token statistic of the draft."""
+    """Make a feature: the logarithm of a statistic over the tokens of the draft.
+
+    The feature is None if the draft has no tokens with entropy and margin.
+    """
 
     def compute(question: Question, reading: Reading) -> float | None:
         tokens = reading.draft.tokens if reading.draft else None
@@ -53,7 +59,7 @@ def _compute_certainty(question: Question, reading: Reading) -> float | None:
 
 
 def _compute_agreement(question: Question, reading: Reading) -> float | None:
-    """Return the share of samples that equal the draft."""
+    """Return the share of sampled answers that equal the draft; None without samples or draft."""
     if not reading.samples or reading.draft is None:
         return None
     draft = canonical_answer(reading.draft.text, question)
@@ -65,7 +71,7 @@ def _get_self_assessment(question: Question, reading: Reading) -> float | None:
 
 
 def _make_seakr_feature(name: str) -> Feature:
-    """Make a feature from a recorded SeaKR signal, or from the states of samples if it is not recorded."""
+    """Make a feature: a recorded SeaKR signal, or if it is not recorded, computed from the states of the samples."""
 
     def compute(question: Question, reading: Reading) -> float | None:
         if name in reading.signals:
@@ -94,13 +100,16 @@ COSTLY_FEATURES = ("certainty", "agreement", SELF_ASSESSMENT, SEAKR, SEAKR_END) 
 
 
 def available_features(questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-    """List the features that all of these readings have."""
+    """List the names of the features that can be computed for all of these readings."""
     pairs = list(zip(questions, readings, strict=True))
     return [name for name, feature in FEATURES.items() if all(feature(*pair) is not None for pair in pairs)]
 
 
 def feature_matrix(names: Sequence[str], questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-    """Compute one row per question and one column per feature; missing values are NaN, which gates reject."""
+    """Compute a matrix with a row per question and a column per feature.
+
+    A missing value is NaN, so that gates reject it instead of taking it for a number.
+    """
     rows = [
         [_nan_if_none(FEATURES[name](question, reading)) for name in names]
         for question, reading in zip(questions, readings, strict=True)
@@ -116,12 +125,12 @@ def _nan_if_none(value: float | None) -> float:
 
 
 def _format_log_share(words: str) -> FeatureFormatter:
-    """Format the logarithm of a share as a percentage."""
+    """Make a formatter that shows the logarithm of a share as a percentage after some words."""
     return lambda value: f"{words} {math.exp(min(value, 0.0)):.0%}"
 
 
 def _format_log_count(words: str) -> FeatureFormatter:
-    """Format log(1 + count) as a count."""
+    """Make a formatter that shows log(1 + count) as a count after some words."""
     return lambda value: f"{words} {math.expm1(value):.0f}"
 
 
@@ -143,7 +152,10 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 
 
 def describe_feature(name: str, value: float) -> str:
-    """Describe the value of a feature in words; the feature of a probe as the need that it predicts."""
+    """Describe the value of a feature in words, for the explanation of a decision.
+
+    The feature of a probe (a classifier on hidden states) is shown as the need for retrieval that it predicts.
+    """
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)

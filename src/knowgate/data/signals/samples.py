@@ -24,7 +24,7 @@ MIN_MEAN_SQUARE = 1e-9
 
 
 class Effect(StrEnum):
-    """The effect of retrieval on an indicator."""
+    """Whether retrieval raised (beneficial), kept (neutral) or lowered (harmful) mastery or certainty."""
 
     BENEFICIAL = "beneficial"
     NEUTRAL = "neutral"
@@ -32,15 +32,15 @@ class Effect(StrEnum):
 
 
 def mastery(correct: Sequence[bool | None]) -> float | None:
-    """Return the share of graded samples that are correct; None if none was graded."""
+    """Return the share of sampled answers that are correct, over the graded ones; None if none was graded."""
     graded = [verdict for verdict in correct if verdict is not None]
     return sum(graded) / len(graded) if graded else None
 
 
 def certainty(answers: Sequence[str]) -> float | None:
-    """Return one minus the entropy of the distinct answers, with the number of samples as base of the logarithm.
+    """Return how much sampled answers agree: 1 if all are equal, 0 if all differ, None for fewer than two.
 
-    Equal answers have certainty 1, all different ones 0. None for fewer than two samples.
+    This is one minus the entropy of the distinct answers, with the number of samples as base of the logarithm.
     """
     n = len(answers)
     if n < 2:
@@ -51,7 +51,7 @@ def certainty(answers: Sequence[str]) -> float | None:
 
 
 def retrieval_effect(closed: float | None, opened: float | None) -> Effect | None:
-    """Compare an indicator closed- and open-book: beneficial if it rises, harmful if it falls."""
+    """Compare mastery or certainty without (closed) and with passages (opened); None if one is unknown."""
     if closed is None or opened is None:
         return None
     if math.isclose(closed, opened, abs_tol=1e-9):  # sums of logarithms differ in the last bit
@@ -60,14 +60,17 @@ def retrieval_effect(closed: float | None, opened: float | None) -> Effect | Non
 
 
 def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
-    """Return the open-book minus the closed-book grade: 1 if retrieval helps, -1 if it hurts, else 0."""
+    """Return 1 if only the answer with passages is right, -1 if only the one without is, and 0 otherwise.
+
+    Returns None if one of the two answers was not graded.
+    """
     if closed is None or opened is None:
         return None
     return int(opened) - int(closed)
 
 
 def canonical_answer(answer: str, question: Question) -> str:
-    """Return a form that is equal for equal answers: the letter of a choice, else the normalized text."""
+    """Return a form by which answers are compared: the letter of a choice, otherwise the normalized text."""
     return (parse_choice_letter(answer, question.choices) if question.choices else None) or normalize(answer)
 
 
@@ -75,9 +78,9 @@ def canonical_answer(answer: str, question: Question) -> str:
 
 
 def log_determinant(states: Vector, alpha: float = SEAKR_ALPHA) -> float:
-    """Compute (1 / n) log det(Z J Z^T + alpha I) of n states Z (n x d), where J centers each state.
+    """Compute how much n hidden states differ: (1 / n) log det(Z J Z^T + alpha I).
 
-    It is never below log(alpha). Equal states have one large eigenvalue and n - 1 of alpha.
+    Z is the n x d matrix of states, and J subtracts from each state its own mean. The result is never below log(alpha).
     """
     eigenvalues = np.linalg.eigvalsh(_compute_gram(states))
     return float(np.log(np.maximum(eigenvalues, 0.0) + alpha).mean())
@@ -89,7 +92,7 @@ def log_mean_square(states: Vector) -> float:
 
 
 def relative_dispersion(log_det: float, size: float, n: int, alpha: float = SEAKR_ALPHA) -> float:
-    """Scale a log-determinant to [0, 1], independent of the length of the states.
+    """Scale a log-determinant to [0, 1], so that the length of the states does not matter.
 
     Args:
         log_det: Log-determinant of the states.
@@ -100,6 +103,7 @@ def relative_dispersion(log_det: float, size: float, n: int, alpha: float = SEAK
     Returns:
         0 if all states are equal, 1 if all are orthogonal.
     """
+    # Equal states have one eigenvalue of n times the mean square, and n - 1 of zero. Orthogonal ones have n equal ones.
     least = (np.logaddexp(math.log(n) + size, math.log(alpha)) + (n - 1) * math.log(alpha)) / n
     most = np.logaddexp(size, math.log(alpha))
     return float(np.clip((log_det - least) / (most - least), 0.0, 1.0)) if most > least else 0.0
@@ -109,7 +113,8 @@ def _compute_gram(states: Vector) -> NDArray[np.float64]:
     """Compute the inner products of the states, each centered by its own mean."""
     if states.ndim != 2 or not len(states) or not np.isfinite(states).all():
         raise ModelError(
-            f"the states of the samples are not an array of finite numbers (samples x width): {states.shape}."
+            "the hidden states of the sampled answers must be a matrix of finite numbers (samples x width), got shape "
+            f"{states.shape}. Check the model or server."
         )
     centered = states.astype(np.float64) - states.astype(np.float64).mean(axis=1, keepdims=True)
     products: NDArray[np.float64] = centered @ centered.T

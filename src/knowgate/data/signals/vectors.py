@@ -19,7 +19,7 @@ CJK = ("\u4e00", "\u9fff")
 
 
 def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) -> Vector:
-    """Stack the hidden states of a layer.
+    """Stack the hidden states of a layer into a matrix with one row per reading.
 
     Args:
         readings: Readings with hidden states.
@@ -30,30 +30,30 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
     present = [state for state in states if state is not None]
     if len(present) < len(states):
         raise UnsupportedSignal(
-            f"the reading has no hidden states of layer {layer} ({position}). Label with layers='{layer}', or use a "
-            "backend that gives hidden states (hf, gguf, smollm).",
+            f"no hidden states of layer {layer} ({position}) are available. Label the questions with layers='{layer}', or "
+            "use a backend that gives hidden states (hf, gguf, smollm).",
             brief=f"no hidden states of layer {layer}",
         )
     return np.stack(present)
 
 
 def draft_texts(readings: Sequence[Reading]) -> list[str]:
-    """Return the draft of each reading; raises UnsupportedSignal if one is missing."""
+    """Return the text of the draft (short closed-book answer) of each reading; raises if one is missing."""
     if any(reading.draft is None for reading in readings):
         raise UnsupportedSignal(
-            "the reading has no draft, which the gate was fitted with. Use a backend that drafts answers."
+            "the gate was fitted with draft answers, but this reading has no draft. Use a backend that drafts answers."
         )
     return [reading.draft.text if reading.draft else "" for reading in readings]
 
 
 def text_features(embedder: Embedder, questions: Sequence[Question], texts: Sequence[str], tokens: int) -> Vector:
-    """Concatenate the embedding of each question with that of question and draft.
+    """Concatenate two embeddings per question: of the question alone, and of the question with its draft.
 
     Args:
         embedder: Sentence embedding.
         questions: The questions.
         texts: Draft of each question.
-        tokens: Words of the draft that are used.
+        tokens: Number of words of the draft that are used.
     """
     queries = [render_choices(question) for question in questions]
     with_drafts = [f"{query}\n{truncate_words(text, tokens)}" for query, text in zip(queries, texts, strict=True)]
@@ -68,13 +68,13 @@ def truncate_words(text: str, n: int) -> str:
 
 
 def surface_features(questions: Sequence[Question]) -> Vector:
-    """Compute cheap features of the text of each question, with its choices: length, script, punctuation."""
+    """Compute `SURFACE_WIDTH` cheap features per question from its text and choices: length, script, punctuation."""
     texts = [render_choices(question) if question.choices else question.text for question in questions]
     return np.array([_compute_surface(text) for text in texts], dtype=np.float32)
 
 
 def _compute_surface(text: str) -> list[float]:
-    """Compute the surface features of a text."""
+    """Compute the surface features of a text, in a fixed order that fitted gates rely on."""
     words, size = text.split(), max(len(text), 1)
     return [
         math.log1p(len(text)),

@@ -1,9 +1,9 @@
-"""Choose a gate and its threshold: the one that skips most searches and provably loses little; otherwise none.
+"""Choose a gate and its threshold: the gate that skips most searches among those that provably lose few answers.
 
-Two gates may compete: one that needs no training (the gate of the embedded LLM, or the probability of the draft), and
-one trained on the part 'fit'. Neither has seen the questions its threshold is chosen on. If both compete, each gets
-half of the error probability, so that choosing between them costs no confidence (union bound). The part 'test' is not
-used.
+Two gates may compete: one that needs no training (the gate that comes with the LLM, or the probability of the draft
+answer), and one that is trained on the questions of the part 'fit'. The threshold of a gate is chosen on questions that
+the gate has not seen. If both compete, each is proven with half of the error probability, so that the proof still holds
+for the better of the two (union bound). The part 'test' is not used here. If nothing is proven, no gate is chosen.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ UNTRAINED_GATE = "logprob:min"  # the best without fitting, on most data sets of
 ALWAYS_RETRIEVE_GATE = "always:rules"  # retrieves for everything except small talk and the like
 TRAINED_GATE_FOLDER, PACKAGED_GATE_FOLDER = "learnt-gate", "packaged-gate"
 NO_GUARANTEE_MESSAGE = (
-    "Nothing is proven of a gate yet: every question is retrieved for, except small talk and the like (knowgate rules)."
+    "No gate is proven yet, so knowgate retrieves for every question, except small talk and the like (knowgate rules)."
 )
 NOT_PROVEN = "nothing is proven"
 MIN_SKIP_RATE = 0.02  # a gate that skips fewer searches is not worth its upkeep
@@ -81,7 +81,7 @@ class GateChoice:
 
 @dataclass(frozen=True)
 class GateCandidate:
-    """A gate that competes.
+    """A gate that may be chosen.
 
     Attributes:
         gate: Folder or spec.
@@ -97,7 +97,7 @@ class GateCandidate:
 
 
 class CalibratedCandidate(NamedTuple):
-    """A candidate with its calibrated threshold."""
+    """A candidate gate with its calibrated threshold."""
 
     candidate: GateCandidate
     calibration: Calibration
@@ -144,7 +144,10 @@ class GateSelector:
     # --- candidates -------------------------------------------------------------------------------
 
     def _find_untrained_gate(self, runs: list[Path]) -> GateCandidate | None:
-        """Return the gate packaged for the LLM, else the draft's probability if the LLM provides it."""
+        """Return the gate that comes with knowgate for this LLM, else one by the probability of the draft answer.
+
+        Returns None, with an explanation, if the LLM provides no log-probabilities.
+        """
         gate = default_gate(self.model)
         if isinstance(gate, FittedGate):
             description = "the gate that comes with knowgate for this LLM"
@@ -157,7 +160,10 @@ class GateSelector:
         return None
 
     def _train_gate(self, n: int) -> GateCandidate | None:
-        """Train a cheap fusion gate; None if there are too few questions or it is not better than chance."""
+        """Train a cheap fusion gate. Returns None if there are too few questions or it is not better than chance.
+
+        Adds an explanation in each case.
+        """
         if n < MIN_GRADED_ROWS:
             self.explanations.append(
                 f"No gate was trained: that needs {MIN_GRADED_ROWS} graded questions, and there were {n}."
@@ -184,7 +190,7 @@ class GateSelector:
         self.reporter.show("training a gate", progress.done, progress.total, "examples")
 
     def _measure_auroc(self, gate: str) -> Estimate:
-        """Estimate the AUROC of not knowing on questions the gate was not fitted on."""
+        """Estimate how well the gate predicts what the LLM does not know (AUROC), on questions it was not fitted on."""
         if not count_graded_questions(self.labeled.runs("calibration")):
             return Estimate(None)
         table = load_label_table(self.labeled.runs("calibration"))
@@ -194,7 +200,14 @@ class GateSelector:
     # --- choice -----------------------------------------------------------------------------------
 
     def _calibrate(self, candidate: GateCandidate, delta: float) -> CalibratedCandidate | None:
-        """Calibrate a candidate; None with an explanation if nothing can be proven."""
+        """Choose the threshold of a candidate so that its loss is proven.
+
+        Returns None and adds an explanation if nothing can be proven.
+
+        Args:
+            candidate: The gate.
+            delta: Allowed probability that the proof is wrong.
+        """
         n = count_graded_questions(candidate.runs)
         if not can_prove(n, self.max_loss, delta):
             reason = describe_provable_loss(n, self.max_loss, delta)
@@ -249,7 +262,7 @@ class GateSelector:
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:
-    """Count the graded questions of label runs."""
+    """Count the questions of label runs whose closed-book answer is graded; failed questions do not count."""
     rows = (row for run in runs for row in RunFolder(run).rows())
     return sum(row.error is None and row.closed is not None and row.closed.correct is not None for row in rows)
 
@@ -278,12 +291,17 @@ def _explain_shared_confidence(delta: float) -> str:
 
 
 def smallest_provable_loss(n: int, delta: float = 1 - CONFIDENCE) -> float:
-    """Return the smallest loss that n questions can prove if none of them is harmed: (1 - loss)^n = delta."""
+    """Return the smallest loss that n questions can prove, if skipping harms none of them: (1 - loss)^n = delta.
+
+    Args:
+        n: Number of questions.
+        delta: Allowed probability that the proof is wrong.
+    """
     return 1.0 - delta ** (1 / n) if n else 1.0
 
 
 def can_prove(n: int, loss: float, delta: float = 1 - CONFIDENCE) -> bool:
-    """Return whether n questions are enough to prove a loss."""
+    """Return whether n questions are enough to prove that at most this share of answers is lost."""
     return n >= compute_required_rows(loss, delta)
 
 

@@ -1,7 +1,8 @@
-"""Label the questions of a first run in parts: to fit a gate, to choose its threshold, and to measure it.
+"""Label the questions of a first run in three parts: to fit a gate, to choose its threshold, and to measure it.
 
-Parts depend only on the order of the questions. More questions are labeled in a further round, and earlier rounds stay
-as they are. Without gold answers, answers are graded by agreement.
+To label a question means to answer it with and without passages and to grade both answers. The part of a question
+depends only on its position. If more questions are added later, they are labeled in a further round, and earlier rounds
+stay as they are. Without gold answers, answers are graded by agreement.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class LabelRounds:
         return sum(len(each.ids) for each in self.rounds)
 
     def list_runs(self, folder: Path, *parts: QuestionPart) -> list[Path]:
-        """List the folders of the label runs of some parts."""
+        """List the folders of all label runs of the given parts."""
         return [folder / each.name for each in self.rounds if each.part in parts]
 
     def add(self, questions: Sequence[Question]) -> LabelRounds:
-        """Return the rounds with another one for each part that has new questions."""
+        """Return the rounds plus a new round for each part that has questions not labeled so far."""
         known = {id for each in self.rounds for id in each.ids}
         added = []
         for part, members in split_into_parts(questions).items():
@@ -75,7 +76,10 @@ class LabelRounds:
 
 
 def split_into_parts(questions: Sequence[Question]) -> Mapping[QuestionPart, list[Question]]:
-    """Split questions into parts. A longer list keeps the parts of the first questions."""
+    """Split questions into the parts fit, calibration and test.
+
+    If questions are appended later, the earlier ones keep their parts. Fewer than 20 questions are all used for test.
+    """
     rotation: tuple[QuestionPart, ...] = PART_ROTATION if len(questions) >= MIN_QUESTIONS_TO_SPLIT else ("test",)
     parts: dict[QuestionPart, list[Question]] = {part: [] for part in QUESTION_PARTS}
     for index, question in enumerate(questions):
@@ -84,7 +88,7 @@ def split_into_parts(questions: Sequence[Question]) -> Mapping[QuestionPart, lis
 
 
 def read_rounds(folder: Path) -> LabelRounds:
-    """Read the rounds of a folder; none if there is no file."""
+    """Read the labeling rounds of a folder; empty if nothing was labeled there yet."""
     file = folder / ROUNDS_FILE
     if not file.is_file():
         return LabelRounds()
@@ -123,7 +127,11 @@ def label_parts(
     seed: int,
     reporter: ProgressReporter,
 ) -> LabeledParts:
-    """Label all rounds, closed-book and open-book. Continues an earlier start and retries failed questions."""
+    """Answer and grade the questions of all rounds, with and without passages.
+
+    An interrupted run continues where it stopped, and failed questions are tried again. Without gold answers, returns
+    copies of the label runs that are graded by agreement.
+    """
     prompts = load_packaged_templates("answer").fingerprint
     inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
     folder = out / "labels" / sha256_text(*map(str, inputs))[:8]
@@ -161,10 +169,11 @@ def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
 
 
 def grade_by_agreement(run: RunFolder, out: Path) -> None:
-    """Copy a label run with other grades: the open-book answer is right, the closed-book one if it agrees.
+    """Copy a label run and grade it without gold answers.
 
-    The loss that is proven on such rows is the share of answers that skipping changes. By gold answers the loss is not
-    larger: answers that agree are equally right.
+    The answer with passages counts as right; the answer without passages counts as right if it agrees with that one.
+    The loss that is proven this way is the share of answers that change if retrieval is skipped. The real loss is not
+    larger, because answers that agree are equally right.
     """
     settings = {key: value for key, value in run.settings().items() if key not in ("hash", "depth")}
     settings["grader"] = AGREEMENT_GRADER
@@ -181,18 +190,18 @@ def _regrade(row: LabelRow) -> LabelRow:
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
-    closed, opened = replace(row.closed, correct=agree), replace(row.open, correct=True)
-    return replace(row, grader=AGREEMENT_GRADER, benefit=int(not agree), closed=closed, open=opened)
+    closed_book, open_book = replace(row.closed, correct=agree), replace(row.open, correct=True)
+    return replace(row, grader=AGREEMENT_GRADER, benefit=int(not agree), closed=closed_book, open=open_book)
 
 
 def check_label_runs(runs: Sequence[Path]) -> None:
-    """Raise BadInput if every question failed or found no passage, so that nothing can be measured."""
+    """Raise BadInput if every question failed, or no passage was found for any of them."""
     rows = [row for run in runs for row in RunFolder(run).rows()]
     errors = [row.error for row in rows if row.error is not None]
     if rows and len(errors) == len(rows):
-        raise BadInput(f"all {len(rows)} questions failed, the first with: {errors[0]}")
+        raise BadInput(f"all {len(rows)} questions failed. The first error: {errors[0]}")
     if all(row.open is None for row in rows):
         raise BadInput(
-            "no passage was found for any question: are these questions about these documents? See `knowgate report "
-            f"{runs[0]}`."
+            "no passage was found for any question. Check that the questions are about these documents: `knowgate "
+            f"report {runs[0]}`."
         )

@@ -17,74 +17,78 @@ from knowgate.core.validation import read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
 
 DEFAULT_COUNT = 100
-DEFAULT_MAX_LOSS = 0.05  # provable with 72 questions where two gates compete; a hundred leave 80 for that
+# A loss of 5 % can be proven with 72 questions if two gates compete. Of a hundred questions, 80 are used for that.
+DEFAULT_MAX_LOSS = 0.05
 DEFAULT_OUT, DEFAULT_CONFIG = Path("knowgate-start"), Path("knowgate.toml")
 PROGRESS_FILE, INDEX_FOLDER, PROGRESS_VERSION = "start.json", "index", 1
-OPTIONS_KEY = "wishes"  # of the progress file
+OPTIONS_KEY = "wishes"  # key of the options in the progress file; old files depend on it
 
 
 class FirstRunOptions(Options):
-    """Options of a first run."""
+    """Options of a first run (`knowgate start`): which LLM, documents and questions to make a gate for."""
 
     docs: str = Field(
         default="",
-        description="Documents: folder (txt, md, html, pdf) or JSONL file.",
+        description="Your documents: a folder (txt, md, html, pdf) or a JSONL file.",
         json_schema_extra={"metavar": "DIR"},
     )
     index: str = Field(
         default="",
-        description="Instead of `docs`: an index folder or search endpoint.",
+        description="Index folder or search endpoint to use instead of `docs`.",
         json_schema_extra={"metavar": "DIR|http:URL"},
     )
     model: str = Field(
-        default="smollm", description="The LLM: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."
+        default="smollm", description="LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."
     )
     questions: str = Field(
         default="",
-        description="What your users ask: text (one a line), JSONL with or without gold answers, hub:... Default: the "
-        "LLM writes some from the documents, marked synthetic.",
+        description="Questions of your users: a text file (one per line), a JSONL file with or without gold answers, "
+        "or hub:... Default: the LLM writes questions from the documents, and results are marked as synthetic.",
         json_schema_extra={"metavar": "FILE|SPEC"},
     )
-    count: Count = Field(default=DEFAULT_COUNT, le=100_000, description="Questions to label, at most.")
+    count: Count = Field(default=DEFAULT_COUNT, le=100_000, description="Maximum number of questions to label.")
     max_loss: float = Field(
         default=DEFAULT_MAX_LOSS,
         gt=0,
         lt=1,
-        description="Share of answers that skipping may lose, at most; to be proven at 95 %.",
+        description="Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
     )
     writer: str = Field(
         default="",
-        description="LLM that writes the questions, if not `model` itself.",
+        description="LLM that writes the questions if you have none. Default: `model`.",
         json_schema_extra={"metavar": "SPEC"},
     )
     out: Path = Field(
         default=DEFAULT_OUT,
-        description="Folder for everything; the same command continues there.",
+        description="Folder for all results. An interrupted run continues there.",
         json_schema_extra={"metavar": "DIR"},
     )
     config: Path = Field(
         default=DEFAULT_CONFIG,
-        description="Settings file to write, which `knowgate ask` then reads.",
+        description="Settings file to write; `knowgate ask` reads it.",
         json_schema_extra={"metavar": "FILE"},
     )
-    seed: Seed = Field(default=0, description="Seed of splits, samples and training.")
+    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
 
     def check(self) -> None:
         """Raise BadSetting unless exactly one source of documents is given."""
         if self.docs and self.index:
-            raise BadSetting("`docs` and `index` are mutually exclusive: give one.")
+            raise BadSetting("`docs` and `index` are mutually exclusive: give only one of them.")
         if not (self.docs or self.index):
-            raise BadSetting("no documents are named: give `docs` (or `index`).")
+            raise BadSetting("there are no documents to retrieve from: give `docs` or `index`.")
 
     def to_record(self) -> dict[str, Any]:
-        """Convert to plain data, without logins and keys in URLs."""
+        """Convert to plain data for the progress file. Passwords and keys in URLs are removed."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return {
             name: redact_urls(str(value)) if isinstance(value, str | Path) else value for name, value in values.items()
         }
 
     def describe_changes(self, earlier: Mapping[str, Any]) -> list[str]:
-        """Describe the options that differ from an earlier record."""
+        """Describe the options whose values differ from those of an earlier run (`to_record`), one text each.
+
+        The output paths `out` and `config` are not compared.
+        """
         current = {name: value for name, value in self.to_record().items() if name not in ("out", "config")}
         return [
             f"`{name}` was '{earlier[name]}', now '{value}'"
@@ -111,7 +115,7 @@ class ProgressReporter(Protocol):
 
 @dataclass(frozen=True)
 class SilentReporter:
-    """A reporter that ignores everything."""
+    """A progress reporter that shows nothing."""
 
     def say(self, line: str) -> None:
         """Ignore a message."""
@@ -126,7 +130,7 @@ class SilentReporter:
 # --- progress file --------------------------------------------------------------------------------
 
 StepFunction = Callable[[], dict[str, Any]]
-StepOutputs = Callable[[dict[str, Any]], Sequence[Path]]  # files and folders of a step, from its result
+StepOutputs = Callable[[dict[str, Any]], Sequence[Path]]  # returns the files and folders that a step has written
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,14 @@ class ProgressFile:
     def run_step(
         self, name: str, inputs: tuple[object, ...], work: StepFunction, outputs: StepOutputs
     ) -> dict[str, Any]:
-        """Return the recorded result of a step if inputs and outputs are unchanged; otherwise run and record it."""
+        """Run a step and record its result, or return the recorded result if the step need not run again.
+
+        Args:
+            name: Name of the step.
+            inputs: Everything the result depends on; if it changes, the step runs again.
+            work: Does the work and returns the result.
+            outputs: Lists the paths that the step has written; if one is missing, the step runs again.
+        """
         key = sha256_text(*map(str, inputs))[:16]
         recorded = self.steps.get(name)
         if recorded is None or recorded.get("key") != key or not all(path.exists() for path in outputs(recorded)):
@@ -158,7 +169,10 @@ class ProgressFile:
 
     @contextlib.contextmanager
     def record_options(self) -> Iterator[None]:
-        """Record the options; restore the earlier file if the block shows that they are wrong."""
+        """Write the options to the progress file; restore the earlier file if the block raises a KnowgateError.
+
+        So a run with wrong options leaves no trace.
+        """
         file = self.folder / PROGRESS_FILE
         earlier = file.read_bytes() if file.is_file() else None
         self.save()
@@ -169,16 +183,16 @@ class ProgressFile:
             raise
 
     def save(self) -> None:
-        """Write the file."""
+        """Write the progress file."""
         record = {"version": PROGRESS_VERSION, OPTIONS_KEY: self.options, "steps": self.steps}
         write_json(self.folder / PROGRESS_FILE, record)
 
 
 def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
-    """Open the progress file of a folder with new options. Writes nothing.
+    """Load the progress file of a folder and replace its options by new ones. Writes nothing yet.
 
     Raises:
-        ArtifactError: The folder contains something else than a first run.
+        ArtifactError: The folder contains files that are not from a first run.
     """
     check_output_folder(folder, [PROGRESS_FILE, INDEX_FOLDER, f".{INDEX_FOLDER}.lock"], "a first run's")
     earlier = read_progress(folder)
@@ -187,7 +201,7 @@ def open_progress(folder: Path, options: FirstRunOptions) -> ProgressFile:
 
 
 def read_progress(folder: Path) -> ProgressRecord | None:
-    """Read the progress file of a folder; None if there is none.
+    """Read the progress file of a folder. Returns None if the file does not exist.
 
     Raises:
         ArtifactError: The file is damaged or of another version.
@@ -195,7 +209,7 @@ def read_progress(folder: Path) -> ProgressRecord | None:
     file = folder / PROGRESS_FILE
     if not file.is_file():
         return None
-    advice = f"Delete {file}: labels are kept, and the rest is made again quickly."
+    advice = f"Delete {file} and start again: the labels are kept, and the other steps are quick."
     try:
         record = read_json(file)
     except BadInput as error:

@@ -45,8 +45,8 @@ class FirstRunQuestions:
     """The questions of a first run.
 
     Attributes:
-        questions: The questions to label: the requested number, or all there are.
-        every: All questions, also those beyond that number.
+        questions: The questions to label: the first `count`, or all if there are fewer.
+        every: All questions, including those beyond `count`.
         source: Fingerprint of all questions.
     """
 
@@ -66,18 +66,21 @@ class FirstRunQuestions:
 
     @property
     def has_gold(self) -> bool:
-        """Whether at least half have a gold answer; otherwise all are graded by agreement."""
+        """Whether at least half of the questions have a gold answer; otherwise all are graded by agreement."""
         return 2 * self.n_with_gold >= len(self.questions)
 
 
 def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporter) -> FirstRunQuestions:
-    """Load questions from a file, ordered by hash, so that a larger number extends a smaller one."""
+    """Load the user's questions, without duplicates, in an order that depends on their hashes only.
+
+    So a run with a larger `count` uses all questions of a run with a smaller one.
+    """
     loaded = load_questions(guess_data_spec(options.questions))
     distinct: dict[str, Question] = {}
     for question in loaded:
         distinct.setdefault(fingerprint_text_loosely(question.text), question)
     if len(distinct) < len(loaded):
-        reporter.say(f"{len(loaded) - len(distinct)} questions occur twice and are left out.")
+        reporter.say(f"{len(loaded) - len(distinct)} duplicate questions are left out.")
     ordered = sorted(distinct.items(), key=lambda item: hash_to_unit("first run", str(options.seed), item[0]))
     every = [question for _, question in ordered]
     questions = FirstRunQuestions(every[: options.count], every, fingerprint_questions(loaded))
@@ -101,7 +104,7 @@ def _describe_questions(questions: FirstRunQuestions) -> str:
 def write_first_run_questions(
     options: FirstRunOptions, index: str, fingerprint: str, model: Model, reporter: ProgressReporter
 ) -> FirstRunQuestions:
-    """Let an LLM write questions from the passages of an index; continues an earlier start.
+    """Let an LLM write questions from the passages of an index. An interrupted run continues where it stopped.
 
     Args:
         options: Options of the first run.
@@ -151,11 +154,11 @@ def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
 
 
 def check_index_is_listable(index: str) -> None:
-    """Raise BadSetting if questions cannot be written from an index, because it does not list its passages."""
+    """Raise BadSetting if an index is a search endpoint, from which no questions can be written."""
     if not Path(index).is_dir():
         raise BadSetting(
-            f"no questions can be written from '{index}': a search endpoint does not list its passages. Give "
-            "`questions`."
+            f"index='{index}' is a search endpoint, which does not list its passages, so no questions can be written "
+            "from them. Give a file of `questions`."
         )
 
 
@@ -194,7 +197,7 @@ class QuestionWriter:
     Attributes:
         model: The LLM.
         folder: Where rows are stored.
-        on_progress: Called with the number of read passages, their largest number, and the usable questions.
+        on_progress: Called with the number of passages tried, the maximum number, and the number of usable questions.
     """
 
     model: Model
@@ -246,7 +249,14 @@ def _make_row(placeholder: Question, text: str, seen: set[str]) -> dict[str, Any
 
 
 def explain_rejection(question: str, answer: str, passage: Passage, seen: set[str]) -> str:
-    """Return why a written question is not usable; '' if it is. `seen` holds keys of earlier questions."""
+    """Return why a written question cannot be used; '' if it can.
+
+    Args:
+        question: The question that the LLM wrote.
+        answer: Its answer.
+        passage: The passage that it was written from.
+        seen: Fingerprints of earlier questions, to reject repetitions.
+    """
     return next(_find_problems(question, answer, passage, seen), "")
 
 

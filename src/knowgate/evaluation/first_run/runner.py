@@ -59,8 +59,8 @@ class FirstRunResult:
         config: The settings file.
         example: One of the questions.
         verdict: What was measured on the test questions, in words.
-        caveats: Warnings that belong to every figure, such as synthetic questions.
-        has_more: There are further questions that were not labeled.
+        caveats: Warnings about the results, such as that the questions are synthetic.
+        has_more: Whether there are more questions than were labeled.
     """
 
     choice: GateChoice
@@ -75,7 +75,9 @@ class FirstRunResult:
 def first_run(
     options: FirstRunOptions, reporter: ProgressReporter | None = None, *, model: Model | None = None
 ) -> FirstRunResult:
-    """Run all steps that are not done yet; after an interruption, the same call continues.
+    """Make a gate for an LLM and documents: build an index, label questions, choose a gate, write report and settings.
+
+    Steps that are done already are not repeated, so after an interruption the same call continues.
 
     Args:
         options: What to run on.
@@ -100,7 +102,7 @@ class _FirstRun:
     model: Model | None = None
 
     def run(self) -> FirstRunResult:
-        """Run the steps; errors in the options are found before anything slow."""
+        """Run the steps. Errors in the options are raised before any slow step."""
         options = self.options
         self.progress = open_progress(options.out, options)
         with self.progress.record_options():
@@ -229,7 +231,7 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
 
 
 def load_chosen_gate(choice: GateChoice) -> str | Gate:
-    """Load the chosen gate with its threshold; a gate with its own threshold is returned as its spec."""
+    """Return the chosen gate with its chosen threshold; if it stores its threshold itself, return its spec."""
     if choice.threshold is None:
         return choice.gate
     return copy_with_threshold(load_gate(choice.gate), choice.threshold, _name_chosen_gate(choice))
@@ -241,8 +243,8 @@ def load_chosen_gate(choice: GateChoice) -> str | Gate:
 def write_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str], written_before: str) -> Path:
     """Write the settings file and return its path.
 
-    A file that somebody else wrote or changed (its hash is not `written_before`) is not overwritten; the settings go
-    to the output folder then.
+    A file that the user wrote or changed is not overwritten; then the settings are written to the output folder. Such a
+    file is recognized by its hash, which differs from `written_before`, the hash of the file that we wrote last.
     """
     may_overwrite = not options.config.exists() or hash_config(options.config) == written_before
     file = options.config if may_overwrite else options.out / "knowgate.toml"
@@ -257,7 +259,10 @@ def hash_config(file: Path) -> str:
 
 
 def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[str]) -> str:
-    """Render the settings file. A guarantee was proven without an arbiter, so none is set then."""
+    """Render the settings file as TOML text, with comments.
+
+    If the gate has a guarantee, arbiters are switched off, because the guarantee was proven without one.
+    """
     comments = [choice.guarantee or NO_GUARANTEE_MESSAGE]
     comments += [caveat for caveat in caveats if caveat.partition(":")[0] not in comments[0]]
     source = ("docs", _shorten_path(options.docs)) if options.docs else ("index", options.index)

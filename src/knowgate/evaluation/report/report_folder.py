@@ -30,16 +30,17 @@ RUNS_FOLDER = "runs"  # where an evaluation stores the questions it answered
 class ReportOptions(Options):
     """Options of `write_report`."""
 
-    html: bool = Field(default=True, description="Write the page.")
+    html: bool = Field(default=True, description="Whether to write the HTML page.")
     max_loss: Share = Field(
-        default=MAX_LOSS, description="For the recommendation: share of the answers that skipping searches may cost."
+        default=MAX_LOSS, description="Maximum share of correct answers that the recommended gate may lose."
     )
-    price_search: Price = Field(default=cost.DEFAULT_SEARCH_PRICE, description="For savings: price of one search.")
+    price_search: Price = Field(default=cost.DEFAULT_SEARCH_PRICE, description="Price of one search, for the savings.")
     price_token: Price = Field(
-        default=cost.DEFAULT_TOKEN_PRICE, description="For savings: price of one token that the LLM reads or writes."
+        default=cost.DEFAULT_TOKEN_PRICE,
+        description="Price of one token that the LLM reads or writes, for the savings.",
     )
     search_seconds: Price = Field(
-        default=cost.DEFAULT_SEARCH_SECONDS, description="For latency: how many seconds a search takes."
+        default=cost.DEFAULT_SEARCH_SECONDS, description="Duration of a search in seconds, for the latency."
     )
 
     @property

@@ -1,7 +1,8 @@
-"""Arbiters by name. An arbiter chooses between the closed-book and the open-book answer after retrieval.
+"""The registry of arbiters: loads an arbiter by its name or from a folder.
 
-To add one, write a file in this package and a line in the table. Other packages use an entry point in the group
-'knowgate.arbiters'. Importing this module loads no arbiter.
+After retrieval, an arbiter chooses between the answer without passages (closed-book) and the answer with passages
+(open-book). To add one, write a file in this package and an entry in `ARBITERS`. Other packages use an entry point in
+the group 'knowgate.arbiters'. Importing this module loads no arbiter.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
 
     Args:
         spec: 'rules', 'rules:words=FILE', or the folder of a fitted arbiter.
-        plug_in: Let a fitted arbiter judge answers of another LLM than the one it was fitted on.
+        plug_in: Allow a fitted arbiter to judge answers of a different LLM than the one it was fitted on.
 
     Raises:
         UnknownName: No arbiter has this name.
@@ -66,8 +67,8 @@ def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:
     name, options = split_spec(spec)
     if name in FITTED_ARBITERS:
         raise BadSetting(
-            f"arbiter '{name}' must be fitted first: run `knowgate fit arbiter` with mode={name} and use the folder "
-            "it writes."
+            f"arbiter '{name}' must be fitted before you can use it. Run `knowgate fit arbiter` with mode={name} and "
+            "pass the folder that it writes."
         )
     arbiter_class: Any = load_entry(ARBITERS, "arbiter", name, "knowgate.arbiters")
     arbiter: Arbiter = arbiter_class(**parse_options(arbiter_class, options, f"arbiter '{name}'"))

@@ -1,6 +1,6 @@
-"""The `rules` arbiter: if the answer with passages abstains, the closed-book answer is used.
+"""The `rules` arbiter: if the answer with passages says that it cannot tell (abstains), the closed-book answer is used.
 
-Abstentions are recognized by phrases in English and Chinese at the start of an answer, so that a long answer can be
+Abstentions are recognized by English and Chinese phrases at the start of an answer. A long answer can therefore be
 streamed as soon as its start is known.
 """
 
@@ -43,13 +43,14 @@ NEUTRAL_BELIEF = 0.5
 
 @dataclass(frozen=True)
 class RulesArbiter(Arbiter):
-    """Uses the closed-book answer if only the answer with passages abstains.
+    """Uses the closed-book answer if only the answer with passages says that it cannot tell (abstains).
 
-    It calls no model. By default it applies where the gate has read a complete draft.
+    The arbiter calls no model. By default it is applied only to questions for which the gate has already read a
+    complete closed-book answer as its draft.
 
     Attributes:
-        words: Text file with one abstention phrase per line, instead of the packaged English and Chinese ones.
-        make_drafts: Whether to generate the closed-book answer if the gate has no complete draft.
+        words: Text file with one abstention phrase per line. Default: the packaged English and Chinese phrases.
+        make_drafts: Whether to generate the closed-book answer for questions without a complete draft.
     """
 
     words: str = ""
@@ -67,7 +68,7 @@ class RulesArbiter(Arbiter):
 
     @property
     def makes_drafts(self) -> bool:
-        """Whether a closed-book answer is generated for the arbiter."""
+        """Whether a closed-book answer is generated if the gate has no complete draft."""
         return self.make_drafts
 
     @functools.cached_property
@@ -77,7 +78,10 @@ class RulesArbiter(Arbiter):
         return tuple(join_tokens(phrase) for phrase in phrases)
 
     def abstains(self, answer: str) -> bool:
-        """Return whether an answer is empty or says that it cannot tell."""
+        """Return whether an answer is empty, is one such as 'unknown', or starts with an abstention phrase.
+
+        Phrases are looked for in the first `ABSTENTION_WINDOW` characters.
+        """
         text = normalize(answer)
         if not text or text in NORMALIZED_ABSTENTIONS:
             return True
@@ -85,7 +89,10 @@ class RulesArbiter(Arbiter):
         return any(phrase in start for phrase in self.phrases)
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Prefer the closed-book answer if only the open-book answer abstains."""
+        """Return beliefs that prefer the closed-book answer if only the open-book answer abstains.
+
+        All other pairs get equal beliefs, so that the open-book answer is given.
+        """
         return [
             Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
             if self.abstains(pair.open.text) and not self.abstains(pair.closed.text)
@@ -94,7 +101,10 @@ class RulesArbiter(Arbiter):
         ]
 
     def accepts_beginning(self, beginning: str) -> bool:
-        """Return whether an answer that starts like this is given whatever follows."""
+        """Return whether an open-book answer can be streamed already, because its start shows that it is chosen.
+
+        This is so if the start is long enough to contain any abstention phrase, and contains none.
+        """
         return len(beginning) >= ABSTENTION_WINDOW and not self.abstains(beginning)
 
 
@@ -103,12 +113,14 @@ RULES_ARBITER = RulesArbiter()  # the default arbiter
 
 
 def _read_phrases(file: str) -> list[str]:
-    """Read one phrase per line."""
+    """Read abstention phrases from a text file, one per line; lines without letters or digits are skipped."""
     try:
         lines = [line.strip() for line in read_text(expand_path(file)).splitlines()]
     except (OSError, BadInput) as error:
         raise BadSetting(f"cannot read the abstention phrases in '{file}': {error}.") from None
     phrases = [line for line in lines if normalize(line)]
     if not phrases:
-        raise BadSetting(f"'{file}' contains no phrase: write one per line, such as 'not mentioned'.")
+        raise BadSetting(
+            f"'{file}' contains no abstention phrases. Write one phrase per line, such as 'not mentioned'."
+        )
     return phrases

@@ -1,6 +1,6 @@
-"""Choice between the closed-book and the open-book answer: the one that the arbiter believes more.
+"""Choice between the closed-book and the open-book answer: the one that the arbiter finds more likely to be right.
 
-If the two answers agree, the arbiter is not called.
+If the two answers agree, the arbiter is not called and the open-book answer is given.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ def answers_agree(pair: AnswerPair) -> bool:
 
 
 def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief | None]:
-    """Ask an arbiter about each pair of answers; None for pairs that agree.
+    """Ask an arbiter how likely each of the two answers to a question is to be right.
+
+    Returns:
+        One belief per pair of answers; None for pairs that agree, about which the arbiter is not asked.
 
     Raises:
-        ModelError: The arbiter returned too few beliefs, or numbers outside [0, 1].
+        ModelError: The arbiter did not return one belief per pair, or returned numbers outside [0, 1].
     """
     different = [pair for pair in answers if not answers_agree(pair)]
     beliefs = iter(_estimate(arbiter, different) if different else [])
@@ -31,30 +34,32 @@ def compute_beliefs(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Bel
 
 
 def _estimate(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[Belief]:
-    """Call the arbiter, which may be a plugin, and check what it returns."""
+    """Call the arbiter, which may be a plugin, and check the number and the range of its beliefs."""
     with wrap_plugin_errors(arbiter, "arbiter"):
         beliefs = arbiter.estimate(answers)
     if len(beliefs) != len(answers):
         raise ModelError(
-            f"arbiter '{arbiter.name}' returned {len(beliefs)} beliefs for {len(answers)} pairs of answers."
+            f"arbiter '{arbiter.name}' returned {len(beliefs)} beliefs for {len(answers)} pairs of answers. It must "
+            "return one per pair."
         )
     for pair, belief in zip(answers, beliefs, strict=True):
         for value in (belief.closed, belief.open):
             if not (math.isfinite(value) and 0 <= value <= 1):
                 raise ModelError(
-                    f"arbiter '{arbiter.name}' returned {value} for '{pair.question.text[:60]}': not in [0, 1]."
+                    f"arbiter '{arbiter.name}' returned the probability {value} for '{pair.question.text[:60]}'. A "
+                    "probability must be a number from 0 to 1."
                 )
     return beliefs
 
 
 def choose_answers(arbiter: Arbiter, answers: Sequence[AnswerPair]) -> list[ArbiterChoice]:
-    """Choose the answer to give for each question, with the reason."""
+    """Choose between the closed-book and the open-book answer to each question, and give the reason."""
     beliefs = compute_beliefs(arbiter, answers)
     return [_choose(arbiter.name, pair, belief) for pair, belief in zip(answers, beliefs, strict=True)]
 
 
 def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterChoice:
-    """Choose the answer that the arbiter believes more."""
+    """Choose the answer with the higher belief; the open-book answer if the answers agree (`belief` is None)."""
     texts = (pair.closed.text, pair.open.text)
     if belief is None:
         return ArbiterChoice(False, arbiter, "the answers with and without passages agree", *texts)
@@ -63,10 +68,10 @@ def _choose(arbiter: str, pair: AnswerPair, belief: Belief | None) -> ArbiterCho
 
 
 def _explain(arbiter: str, belief: Belief) -> str:
-    """Explain a choice in one sentence."""
+    """Return a phrase for decisions that says which answer an arbiter gives and why."""
     side = "from memory" if belief.prefers_closed else "with passages"
     if belief.closed == belief.open and not belief.reason:
-        return f"the arbiter {arbiter} gives the answer {side}: it believes neither more"
+        return f"the arbiter {arbiter} gives the answer {side}: both are equally likely to be right"
     reason = belief.reason or format_probabilities(belief.closed, belief.open)
     return f"the arbiter {arbiter} gives the answer {side}: {reason}"
 

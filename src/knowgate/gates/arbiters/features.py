@@ -1,4 +1,8 @@
-"""The `features` arbiter: two logistic regressions over cheap features of both answers. Calls no model."""
+"""The `features` arbiter: two logistic regressions predict from cheap features which answers are right.
+
+One predicts whether the closed-book answer (without passages) is right, the other whether the open-book answer (with
+passages) is. No model is called.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +22,14 @@ from knowgate.gates.artifacts.networks import TensorValidator, apply_network, cl
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import AnswerPair, Completion, Signal, Token, Vector
 
-AnswerFeature = Callable[[AnswerPair], float | None]
-AnswerSide = Callable[[AnswerPair], Completion]
+AnswerFeature = Callable[[AnswerPair], float | None]  # computes one number from both answers; None if it cannot
+AnswerSide = Callable[[AnswerPair], Completion]  # selects the closed-book or the open-book answer
 ANSWER_SIDES: dict[str, AnswerSide] = {"closed": lambda pair: pair.closed, "open": lambda pair: pair.open}
 MIN_PROBABILITY = 1e-6
 
 
 def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]], float]) -> AnswerFeature:
-    """Make a feature: the logarithm of a token statistic, None without log-probabilities."""
+    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities."""
 
     def compute(pair: AnswerPair) -> float | None:
         tokens = side(pair).tokens
@@ -37,17 +41,17 @@ def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]]
 
 
 def _log_length(side: AnswerSide) -> AnswerFeature:
-    """Make a feature: log(1 + number of words)."""
+    """Return a feature: log(1 + number of words) of one answer."""
     return lambda pair: math.log1p(len(tokenize(side(pair).text)))
 
 
 def _abstains(side: AnswerSide) -> AnswerFeature:
-    """Make a feature: whether the answer abstains."""
+    """Return a feature: 1 if one answer says that it cannot tell, else 0."""
     return lambda pair: float(RULES_ARBITER.abstains(side(pair).text))
 
 
 def _question_overlap(side: AnswerSide) -> AnswerFeature:
-    """Make a feature: the share of the answer's words that are in the question."""
+    """Return a feature: the share of the words of one answer that also occur in the question."""
 
     def compute(pair: AnswerPair) -> float:
         words, question_words = tokenize(side(pair).text), set(tokenize(pair.question.text))
@@ -57,26 +61,27 @@ def _question_overlap(side: AnswerSide) -> AnswerFeature:
 
 
 def _passage_share(side: AnswerSide) -> AnswerFeature:
-    """Make a feature: the share of the passages that contain the answer, None without passages."""
+    """Return a feature: the share of the passages that contain one answer; None without passages."""
 
     def compute(pair: AnswerPair) -> float | None:
         if not pair.passages:
             return None
         answer = " ".join(tokenize(side(pair).text))
         texts = [join_tokens(f"{passage.title} {passage.text}") for passage in pair.passages]
+        # Tokens are joined with spaces on both sides, so that only whole words match.
         return sum(bool(answer) and f" {answer} " in text for text in texts) / len(texts)
 
     return compute
 
 
 def _word_f1(pair: AnswerPair) -> float:
-    """Compute the F1 score of the words of both answers."""
+    """Return the F1 score of the words of the closed-book and the open-book answer: 1 if they use the same words."""
     closed, opened = set(tokenize(pair.closed.text)), set(tokenize(pair.open.text))
     return 2 * len(closed & opened) / max(1, len(closed) + len(opened))
 
 
 def _contains_other(pair: AnswerPair) -> float:
-    """Return 1 if one answer contains the other."""
+    """Return 1 if one of the two answers contains the other, else 0."""
     closed, opened = tokenize(pair.closed.text), tokenize(pair.open.text)
     return float(contains_tokens(closed, opened) or contains_tokens(opened, closed))
 
@@ -93,7 +98,10 @@ def _best_score(pair: AnswerPair) -> float | None:
 
 
 def _score_lead(pair: AnswerPair) -> float | None:
-    """Compute the lead of the best passage over the second, relative to its score."""
+    """Return the lead of the best passage's retrieval score over the second best, relative to the best.
+
+    The result is 1 with a single scored passage and None without scores.
+    """
     scores = _rank_scores(pair)
     if not scores:
         return None
@@ -122,56 +130,58 @@ PASSAGE_FEATURES = frozenset({"closed_in_passages", "open_in_passages", "best_sc
 
 
 def list_answer_features(answers: Sequence[AnswerPair]) -> list[str]:
-    """Return the names of the features that every pair has."""
+    """Return the names of the features that can be computed for every pair of answers."""
     return [name for name, compute in ANSWER_FEATURES.items() if all(compute(pair) is not None for pair in answers)]
 
 
 def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> Vector:
-    """Compute features, one row per pair and one column per name.
+    """Compute the named features, one row per pair of answers and one column per name.
 
     Raises:
-        UnsupportedSignal: A pair lacks a feature.
+        UnsupportedSignal: A feature cannot be computed, because log-probabilities or scored passages are missing.
     """
     rows = [[ANSWER_FEATURES[name](pair) for name in names] for pair in answers]
     for pair, row in zip(answers, rows, strict=True):
         if None in row:
             missing = "log-probabilities" if names[row.index(None)] in LOGPROB_FEATURES else "passages with scores"
             raise UnsupportedSignal(
-                f"the arbiter was fitted on answers with {missing}; those to '{pair.question.text[:60]}' have none.",
-                brief=f"the rows lack {missing}",
+                f"the arbiter was fitted on answers with {missing}, but the answers to '{pair.question.text[:60]}' "
+                "have none. Provide them, or fit the arbiter on answers without them.",
+                brief=f"the label run has no {missing}",
             )
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
 
 
 @dataclass(frozen=True)
 class FeaturesArbiterOptions:
-    """Options in the manifest of a features arbiter."""
+    """Options of a features arbiter in `arbiter.json`: the names of its features."""
 
     features: tuple[str, ...]
 
 
 class FeaturesArbiter(FittedArbiter):
-    """Predicts with two logistic regressions which answers are right.
+    """Predicts with two logistic regressions whether the closed-book and the open-book answer are right.
 
-    The features are lengths, agreement, abstention, log-probabilities and passages.
+    The features are the lengths and token probabilities of the answers, whether they agree or abstain, and whether the
+    passages contain them.
 
     Needs: log-probabilities if it was fitted with them. Cost: nothing beyond the closed-book answer.
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the feature names and the tensors of both classifiers."""
+        """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
         names = read_record(FeaturesArbiterOptions, self.artifact.options, "options").features
         if not names or not set(names) <= set(ANSWER_FEATURES):
-            raise BadInput("its features are missing or unknown.")
+            raise BadInput(f"its features are missing or unknown: {', '.join(names)[:80] or 'none'}.")
         for side in ANSWER_SIDES:
             claim_network(tensors, f"{side}.", len(names))
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Apply one classifier for each side."""
+        """Compute the uncalibrated probability that each answer is right; columns: closed-book, open-book."""
         features, tensors = build_answer_matrix(self.artifact.options["features"], answers), self.artifact.tensors
         return np.stack([apply_network(tensors, features, f"{side}.") for side in ANSWER_SIDES], axis=1)
 
 
 def get_required_signals(names: Sequence[str]) -> frozenset[Signal]:
-    """Return the signals that the LLM must provide for these features."""
+    """Return the signals that the LLM must provide for the named features: log-probabilities or none."""
     return frozenset({Signal.LOGPROBS}) if LOGPROB_FEATURES & set(names) else frozenset()

@@ -25,7 +25,7 @@ ARBITER_KIND = "a fitted arbiter"
 
 @dataclass(frozen=True)
 class SideCalibrations:
-    """Calibrations of the raw scores of the closed-book and the open-book answer."""
+    """How raw scores become probabilities, separately for the closed-book and the open-book answer."""
 
     closed: gate_manifest.CalibrationRecord
     open: gate_manifest.CalibrationRecord
@@ -35,7 +35,8 @@ class SideCalibrations:
 class ArbiterManifest:
     """Content of `arbiter.json`.
 
-    `files` are the digests of the other files except the card, `prompts` is the fingerprint of the answer prompts.
+    `model` and `prompts` identify the LLM and the answer prompts that the arbiter was fitted on. `files` holds the
+    digests of the other files in the folder, except the model card.
     """
 
     arbiter: str
@@ -59,7 +60,15 @@ class ArbiterManifest:
 
 
 def read_arbiter_manifest(value: Mapping[str, Any], where: str) -> ArbiterManifest:
-    """Validate the content of `arbiter.json`; fields that later versions added are ignored."""
+    """Validate the content of `arbiter.json`; unknown fields, which later versions may add, are ignored.
+
+    Args:
+        value: The parsed JSON.
+        where: What error messages call the file.
+
+    Raises:
+        BadInput: A field is missing or wrong.
+    """
     manifest = read_record(ArbiterManifest, dict(value), where, ignore_unknown=True)
     for calibration in (manifest.calibration.closed, manifest.calibration.open):
         gate_manifest.check_calibration(calibration, where)
@@ -76,15 +85,15 @@ def is_arbiter_folder(path: str | Path) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class FittedArbiter(Arbiter):
-    """An arbiter that was fitted on label runs and is loaded from a folder.
+    """An arbiter that was trained on recorded answers (label runs) and is loaded from a folder.
 
     Subclasses implement `raw`.
 
     Attributes:
         artifact: Manifest and weights of the folder.
-        plug_in: Judge answers of another LLM than the one it was fitted on.
-        note: Added to every decision, for example that it was fitted on another LLM.
-        llm: The LLM it is bound to; a judge may share its weights.
+        plug_in: Whether to accept answers of a different LLM than the one it was fitted on.
+        note: Text that is added to every decision, for example that the arbiter was fitted on a different LLM.
+        llm: The LLM whose answers it judges. A judge model can share its weights. None before `bind`.
     """
 
     artifact: Artifact
@@ -98,7 +107,11 @@ class FittedArbiter(Arbiter):
 
     @classmethod
     def from_artifact(cls, artifact: Artifact, plug_in: bool = False) -> Self:
-        """Create the arbiter and check that the artifact has the options and tensors it needs."""
+        """Create the arbiter from a loaded folder.
+
+        Raises:
+            ArtifactError: Options or tensors that this kind of arbiter needs are missing or wrong.
+        """
         arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
         try:
             arbiter.check(tensors)
@@ -108,21 +121,21 @@ class FittedArbiter(Arbiter):
         return arbiter
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors do not fit this kind of arbiter."""
+        """Raise BadInput if options or tensors are wrong for this kind of arbiter."""
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
+        """Name of the arbiter, which is the name of its folder."""
         return self.artifact.path.name
 
     @property
     def fingerprint(self) -> str:
-        """Checksum of the manifest."""
+        """Fingerprint of the arbiter, which is the checksum of its manifest."""
         return str(self.artifact.manifest["checksum"])
 
     @property
     def needs(self) -> frozenset[Signal]:
-        """Signals that the arbiter reads."""
+        """Signals that the arbiter reads from the LLM."""
         return frozenset(Signal(name) for name in self.artifact.manifest["needs"])
 
     @property
@@ -131,25 +144,35 @@ class FittedArbiter(Arbiter):
         return bool(self.artifact.manifest["wants_passages"])
 
     def bind(self, model: ModelIdentity, prompts: str) -> Self:
-        """Bind the arbiter to the LLM whose answers it judges."""
+        """Return a copy that is bound to an LLM and its answer prompts.
+
+        Raises:
+            ArtifactError: The arbiter was fitted on a different LLM or different prompts, and `plug_in` is False.
+        """
         note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     @abstractmethod
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Compute uncalibrated probabilities that each answer is right.
+        """Compute the uncalibrated probability that each answer is right.
 
         Returns:
-            One row per pair: the closed-book answer, then the open-book answer.
+            One row per pair of answers with two columns: closed-book, open-book.
         """
 
     def estimate(self, answers: Sequence[AnswerPair]) -> list[Belief]:
-        """Return calibrated probabilities that each answer is right."""
+        """Return the calibrated probability that each answer is right.
+
+        Raises:
+            ModelError: `raw` did not return two finite numbers per pair of answers.
+        """
         if not answers:
             return []
         raw = self.raw(answers)
         if raw.shape != (len(answers), 2) or not np.isfinite(raw).all():
-            raise ModelError(f"the fitted arbiter '{self.name}' did not return two numbers for each pair of answers.")
+            raise ModelError(
+                f"the fitted arbiter '{self.name}' did not return two finite numbers for each pair of answers."
+            )
         closed, opened = (
             np.clip(apply_calibration(np.clip(raw[:, column], 0, 1), self.artifact.manifest["calibration"][side]), 0, 1)
             for column, side in enumerate(("closed", "open"))

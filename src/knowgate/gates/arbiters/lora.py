@@ -1,4 +1,4 @@
-"""The `lora` arbiter: a fine-tuned judge sees both answers and says for each whether it is right."""
+"""The `lora` arbiter: a fine-tuned judge model reads both answers and says for each whether it is right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ARBITER_TEMPLATES, ARBITER_LABELS = "right", ("Yes", "No")
 
 @dataclass(frozen=True, kw_only=True)
 class LoraArbiterOptions(JudgeOptions):
-    """Options in the manifest of a lora arbiter.
+    """Options of a lora arbiter in `arbiter.json`.
 
     Attributes:
         tokens: How many tokens of each answer the judge reads.
@@ -36,25 +36,25 @@ class LoraArbiterOptions(JudgeOptions):
 
 @dataclass(frozen=True, repr=False)
 class LoraArbiter(FittedArbiter):
-    """Asks a fine-tuned judge, which sees both answers, whether each of them is right.
+    """Asks a fine-tuned judge model, which reads both answers, whether each of them is right.
 
-    P(right) = P(Yes) / (P(Yes) + P(No)).
+    The judge answers Yes or No, and P(right) = P(Yes) / (P(Yes) + P(No)).
 
-    Needs: two texts; passages if it was fitted with them. Cost per question: two prefills of the judge (70 tokens and
-    both answers) for each training; none if the answers agree.
+    Needs: the texts of both answers; passages if it was fitted with them. Cost per question: two prefills of 70 tokens
+    plus both answers for each member of the judge ensemble. It costs nothing if the answers agree.
     """
 
     def check(self, tensors: TensorValidator) -> None:
-        """Check the options of the judge."""
+        """Raise BadInput if the options of the judge are wrong."""
         read_record(LoraArbiterOptions, self.artifact.options, "options", ignore_unknown=True)
 
     @functools.cached_property
     def judge(self) -> CausalJudge:
-        """The judge, loaded on first use."""
+        """The judge model, loaded on first use."""
         return load_judge(self.artifact.path / ADAPTER_FOLDER, self.artifact.options, ARBITER_TEMPLATES, self.llm)
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
-        """Ask the judge about each side."""
+        """Ask the judge whether the closed-book (first column) and the open-book answer (second) are right."""
         tokens, passages = self.artifact.options["tokens"], self.artifact.options["passages"]
         columns = [
             self.judge.predict_known(encode_answer_pairs(self.judge, answers, side, tokens, passages))
@@ -66,14 +66,14 @@ class LoraArbiter(FittedArbiter):
 def encode_answer_pairs(
     judge: CausalJudge, answers: Sequence[AnswerPair], side: str, tokens: int, passages: int
 ) -> list[LabelPromptTokens]:
-    """Tokenize the prompts that ask whether the answer of one side is right.
+    """Tokenize the prompts that ask the judge whether one of the two answers is right.
 
     Args:
         judge: The judge.
         answers: Pairs of answers.
-        side: One of `ARBITER_SIDES`.
-        tokens: How many tokens of each answer to show.
-        passages: How many passages to show.
+        side: Which answer to ask about: one of `ARBITER_SIDES`.
+        tokens: Maximum number of tokens of each answer to show.
+        passages: Maximum number of passages to show.
     """
     return [
         judge.encode(

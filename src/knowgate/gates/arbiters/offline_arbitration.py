@@ -1,7 +1,7 @@
-"""Arbiters applied to a label table: which answer they would have given, without running the LLM again.
+"""Arbitration on a label table, which holds recorded answers, so that no LLM runs.
 
-Beliefs are recorded in the label run, so that an arbiter is called once per run. Rows without texts can be used if the
-beliefs are recorded.
+An arbiter's beliefs (how likely each answer is to be right) are recorded in the label run, so that it is called only
+once per row. Label runs that are packed without texts can still be used if the beliefs are recorded.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from knowgate.stats.metrics import BoolArray
 from knowgate.types import AnswerPair, Arbiter, Completion, Signal
 
 log = logging.getLogger(__name__)
-FIRST_BATCH, MAX_BATCH = 32, 512  # questions; batches grow while they are fast
-FAST_BATCH_SECONDS = 2.0
+FIRST_BATCH, MAX_BATCH = 32, 512  # questions; the batch size doubles while a batch is fast
+FAST_BATCH_SECONDS = 2.0  # so that progress is shown every few seconds
 ProgressCallback = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class ArbiterChoices:
-    """The choices of an arbiter for every row of a label table.
+    """Which answer an arbiter chooses for every row of a label table.
 
     Attributes:
         name: Name of the arbiter.
         fingerprint: Fingerprint of the arbiter.
-        from_memory: Whether it gives the closed-book answer.
-        right: Whether the chosen answer is right.
+        from_memory: Whether it chooses the closed-book answer, for each row.
+        right: Whether the chosen answer is right, for each row.
     """
 
     name: str
@@ -52,7 +52,10 @@ class ArbiterChoices:
 
 @dataclass(frozen=True)
 class _NamedArbiter:
-    """An arbiter that is identified by name and fingerprint; `arbiter` is None if only its record is known."""
+    """An arbiter with the name and fingerprint that its recorded beliefs are stored under.
+
+    `arbiter` is None if it is not loaded, because only its recorded beliefs are available.
+    """
 
     name: str
     fingerprint: str
@@ -60,19 +63,25 @@ class _NamedArbiter:
 
 
 def get_answer_pair(row: LabelRow) -> AnswerPair:
-    """Return the two answers of a row with its question and passages."""
+    """Return the closed-book and the open-book answer of a row, with its question and passages.
+
+    Raises:
+        BadInput: The row does not have both answers.
+    """
     if row.closed is None or row.open is None:
-        raise BadInput(f"question '{row.id}' does not have both a closed-book and an open-book answer.")
+        raise BadInput(
+            f"question '{row.id}' does not have both a closed-book and an open-book answer. Label it with passages."
+        )
     return AnswerPair(question_from_row(row), _to_completion(row.closed), _to_completion(row.open), row.passages)
 
 
 def _to_completion(answer: GradedAnswer) -> Completion:
-    """Convert a recorded answer."""
+    """Convert a recorded answer to a completion."""
     return Completion(answer.text, answer.tokens, answer.finished, len(answer.tokens or ()))
 
 
 def get_arbiter_folder(arbiter: str | Arbiter | None) -> str | None:
-    """Return the folder of a fitted arbiter, None for any other."""
+    """Return the folder of a fitted arbiter; None for arbiters that are not fitted and for None."""
     if isinstance(arbiter, FittedArbiter):
         return str(arbiter.artifact.path)
     return arbiter if isinstance(arbiter, str) and is_arbiter_folder(arbiter) else None
@@ -85,16 +94,24 @@ def arbitrate(
     plug_in: bool = False,
     on_progress: ProgressCallback = lambda done, total: None,
 ) -> ArbiterChoices:
-    """Choose an answer for every row of a label table; beliefs that are not recorded yet are computed and recorded.
+    """Choose between the closed-book and the open-book answer for every row of a label table.
+
+    Beliefs that the label runs do not record yet are computed and written into them.
 
     Args:
         table: Rows with closed-book and open-book answers.
-        arbiter: An arbiter, its spec or folder, or the name of a recorded one.
-        plug_in: Accept answers of another LLM than the one it was fitted on.
+        arbiter: An arbiter, its spec or folder, or the name of an arbiter whose beliefs are recorded.
+        plug_in: Accept answers of a different LLM than the one that the arbiter was fitted on.
         on_progress: Called with the number of finished rows and the total.
+
+    Raises:
+        BadSetting: The table has no open-book answers, or the arbiter was fitted on its questions.
     """
     if table.open_right is None:
-        raise BadSetting("an arbiter chooses after retrieval, and no row has an open-book answer. Label with passages.")
+        raise BadSetting(
+            "an arbiter needs answers with passages to choose from, and the label run has none. Label the questions "
+            "with passages: set `index`."
+        )
     named = _resolve_arbiter(table, arbiter, plug_in)
     closed_keys: set[str] = set()
     for run in table.split_by_run():
@@ -107,7 +124,11 @@ def arbitrate(
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
-    """Load the arbiter and bind it to the LLM of the table, or find its record."""
+    """Load an arbiter and bind it to the LLM of the table.
+
+    A name that is neither a folder nor a registered arbiter refers to beliefs recorded in the label runs, if there are
+    any under this name.
+    """
     if isinstance(arbiter, str) and not is_arbiter_folder(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
         recorded = {item.arbiter: item for run in table.runs for item in read_beliefs(Path(run))}
         if arbiter in recorded:
@@ -122,7 +143,10 @@ def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -
 def _complete_beliefs(
     run: Path, rows: Sequence[LabelRow], named: _NamedArbiter, on_progress: ProgressCallback
 ) -> RecordedBeliefs:
-    """Return the beliefs of a run; missing ones are computed and recorded."""
+    """Return an arbiter's beliefs about the rows of a label run; missing ones are computed and recorded.
+
+    Rows without an open-book answer are skipped.
+    """
     identity = (named.name, named.fingerprint)
     recorded = [item for item in read_beliefs(run) if (item.arbiter, item.fingerprint) == identity]
     beliefs = recorded[0] if recorded else RecordedBeliefs(*identity, {}, {})
@@ -130,7 +154,10 @@ def _complete_beliefs(
     if not missing:
         return beliefs
     if named.arbiter is None:
-        raise BadInput(f"the arbiter '{named.name}' is recorded for some rows of '{run}' only: name its folder.")
+        raise BadInput(
+            f"the beliefs of the arbiter '{named.name}' are recorded for only some rows of '{run}'. Pass the folder of "
+            "the arbiter to compute the others."
+        )
     _check_rows(run, missing, named.arbiter)
     log.info("%s judges the answers to %d questions", named.name, len(missing))
     try:
@@ -148,7 +175,7 @@ def _complete_beliefs(
 
 
 def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: Arbiter) -> RecordedBeliefs:
-    """Add the beliefs of an arbiter about further rows."""
+    """Ask an arbiter about further rows and return its recorded beliefs with these added."""
     computed = compute_beliefs(arbiter, [get_answer_pair(row) for row in rows])
     by_id = {row.id: belief for row, belief in zip(rows, computed, strict=True)}
     beliefs = {key: belief for key, belief in by_id.items() if belief is not None}
@@ -162,11 +189,11 @@ def _add_beliefs(recorded: RecordedBeliefs, rows: Sequence[LabelRow], arbiter: A
 
 
 def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
-    """Raise an error if the rows lack what the arbiter reads."""
+    """Raise an error if texts, passages or log-probabilities that the arbiter reads are missing in all rows."""
     if not any(row.question for row in rows):
         raise BadSetting(
-            f"'{run}' is packed without questions and answers, which the arbiter '{arbiter.name}' reads. Use the "
-            "original run, or one in which the arbiter is recorded."
+            f"the label run '{run}' was packed without questions and answers, which the arbiter '{arbiter.name}' "
+            "reads. Use the original label run, or one that records the beliefs of this arbiter."
         )
     answers = [answer for row in rows for answer in (row.closed, row.open) if answer is not None]
     missing = ""
@@ -176,7 +203,7 @@ def _check_rows(run: Path, rows: Sequence[LabelRow], arbiter: Arbiter) -> None:
         missing = "log-probabilities"
     if missing:
         raise UnsupportedSignal(
-            f"the arbiter '{arbiter.name}' reads {missing}, and the rows of '{run}' have none. Label again with "
-            f"{missing}, or fit the arbiter on rows like these.",
-            brief=f"the rows lack {missing}",
+            f"the arbiter '{arbiter.name}' reads {missing}, and the label run '{run}' has none. Label the questions "
+            f"again with {missing}, or fit the arbiter on label runs without them.",
+            brief=f"the label run has no {missing}",
         )

@@ -1,1 +1,1 @@
-"""The folder format of fitted gates and arbiters: files, manifest, numpy classifiers, drift checks."""
+"""The folder format of fitted gates and arbiters: files, manifest, classifiers in numpy, and drift checks."""

@@ -1,14 +1,16 @@
-"""Two checks that a gate is used on data like that it was fitted on: distance of questions, agreement of states.
+"""Two checks that a gate is used on the kind of data that it was fitted on: distance of questions, agreement of states.
 
-Distance: gates can fail on other kinds of questions. The training questions are stored as mean, scale and principal
-directions of features that the gate reads anyway: its lowest hidden state, or surface features of the question if it
-reads none. A question's distance is a Mahalanobis distance, with one common variance for the remaining directions. It
-is divided by the 99 % quantile of held-out questions, so that more than 1 is far. Older gates have no distance.
+Distance: a gate can fail on kinds of questions that it was not trained on. The training questions are summarized by
+mean, scale and principal directions of features that the gate reads anyway: its lowest hidden state, or surface
+features of the question if it reads none. The distance of a question is a Mahalanobis distance, with one common
+variance for the remaining directions. It is divided by the 99 % quantile of held-out questions, so that more than 1 is
+far. Older gates have no distance.
 
-Agreement: a served model has another fingerprint than its weights, so only the hidden states themselves show whether
-they are the same. Ten training questions are stored with their states. States of one layer are similar for all
-questions (a cosine of .995 on the embedded model), so each state must also be closest to that of its own question once
-the common mean is subtracted.
+Agreement: the fingerprint of a served model differs from that of its weights, so only the hidden states show whether
+the server runs the weights that the gate was fitted on. Ten training questions are stored with their states, and the
+states of the server must have nearly the same direction (cosine). States of one layer are similar for all questions (a
+cosine of .995 on the embedded model). Therefore each state must also be closest to that of its own question after the
+common mean is subtracted.
 """
 
 from __future__ import annotations
@@ -32,22 +34,25 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Model, Question, Reading, SignalRequest, Vector
 
 DISTANCE_PREFIX = "distance."
-MAX_DIRECTIONS = 16
-MAX_ROWS = 2_000  # enough to estimate 16 directions
-EDGE_QUANTILE = 0.99
+MAX_DIRECTIONS = 16  # maximum number of principal directions
+MAX_ROWS = 2_000  # training questions to use; enough to estimate 16 directions
+EDGE_QUANTILE = 0.99  # questions farther away than this share of held-out questions are far
 FAR_DISTANCE = 1.0 + 1e-6  # tolerates rounding of questions at the edge
-MIN_REPORTED_SHARE = 0.05  # a share of .01 is expected by chance
+MIN_REPORTED_SHARE = 0.05  # warn if more than this share of questions is far; .01 is expected by chance
 
-REFERENCE_COUNT = 10
-MIN_COSINE = 0.99
-QUESTIONS_KEY = "questions"
+REFERENCE_COUNT = 10  # training questions that are stored with their hidden states
+MIN_COSINE = 0.99  # minimum cosine between a state of the server and the stored state
+QUESTIONS_KEY = "questions"  # metadata field of the reference file that holds the questions
 
 
 # --- distance from the training questions ---------------------------------------------------------
 
 
 def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
-    """Choose the features of the distance, as the `distance` entry of the manifest.
+    """Choose the features that the distance from the training questions is computed on.
+
+    The result is stored as `distance` in the manifest: the lowest layer that the gate reads, or 'look' (surface
+    features of the question) if it reads none.
 
     Args:
         layers: The layers whose hidden states the gate reads.
@@ -58,14 +63,14 @@ def choose_distance_source(layers: Sequence[int]) -> dict[str, Any]:
 def read_distance_features(
     source: Mapping[str, Any], questions: Sequence[Question], readings: Sequence[Reading]
 ) -> Vector:
-    """Return the features that the distance is computed on, one row per question."""
+    """Return the features that the distance is computed on, one row per question; `source` says which."""
     if source["of"] == "state":
         return stack_hidden_states(readings, source["layer"], "pre")
     return surface_features(questions)
 
 
 def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
-    """Claim the tensors of the distance; gates of older versions have none."""
+    """Check the tensors that `compute_distances` uses. Gates of older versions have none (`source` is None)."""
     if source is None:
         return
     (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", None if source["of"] == "state" else SURFACE_WIDTH).shape
@@ -76,13 +81,13 @@ def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] |
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
-    """Compute the tensors for `compute_distances`.
+    """Summarize the training questions by the tensors that `compute_distances` uses.
 
     Args:
         features: Features of the training questions.
-        held_out: Features of questions of the same kind that the gate was not trained on.
+        held_out: Features of questions of the same kind that the gate was not trained on. They define what is far.
     """
-    rows = features[:: -(-len(features) // MAX_ROWS)].astype(np.float64)
+    rows = features[:: -(-len(features) // MAX_ROWS)].astype(np.float64)  # every n-th row, at most MAX_ROWS
     scale = rows.std(axis=0)
     mean, scale = rows.mean(axis=0), np.where(scale < 1e-6, 1.0, scale)
     x = (rows - mean) / scale
@@ -103,26 +108,29 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 
 
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
-    """Compute the distance of each row from the training questions; above 1 is farther than 99 % of them."""
+    """Compute the distance of each row of features from the training questions.
+
+    A distance above 1 is farther than that of 99 % of held-out questions of the same kind.
+    """
     mean, scale, directions, along, across, edge = (
         tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64)
         for name in ("mean", "scale", "directions", "along", "across", "edge")
     )
     check_feature_width(features, len(mean))
     x = (features.astype(np.float64) - mean) / scale
-    inside = x @ directions
-    outside = np.maximum((x**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
-    return np.asarray(np.sqrt((inside**2 / along).sum(axis=1) + outside / across[0]) / edge[0])
+    components = x @ directions  # along the principal directions; the rest shares the variance `across`
+    remaining_square = np.maximum((x**2).sum(axis=1) - (components**2).sum(axis=1), 0.0)
+    return np.asarray(np.sqrt((components**2 / along).sum(axis=1) + remaining_square / across[0]) / edge[0])
 
 
 def compute_far_share(distances: Sequence[float | None]) -> float | None:
-    """Compute the share of far questions; None if no distance is known."""
+    """Compute the share of questions that are far from the training questions; None if no distance is known."""
     known = [distance for distance in distances if distance is not None]
     return sum(distance > FAR_DISTANCE for distance in known) / len(known) if known else None
 
 
 def format_far_warning(gate: str, share: float | None, n: int) -> str:
-    """Return a warning if more questions are far than expected by chance, else ''.
+    """Return a warning if clearly more questions are unlike the training questions than by chance, else ''.
 
     Args:
         gate: Name of the gate.
@@ -132,8 +140,8 @@ def format_far_warning(gate: str, share: float | None, n: int) -> str:
     if share is None or share <= MIN_REPORTED_SHARE:
         return ""
     return (
-        f"{round(share * n)} of {n} questions are farther from the training questions of gate '{gate}' than 99 % of "
-        "those are; its needs may be wrong there. Label some questions like these and fit again on both label runs."
+        f"{round(share * n)} of {n} questions are unlike those that gate '{gate}' was trained on, so its decisions "
+        "about them may be wrong. Label some questions of this kind and fit the gate again on both label runs."
     )
 
 
@@ -142,7 +150,7 @@ def format_far_warning(gate: str, share: float | None, n: int) -> str:
 
 @dataclass(frozen=True)
 class ReferenceStates:
-    """Training questions and, by layer, the hidden state at the last token of each prompt."""
+    """Training questions that a gate stores and, for each layer, the hidden state at the last token of each prompt."""
 
     questions: list[Question]
     states: Mapping[int, Vector]
@@ -150,11 +158,11 @@ class ReferenceStates:
 
 @dataclass(frozen=True)
 class StateAgreement:
-    """How well the states of a server agree with the reference.
+    """How well the hidden states of a server agree with those that a gate stores.
 
     Attributes:
-        cosine: Smallest cosine between a state and its reference.
-        nearest: Number of questions whose states are closest to their own reference in every layer.
+        cosine: Smallest cosine between a state and the stored state of the same question.
+        nearest: Number of questions whose state is closest to its own stored state in every layer.
         n: Number of questions.
     """
 
@@ -164,16 +172,17 @@ class StateAgreement:
 
     @property
     def is_sufficient(self) -> bool:
-        """Whether the states are the same up to rounding."""
+        """Whether the states are equal up to rounding, so that the server runs the same weights."""
         return self.cosine >= MIN_COSINE and self.nearest == self.n
 
 
 def build_reference_files(
     questions: Sequence[Question], readings: Sequence[Reading], layers: Sequence[int]
 ) -> dict[str, bytes]:
-    """Store ten evenly spaced training questions with their states, as file content by name.
+    """Build the reference file: ten evenly spaced training questions with their hidden states.
 
-    Returns an empty dictionary if the readings have no states.
+    Returns:
+        The content of the file by its name. Empty if there are no questions or the readings lack a layer.
     """
     rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist())) if questions else []
     if not layers or not rows or any(layer not in readings[row].hidden for row in rows for layer in layers):
@@ -187,14 +196,18 @@ def build_reference_files(
 
 
 def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
-    """Read the stored questions and states; None if the folder has none."""
+    """Read the training questions and hidden states that a gate stores; None if it stores none.
+
+    Raises:
+        ArtifactError: The reference file is damaged.
+    """
     file = artifact.path / REFERENCE_FILE
     if not file.is_file():
         return None
     try:
-        with safe_open(str(file), framework="np") as opened:
-            states = {int(name): opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - no mapping
-            records = parse_json((opened.metadata() or {})[QUESTIONS_KEY], REFERENCE_FILE)
+        with safe_open(str(file), framework="np") as reference:
+            states = {int(name): reference.get_tensor(name) for name in reference.keys()}  # noqa: SIM118 - no mapping
+            records = parse_json((reference.metadata() or {})[QUESTIONS_KEY], REFERENCE_FILE)
         questions = [_parse_question(record) for record in records]
     except (SafetensorError, BadInput, KeyError, TypeError, ValueError, AttributeError):
         raise artifact.make_error(f"{REFERENCE_FILE} is broken") from None
@@ -204,27 +217,27 @@ def read_reference_states(artifact: Artifact) -> ReferenceStates | None:
 
 
 def _parse_question(record: Mapping[str, Any]) -> Question:
-    """Parse a stored question."""
+    """Convert a JSON record of the reference file to a question."""
     if not isinstance(record["text"], str) or not all(isinstance(choice, str) for choice in record["choices"]):
         raise ValueError("not a question")
     return Question(record["text"], lang=record["lang"], choices=tuple(record["choices"]))
 
 
 def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPrompts, request: SignalRequest) -> str:
-    """Check that a server returns the hidden states that a gate was fitted on.
+    """Check that a server returns the hidden states that a gate was fitted on, by running ten stored questions.
 
     Returns:
         A note for decisions that names the model the gate was fitted on.
 
     Raises:
-        ArtifactError: The states differ, or the gate has no reference states.
+        ArtifactError: The states differ, or the gate stores no states to compare with.
     """
     trained_on, gate = artifact.manifest["model"]["name"], artifact.path.name
     reference = read_reference_states(artifact)
     if reference is None or not set(request.layers) <= set(reference.states):
         raise ArtifactError(
-            f"the gate '{gate}' was fitted on {trained_on} and has no stored states to compare with those of "
-            f"{model.name}. Fit it again with this version, or set plug_in=True if you know that they agree."
+            f"the gate '{gate}' was fitted on {trained_on} and stores no hidden states to compare with those of "
+            f"{model.name}. Fit the gate again, or set plug_in=True if you know that both run the same weights."
         )
     closed_book_prompts = [prompts.closed(question) for question in reference.questions]
     readings = model.read(closed_book_prompts, SignalRequest(layers=request.layers, resumable=False))
@@ -233,9 +246,9 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
         raise ArtifactError(
             f"the gate '{gate}' was fitted on {trained_on}, and {model.name} has other hidden states: on {agreement.n} "
             f"prompts the smallest cosine is {agreement.cosine:.4f} (at least {MIN_COSINE} is needed), and "
-            f"{agreement.nearest} of {agreement.n} are closest to their own. Serve the same weights, name the "
-            "server's layers in its order (the last layer of vLLM is the one before the final norm), or fit on the "
-            "server."
+            f"{agreement.nearest} of {agreement.n} states are closest to the stored state of their own prompt. Serve "
+            "the same weights, list the server's layers in its order (the last layer of vLLM is the one before the "
+            "final norm), or fit the gate on the server."
         )
     return (
         f"fitted on {trained_on}, whose states the server returns (smallest cosine {agreement.cosine:.4f} on "
@@ -246,7 +259,10 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
 def measure_state_agreement(
     reference: ReferenceStates, readings: Sequence[Reading], layers: Sequence[int]
 ) -> StateAgreement:
-    """Compare the states of readings with the reference, over all layers."""
+    """Compare the hidden states in readings with the stored ones, over all layers.
+
+    If the shapes differ, the agreement is 0.
+    """
     min_cosine, is_nearest = 1.0, np.ones(len(readings), dtype=bool)
     for layer in layers:
         expected, actual = reference.states[layer], np.stack([reading.hidden[layer] for reading in readings])

@@ -31,15 +31,15 @@ FORMAT_VERSION = 1
 GATE_MANIFEST, WEIGHTS_FILE, CARD_FILE = "gate.json", "weights.safetensors", "README.md"
 SEEN_FILE = "seen.txt"  # keys of the questions that the gate or arbiter was fitted on
 REFERENCE_FILE = "reference.safetensors"  # training questions with hidden states; users may delete it before sharing
-ALWAYS_RETRIEVE = -1.0  # a threshold below every need
+ALWAYS_RETRIEVE = -1.0  # a threshold below every need, so that the gate always retrieves
 GATE_KIND = "a fitted gate"
 Tensors = Mapping[str, NDArray[Any]]
-Verdict = Literal["need", "own"]  # decide by the calibrated need, or by the classifier's raw score at 0.5
+Verdict = Literal["need", "own"]  # decide by the calibrated need, or by whether the raw score exceeds 0.5
 
 FITTED_FOLDER_HINT = "a folder written by `knowgate fit` (none has this name)"
 OTHER_FOLDERS = {
-    "arbiter.json": "It holds a fitted arbiter: pass it as `arbiter`.",
-    "run.json": "It holds a label run: fit a gate on it with `knowgate fit`.",
+    "arbiter.json": "The folder contains a fitted arbiter. Pass it as `arbiter`.",
+    "run.json": "The folder contains a label run. Fit a gate on it with `knowgate fit`.",
 }
 
 
@@ -65,7 +65,7 @@ GATE_FORMAT = ArtifactFormat("gate", GATE_MANIFEST, "knowgate fit", read_gate_ma
 
 @dataclass(frozen=True)
 class Artifact:
-    """The manifest and weights of a fitted gate or arbiter. `path` is its folder."""
+    """A fitted gate or arbiter as loaded from its folder `path`: the manifest and the weights."""
 
     path: Path
     manifest: Mapping[str, Any]
@@ -79,19 +79,19 @@ class Artifact:
         return options
 
     def make_error(self, problem: str) -> ArtifactError:
-        """Build the error to raise when this artifact cannot be used."""
+        """Build the error to raise if this gate or arbiter cannot be used; `problem` says why."""
         return _make_error(self.path, problem, self.format)
 
 
 def _make_error(folder: Path, problem: str, artifact_format: ArtifactFormat) -> ArtifactError:
-    """Build the error to raise when an artifact cannot be used."""
+    """Build the error to raise if the gate or arbiter in a folder cannot be used; `problem` says why."""
     return ArtifactError(
         f"the fitted {artifact_format.kind} '{folder}' cannot be used: {problem.rstrip('.')}. Fit it again."
     )
 
 
 def is_artifact(path: str | Path, manifest_file: str = GATE_MANIFEST) -> bool:
-    """Return whether a path is a folder with this manifest, by default a fitted gate."""
+    """Return whether a path is a folder that contains the manifest file; by default, that of a fitted gate."""
     try:
         return (Path(path).expanduser() / manifest_file).is_file()
     except (OSError, ValueError, RuntimeError):  # the name is too long, contains NUL, or names an unknown user
@@ -99,26 +99,31 @@ def is_artifact(path: str | Path, manifest_file: str = GATE_MANIFEST) -> bool:
 
 
 def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMAT) -> Artifact:
-    """Load a fitted gate or arbiter and check its files.
+    """Load a fitted gate or arbiter from its folder and check its files.
+
+    Args:
+        path: Folder of the gate or arbiter.
+        artifact_format: Whether a gate or an arbiter is expected.
 
     Raises:
-        ArtifactError: The folder is incomplete, damaged, edited by hand or of another version.
+        ArtifactError: The folder is incomplete, damaged, edited by hand or written by an incompatible version.
     """
     kind, manifest_file = artifact_format.kind, artifact_format.manifest_file
     if not is_artifact(path, manifest_file):
         raise ArtifactError(
-            f"'{path}' is not a fitted {kind}: it has no {manifest_file}. Make one: {artifact_format.command}"
+            f"'{path}' is not the folder of a fitted {kind}: it has no {manifest_file}. Create one with "
+            f"`{artifact_format.command}`."
         )
     folder = expand_path(path)
 
     def make_error(problem: str) -> ArtifactError:
-        """Build the error to raise when this folder cannot be used."""
+        """Build the error to raise if this folder cannot be used."""
         return _make_error(folder, problem, artifact_format)
 
     check_artifact_folder(folder, make_error)
     manifest = _read_manifest(folder, artifact_format)
     digests = dict(manifest.get("files", {}))  # early versions wrote none
-    if not (folder / REFERENCE_FILE).exists():
+    if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
         digests.pop(REFERENCE_FILE, None)
     weights = (folder / WEIGHTS_FILE).read_bytes() if (folder / WEIGHTS_FILE).is_file() else b""
     if hashlib.sha256(weights).hexdigest() != manifest.get("weights_sha256", hashlib.sha256(weights).hexdigest()):
@@ -128,7 +133,7 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
 
 
 def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, Any]:
-    """Read the manifest and check version, checksum and fields."""
+    """Read the manifest of a folder and check its version, checksum and fields."""
     name = artifact_format.manifest_file
     try:
         manifest = read_json(folder / name)
@@ -139,7 +144,7 @@ def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, A
     except (BadInput, TypeError) as error:
         raise _make_error(folder, f"{name} is broken ({error})", artifact_format) from None
     if version != FORMAT_VERSION:
-        problem = f"it has format {str(version)[:40]}, this knowgate reads {FORMAT_VERSION}"
+        problem = f"its format version is {str(version)[:40]}, but this version of knowgate reads {FORMAT_VERSION}"
         raise _make_error(folder, problem, artifact_format)
     if not is_intact:
         advice = " (use `knowgate calibrate` to change the threshold)" if artifact_format.kind == "gate" else ""
@@ -152,10 +157,10 @@ def _read_manifest(folder: Path, artifact_format: ArtifactFormat) -> dict[str, A
 
 
 def _parse_tensors(data: bytes, make_error: Callable[[str], ArtifactError]) -> Tensors:
-    """Parse the weights and check that they are finite."""
+    """Parse the content of the weights file and check that all numbers are finite; no content means no tensors."""
     try:
         tensors: Tensors = load(data) if data else {}
-    except (SafetensorError, KeyError, ValueError, TypeError) as error:  # the last two: number types numpy lacks
+    except (SafetensorError, KeyError, ValueError, TypeError) as error:  # numpy lacks some number types
         raise make_error(f"its weights cannot be read: {error}") from None
     if any(not np.isfinite(tensor).all() for tensor in tensors.values()):
         raise make_error("its weights contain NaN or infinite numbers")
@@ -171,14 +176,14 @@ def write_artifact(
     *,
     artifact_format: ArtifactFormat = GATE_FORMAT,
 ) -> None:
-    """Save a fitted gate or arbiter; replaces an earlier one at the same path, but no other folder.
+    """Save a fitted gate or arbiter in a folder. An earlier one is replaced, but never a folder of another kind.
 
     Args:
         path: Folder to write.
         manifest: Content of the manifest, without version, digests and checksum.
         tensors: Weights, by name.
         card: Text of the model card, in Markdown.
-        files: Further files by their relative path, such as an adapter.
+        files: Content of further files, such as an adapter, by relative path.
         artifact_format: Whether it is a gate or an arbiter.
     """
     check_replaceable(path, artifact_format.manifest_file, f"a fitted {artifact_format.kind}")
@@ -201,16 +206,16 @@ def revise_artifact(
     out: Path,
     folders: Mapping[str, Path] | None = None,
 ) -> None:
-    """Write an artifact with the same weights and another manifest, in place or as a copy.
+    """Write a gate or arbiter with the same weights and a new manifest, in place or as a copy.
 
-    Even in place the folder is built anew and then swapped in, so that manifest and files always match.
+    In place, too, a complete new folder is built and then swapped in, so that manifest and files always match.
 
     Args:
         artifact: The artifact to start from.
         manifest: The new manifest.
         texts: Text files to write, by name.
         out: Target folder; may be the folder of `artifact`.
-        folders: Folders to move into the target; they replace those of the same name.
+        folders: Folders to move into the target, by name. They replace folders of the same name.
     """
     in_place = out.exists() and out.resolve() == artifact.path.resolve()
     if not in_place:
@@ -231,7 +236,7 @@ def revise_artifact(
 
 
 def _link_or_copy(source: str, target: str) -> None:
-    """Hard-link a file, because a judge can have gigabytes; copy it where links are not supported."""
+    """Create a hard link, because a judge can have gigabytes, or copy the file if links are not supported."""
     try:
         os.link(source, target)
     except OSError:
@@ -239,32 +244,32 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _write_manifest(folder: Path, manifest: Mapping[str, Any], artifact_format: ArtifactFormat) -> None:
-    """Write the manifest with the digests of the other files and a checksum of itself."""
+    """Write the manifest with the digests of the other files and a checksum of its own fields."""
     unchecked_files = (artifact_format.manifest_file, CARD_FILE)
     complete = {**manifest, "files": compute_digests(folder, exclude=unchecked_files)}
     write_json(folder / artifact_format.manifest_file, {**complete, "checksum": compute_checksum(complete)})
 
 
 def compute_checksum(manifest: Mapping[str, Any]) -> str:
-    """Compute the checksum of all fields of a manifest, which also is the fingerprint of an arbiter."""
+    """Compute the checksum of all fields of a manifest. It is also the fingerprint of an arbiter."""
     fields = [f"{key}={json.dumps(manifest[key])}" for key in sorted(manifest) if key != "checksum"]
     return sha256_text(*fields)[:16]
 
 
 def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool) -> str:
-    """Check that an artifact was fitted on this model and these answer prompts.
+    """Check that a gate or arbiter was fitted on this model and these answer prompts.
 
     Args:
         artifact: The fitted gate or arbiter.
         model: Fingerprint of the model.
         prompts: Fingerprint of the answer prompts.
-        plug_in: Accept another model or other prompts.
+        plug_in: Accept a gate or arbiter that was fitted on a different model or different prompts.
 
     Returns:
-        A note for decisions if another model is accepted, else ''.
+        A note for decisions if `plug_in` accepted a mismatch, else ''.
 
     Raises:
-        ArtifactError: The artifact was fitted on another model or other prompts.
+        ArtifactError: Model or prompts are different, and `plug_in` is False.
     """
     trained_on, trained_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
     if (trained_on["fingerprint"], trained_prompts) == (model, prompts):
@@ -279,14 +284,18 @@ def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool
 
 
 class FittedGateSpec(NamedTuple):
-    """The folder of a fitted gate and the score it decides by: 'DIR' or 'DIR,verdict=own'."""
+    """A parsed spec of a fitted gate, 'DIR' or 'DIR,verdict=own': its folder and the score that it decides by."""
 
     folder: str
     verdict: Verdict = "need"
 
 
 def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
-    """Parse the spec of a fitted gate; return None if it names no folder of one."""
+    """Parse the spec of a fitted gate; return None if it does not name the folder of a fitted gate.
+
+    Raises:
+        BadSetting: The folder is followed by an unknown option.
+    """
     if is_artifact(spec):
         return FittedGateSpec(spec)
     folder, comma, option = spec.rpartition(",")
@@ -295,7 +304,7 @@ def parse_fitted_spec(spec: str) -> FittedGateSpec | None:
     name, _, value = option.partition("=")
     if name.strip() != "verdict" or value.strip() not in get_args(Verdict):
         allowed = " or ".join(f"verdict={verdict}" for verdict in get_args(Verdict))
-        raise BadSetting(f"the fitted gate '{folder}' has the option '{option.strip()}'; allowed: {allowed}.")
+        raise BadSetting(f"unknown option '{option.strip()}' of the fitted gate '{folder}'. Allowed: {allowed}.")
     return FittedGateSpec(folder, "own" if value.strip() == "own" else "need")
 
 
@@ -307,5 +316,5 @@ def reject_other_folder(spec: str) -> None:
         return
     if is_folder and parse_fitted_spec(spec) is None:
         hints = [hint for manifest_file, hint in OTHER_FOLDERS.items() if is_artifact(spec, manifest_file)]
-        hint = hints[0] if hints else "Give one that `knowgate fit` wrote."
-        raise ArtifactError(f"the folder '{spec}' holds no fitted gate: it has no {GATE_MANIFEST}. {hint}")
+        hint = hints[0] if hints else "Pass a folder that `knowgate fit` wrote."
+        raise ArtifactError(f"the folder '{spec}' contains no fitted gate: it has no {GATE_MANIFEST}. {hint}")

@@ -11,9 +11,9 @@ from knowgate.errors import BadInput
 from knowgate.stats.logistic import PROBABILITY_FLOOR
 from knowgate.types import Signal
 
-MAX_TOKENS = 1_000_000  # no fitted gate asks for more draft tokens
+MAX_TOKENS = 1_000_000  # larger numbers in a manifest are rejected as errors
 MAX_SAMPLES = 10_000
-StatePosition = Literal["pre", "post"]  # hidden state before the answer, or after the draft
+StatePosition = Literal["pre", "post"]  # "pre": hidden state before the answer; "post": after the draft
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class ModelRecord:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A label run that was used for fitting."""
+    """The name of a label run that was used for fitting."""
 
     run: str
 
@@ -42,7 +42,7 @@ class EstimateRecord:
 
 @dataclass(frozen=True)
 class ReadRequestRecord:
-    """The signals that the gate reads: the fields of a `SignalRequest` with their allowed ranges."""
+    """How much of each signal a gate reads from the LLM: the fields of `SignalRequest` with their allowed ranges."""
 
     draft_tokens: Annotated[int, NumberRange(0, MAX_TOKENS)] = 0
     layers: tuple[Annotated[int, NumberRange(-100_000, 100_000)], ...] = ()
@@ -60,7 +60,13 @@ class ReadRequestRecord:
 
 @dataclass(frozen=True)
 class RunMetricsRecord:
-    """Quality of a gate on the test questions of one label run, if it was fitted on several."""
+    """Quality of a gate on the test questions of one label run. It is recorded if the gate was fitted on several.
+
+    Attributes:
+        n: Number of test questions.
+        base_rate: Share of test questions that need retrieval.
+        auroc: Area under the ROC curve.
+    """
 
     n: NonNegativeInt
     base_rate: UnitInterval | None
@@ -69,7 +75,12 @@ class RunMetricsRecord:
 
 @dataclass(frozen=True)
 class DistanceRecord:
-    """What the distance from the training questions is computed on: a hidden state or surface features ('look')."""
+    """Which features measure how far a question is from the training questions.
+
+    Attributes:
+        of: 'state' is a hidden state, 'look' are surface features of the text, such as its length.
+        layer: Layer of the hidden state.
+    """
 
     of: Literal["state", "look"]
     layer: int | None = None
@@ -77,7 +88,7 @@ class DistanceRecord:
 
 @dataclass(frozen=True)
 class CalibrationRecord:
-    """Parameters of the map from raw score to probability; see `apply_calibration`."""
+    """Parameters of the function that maps a raw score to a probability; see `apply_calibration`."""
 
     kind: Literal["isotonic", "platt", "none"]
     x: tuple[float, ...] = ()
@@ -89,7 +100,12 @@ class CalibrationRecord:
 
 @dataclass(frozen=True)
 class GateManifest:
-    """Content of `gate.json`. `files` are the digests of the other files except the card."""
+    """Content of `gate.json`.
+
+    `want` says how much of each signal the gate reads. `model` and `prompts` identify the LLM and the answer prompts
+    that it was fitted on. `files` holds the digests of the other files in the folder, except the model card. At most
+    one of `guarantee`, `budget` and `accuracy` is set: the evidence for a threshold that `calibrate` chose.
+    """
 
     gate: str
     options: Mapping[str, Any]
@@ -125,7 +141,7 @@ class GateManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class CountsRecord:
-    """Counts and rates of a threshold on some questions; see `ThresholdResult`."""
+    """What a threshold does to a set of questions, as counts and rates; see `ThresholdResult` for the fields."""
 
     n: Annotated[int, NumberRange(1)]
     retrieved: NonNegativeInt = 0
@@ -143,7 +159,7 @@ class CountsRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RetrieverRecord:
-    """Name and fingerprint of a retriever."""
+    """Name and fingerprint of a retriever; None if the label run did not record them."""
 
     name: str | None
     fingerprint: str | None
@@ -151,7 +167,7 @@ class RetrieverRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerRecord:
-    """The reranker that chose the passages, and from how many candidates."""
+    """The reranker that chose the passages, and the number of candidates that it chose from."""
 
     name: str
     fingerprint: str
@@ -184,7 +200,10 @@ class EvidenceRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GuaranteeRecord(EvidenceRecord):
-    """Evidence for a threshold that loses at most `epsilon` with confidence 1 - `delta`."""
+    """Evidence for a threshold that loses at most `epsilon` accuracy with confidence 1 - `delta`.
+
+    See `Guarantee` for the fields.
+    """
 
     epsilon: UnitInterval
     delta: UnitInterval
@@ -197,24 +216,32 @@ class GuaranteeRecord(EvidenceRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetRecord(EvidenceRecord):
-    """Evidence for a threshold that was chosen for the retrieval rate `wanted`."""
+    """Evidence for a threshold that was chosen to retrieve for at most a share `wanted` of the questions."""
 
     wanted: UnitInterval
 
 
 def read_gate_manifest(value: Mapping[str, Any], where: str) -> GateManifest:
-    """Validate the content of `gate.json`; fields that later versions added are ignored."""
+    """Validate the content of `gate.json`; unknown fields, which later versions may add, are ignored.
+
+    Args:
+        value: The parsed JSON.
+        where: What error messages call the file.
+
+    Raises:
+        BadInput: A field is missing or wrong.
+    """
     manifest = read_record(GateManifest, dict(value), where, ignore_unknown=True)
     check_calibration(manifest.calibration, where)
     distance = manifest.distance
     if distance is not None and distance.of == "state" and distance.layer not in manifest.want.layers:
-        raise BadInput(f"{where}: distance uses layer {distance.layer}, which the gate does not read.")
+        raise BadInput(f"{where}: `distance` uses layer {distance.layer}, which is not among the layers in `want`.")
     return manifest
 
 
 def check_calibration(calibration: CalibrationRecord, where: str) -> None:
-    """Raise BadInput if the knots of an isotonic calibration do not increase."""
+    """Raise BadInput if an isotonic calibration does not have as many x as y values, all in increasing order."""
     x, y = calibration.x, calibration.y
     is_increasing = sorted(x) == list(x) and sorted(y) == list(y)
     if calibration.kind == "isotonic" and not (x and len(x) == len(y) and is_increasing):
-        raise BadInput(f"{where}: calibration needs as many x as y knots, both in increasing order.")
+        raise BadInput(f"{where}: `calibration` must have as many x as y values, both in increasing order.")

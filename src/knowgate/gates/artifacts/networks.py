@@ -1,4 +1,4 @@
-"""Small classifiers applied with numpy: standardize the features, then average an ensemble of ReLU networks.
+"""Small classifiers in numpy: features are standardized, and the predictions of an ensemble of ReLU networks averaged.
 
 Tensor names: `mean` and `scale`, then `{member}.{layer}.weight` (outputs x inputs) and `{member}.{layer}.bias`. The
 last layer has two outputs (known, retrieval needed) or one (the logit of retrieval needed). A linear classifier has
@@ -20,12 +20,15 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Vector
 
 MAX_WEIGHT = 1e30  # larger weights overflow
-MIN_DIVISOR = 1e-12
+MIN_DIVISOR = 1e-12  # smaller scales would overflow when features are divided by them
 Shape = tuple[int | None, ...]
 
 
 class TensorValidator:
-    """Checks the tensors of an artifact: each is claimed by name, and unclaimed ones are rejected."""
+    """Checks that a fitted gate or arbiter has exactly the tensors that it needs.
+
+    `claim` checks one expected tensor, and `finish` rejects tensors that were not claimed.
+    """
 
     def __init__(self, tensors: Mapping[str, NDArray[Any]]):
         self._unclaimed = dict(tensors)
@@ -34,15 +37,15 @@ class TensorValidator:
         return name in self._unclaimed
 
     def claim(self, name: str, *shape: int | None, positive: bool = False) -> NDArray[Any]:
-        """Take a tensor out of the unclaimed ones and check it.
+        """Check that an expected tensor is present and valid, mark it as claimed, and return it.
 
         Args:
             name: Name of the tensor.
-            shape: Expected size of each dimension; None accepts any size from 1.
+            shape: Expected size of each dimension; None accepts any size of at least 1.
             positive: Reject values that are zero or negative.
 
         Raises:
-            BadInput: The tensor is missing or has another shape, type or range.
+            BadInput: The tensor is missing, or its shape, type or values are wrong.
         """
         if name not in self._unclaimed:
             raise BadInput(f"the tensor '{name}' is missing.")
@@ -54,7 +57,7 @@ class TensorValidator:
         if not np.issubdtype(tensor.dtype, np.floating):
             raise BadInput(f"the tensor '{name}' holds {tensor.dtype}, not floating-point numbers.")
         if float(np.abs(tensor).max()) > MAX_WEIGHT or (positive and float(tensor.min()) < MIN_DIVISOR):
-            raise BadInput(f"the tensor '{name}' holds numbers out of range.")
+            raise BadInput(f"the tensor '{name}' contains numbers that are too large{' or too small' * positive}.")
         return tensor
 
     def finish(self) -> None:
@@ -64,7 +67,7 @@ class TensorValidator:
 
 
 def _has_shape(tensor: NDArray[Any], shape: Shape) -> bool:
-    """Return whether a tensor has a shape, where None accepts any size from 1."""
+    """Return whether a tensor has the given shape, where None accepts any size of at least 1."""
     return tensor.ndim == len(shape) and all(
         size >= 1 and expected in (None, size) for size, expected in zip(tensor.shape, shape, strict=True)
     )
@@ -76,21 +79,24 @@ def _format_shape(shape: Shape) -> str:
 
 
 def check_feature_width(features: Vector, width: int) -> None:
-    """Raise ArtifactError if features have another width than the weights that are applied to them."""
+    """Raise ArtifactError if the number of features differs from what the gate was fitted on."""
     if features.shape[1] != width:
         raise ArtifactError(
-            f"the gate was fitted on {width} features and gets {features.shape[1]}: they come from another LLM or "
-            "embedding model. Use the one it was fitted with, or fit it again."
+            f"the gate was fitted on {width} features and gets {features.shape[1]}, so they come from a different LLM "
+            "or embedding model. Use the model that the gate was fitted with, or fit the gate again."
         )
 
 
 def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
-    """Claim the tensors of one ensemble of networks.
+    """Check the tensors of one ensemble of networks.
 
     Args:
-        tensors: The tensors to claim from.
-        prefix: What the names of its tensors start with.
-        width: Number of features; None if it depends on the LLM.
+        tensors: The tensors of the gate or arbiter.
+        prefix: Start of the names of the ensemble's tensors.
+        width: Expected number of features; None accepts any number.
+
+    Raises:
+        BadInput: A tensor is missing or wrong.
     """
     (width,) = tensors.claim(f"{prefix}mean", width).shape
     tensors.claim(f"{prefix}scale", width, positive=True)
@@ -101,18 +107,22 @@ def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None 
 
 
 def _claim_member(tensors: TensorValidator, prefix: str, width: int) -> None:
-    """Claim the layers of one network."""
+    """Check the tensors of one network, layer by layer; each layer must fit the output of the one before it."""
     layer = 0
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
         (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
         tensors.claim(f"{prefix}{layer}.bias", width)
         layer += 1
     if width not in (1, 2):
-        raise BadInput(f"the network '{prefix}{layer - 1}' ends in {width} numbers, not in one or two.")
+        raise BadInput(f"the last layer '{prefix}{layer - 1}' of a network has {width} outputs instead of one or two.")
 
 
 def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray:
-    """Compute the probability that retrieval is needed, averaged over the members of the ensemble."""
+    """Apply an ensemble of networks to features, one row per question.
+
+    Returns:
+        The probability of the second class (retrieval needed), averaged over the members of the ensemble.
+    """
     check_feature_width(features, len(tensors[f"{prefix}mean"]))
     inputs = _standardize(tensors, features, prefix)
     members = [_apply_member(tensors, f"{prefix}{member}.", inputs) for member in _list_members(tensors, prefix)]
@@ -120,11 +130,15 @@ def apply_network(tensors: Tensors, features: Vector, prefix: str = "") -> Float
 
 
 def compute_contributions(tensors: Tensors, features: Vector, prefix: str = "") -> FloatArray | None:
-    """Compute what each feature adds to the logit of a linear classifier; None if it has hidden layers."""
+    """Compute how much each feature of each row adds to the logit of a linear classifier.
+
+    Returns None if the classifier has hidden layers.
+    """
     members = _list_members(tensors, prefix)
     if any(f"{prefix}{member}.1.weight" in tensors for member in members):
         return None
     weights = [tensors[f"{prefix}{member}.0.weight"].astype(np.float64) for member in members]
+    # With two outputs (known, retrieval needed) the logit is the difference of the two rows of weights.
     slopes = np.mean([rows[-1] - rows[0] if len(rows) == 2 else rows[0] for rows in weights], axis=0)
     return np.asarray(slopes * _standardize(tensors, features, prefix))
 
@@ -135,13 +149,13 @@ def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
-    """List the numbers of the ensemble's members."""
+    """List the members of an ensemble: the numbers that its tensor names start with, after the prefix."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
-    """Compute the probabilities of one network."""
+    """Apply one network of an ensemble to standardized features and return the probabilities."""
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
     for layer in range(depth):
         inputs = inputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]

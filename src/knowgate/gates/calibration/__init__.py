@@ -1,1 +1,1 @@
-"""Thresholds of gates: chosen by guarantee, retrieval rate or accuracy on label runs. Runs no LLM."""
+"""Choice of a gate's threshold on label runs: by guarantee, retrieval rate or accuracy. No LLM runs."""

@@ -1,4 +1,8 @@
-"""Whether the guarantee of a gate holds in the setup where it is used."""
+"""Checks whether the guarantee of a gate holds in the setup where the gate is used.
+
+A guarantee says that the gate loses at most a given accuracy against always retrieving. It was proven for one setup:
+LLM, prompts, retriever, passages, reranker and arbiter.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +21,18 @@ FINGERPRINT_LENGTH = 16  # characters of a fingerprint in messages
 
 @dataclass(frozen=True)
 class Deployment:
-    """The setup in which a gate is used. Fields that are None are unknown, unless stated otherwise.
+    """The setup in which a gate is used. A field that is None is unknown, unless stated otherwise.
 
     Attributes:
-        threshold: The user's threshold; None for that of the gate.
+        threshold: Threshold set by the user; None if the gate's own threshold is used.
         retriever: Fingerprint of the retriever; None without one.
-        k: Number of passages.
+        k: Number of passages that the LLM sees.
         max_tokens: Maximum length of an answer.
         open_prompts: Fingerprint of the prompts for questions with passages.
         reranker: Fingerprint of the reranker; None without one.
         candidates: Number of passages that the reranker chooses from.
-        reranks_sometimes: Whether reranking is skipped if the retriever is confident.
-        filters_passages: Whether a passage filter may drop passages.
+        reranks_sometimes: Whether reranking is skipped for questions where the retriever is confident.
+        filters_passages: Whether a passage filter (second look) may drop passages after retrieval.
         arbiter: Fingerprint of the arbiter; None without one.
     """
 
@@ -45,7 +49,10 @@ class Deployment:
 
 
 def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
-    """Describe the guarantee of a gate and why it does not hold here; '' for a gate without one."""
+    """Describe the guarantee of a gate and, if it does not hold in a deployment, why.
+
+    Returns '' for a gate without a guarantee.
+    """
     evidence = _get_guarantee(gate)
     if evidence is None:
         return ""
@@ -55,34 +62,44 @@ def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
 
 
 def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
-    """List the conditions of a gate's guarantee that a deployment violates; empty without a guarantee."""
+    """List the reasons why the guarantee of a gate does not hold in a deployment.
+
+    The list is empty if the guarantee holds or the gate has none.
+    """
     evidence = _get_guarantee(gate)
     if evidence is None or not isinstance(gate, FittedGate):
         return []
     violations = list(_check_threshold(gate, deployment, evidence))
+    # A gate that always retrieves, without an arbiter, loses nothing against always retrieving in any setup.
     never_skips = gate.threshold == ALWAYS_RETRIEVE and not evidence.get("arbiter")
     if deployment.retriever is not None and not never_skips:
         violations += _check_passages(deployment, evidence)
         violations += _check_arbiter(deployment, evidence.get("arbiter"))
         violations += _check_reranker(deployment, evidence.get("reranker"))
-        violations += ["it was shown without a second look at the passages"] if deployment.filters_passages else []
+        violations += ["it was proven without a second look at the passages"] if deployment.filters_passages else []
     return violations
 
 
 def get_proven_loss(gate: Gate, deployment: Deployment) -> float | None:
-    """Return the maximum loss that is proven for this deployment, None if none is."""
+    """Return the maximum accuracy loss that the gate's guarantee proves for a deployment.
+
+    Returns None if the gate has no guarantee, or if it does not hold in this deployment.
+    """
     evidence = _get_guarantee(gate)
     return None if evidence is None or find_violated_conditions(gate, deployment) else float(evidence["epsilon"])
 
 
 def has_guarantee_without_arbiter(gate: Gate) -> bool:
-    """Return whether a gate has a guarantee for use without an arbiter."""
+    """Return whether a gate has a guarantee that was proven without an arbiter."""
     evidence = _get_guarantee(gate)
     return evidence is not None and evidence.get("arbiter") is None
 
 
 def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
-    """Return the evidence for a gate's guarantee, which is about the calibrated need, not the raw score."""
+    """Return the evidence for a gate's guarantee; None if there is none.
+
+    Gates that decide by their raw score (verdict=own) have none, because guarantees are about the calibrated need.
+    """
     if not isinstance(gate, FittedGate) or gate.verdict == "own":
         return None
     evidence: Mapping[str, Any] | None = gate.artifact.manifest.get("guarantee")
@@ -90,69 +107,70 @@ def _get_guarantee(gate: Gate) -> Mapping[str, Any] | None:
 
 
 def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons in the gate and its threshold why the guarantee does not hold."""
-    if gate.note:
-        yield "the gate decides for another LLM or wording than its own"
+    """Yield reasons why the guarantee does not hold that concern the LLM, the prompts and the threshold."""
+    if gate.note:  # only gates that are used with a different LLM or different prompts have a note
+        yield "the gate was fitted on another LLM or other prompts"
     threshold = deployment.threshold
     if threshold is None:
         return
-    if threshold > gate.threshold:  # a stricter one loses less
+    if threshold > gate.threshold:  # a lower threshold retrieves more, so that it loses less
         yield f"the threshold used is {threshold:g}"
     if evidence.get("form") == "net" and round(threshold, 3) != threshold:
-        # With gains counted a stricter threshold may lose more, so that only those of the tested grid are proven.
+        # If gained answers are counted ('net'), a lower threshold may lose more. Only the tested thresholds are proven,
+        # which have at most three decimals.
         yield f"the threshold used, {threshold}, was not tested"
 
 
 def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield reasons in retriever, passages and prompts why the guarantee does not hold."""
+    """Yield reasons why the guarantee does not hold that concern the retriever, the passages and the answers."""
     retriever = evidence["retriever"]
     if retriever["fingerprint"] != deployment.retriever:
         yield (
-            f"it was shown for passages from {retriever['name']} ({_shorten(retriever['fingerprint'])}), not for those "
-            f"of this index ({_shorten(deployment.retriever)})"
+            f"it was proven for passages from {retriever['name']} ({_shorten(retriever['fingerprint'])}), not for "
+            f"those of this index ({_shorten(deployment.retriever)})"
         )
     k = count_shown_passages(evidence["k"], retriever["fingerprint"])
     if k not in (None, deployment.k):
-        yield f"it was shown for {k} passages, not for {deployment.k}"
+        yield f"it was proven for {k} passages, not for {deployment.k}"
     max_tokens, open_prompts = evidence.get("max_tokens"), evidence.get("open_prompts")
     if _differ(max_tokens, deployment.max_tokens):
-        yield f"it was shown for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
+        yield f"it was proven for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
     if _differ(open_prompts, deployment.open_prompts):
         both = f"{_shorten(open_prompts)}, not {_shorten(deployment.open_prompts)}"
-        yield f"it was shown for another wording of questions with passages ({both})"
+        yield f"it was proven for other prompts with passages ({both})"
 
 
 def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the reason why the guarantee does not hold with this arbiter."""
     if arbiter is None:
         if deployment.arbiter is not None:
-            yield "it was shown without an arbiter"
+            yield "it was proven without an arbiter"
     elif arbiter["fingerprint"] != deployment.arbiter:
-        yield f"it was shown with the arbiter '{arbiter['name']}' ({_shorten(arbiter['fingerprint'])})"
+        yield f"it was proven with the arbiter '{arbiter['name']}' ({_shorten(arbiter['fingerprint'])})"
 
 
 def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the reason why the guarantee does not hold with this reranker."""
     if reranker is None:
         if deployment.reranker is not None:
-            yield "it was shown without reranking"
+            yield "it was proven without reranking"
     elif deployment.reranker != reranker["fingerprint"]:
-        used = f"not by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "and here by none"
+        used = f"not by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "but none is used here"
         proven = f"{reranker['name']} ({_shorten(reranker['fingerprint'])})"
-        yield f"it was shown for passages chosen by the reranker {proven}, {used}"
+        yield f"it was proven for passages chosen by the reranker {proven}, {used}"
     elif _differ(reranker.get("candidates"), deployment.candidates):
-        yield f"it was shown for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
+        yield f"it was proven for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
     elif deployment.reranks_sometimes:
-        yield "it was shown for passages that were always reranked"
+        yield "it was proven for passages that were always reranked"
 
 
 def _shorten(fingerprint: str | None) -> str:
-    """Shorten a fingerprint for messages."""
+    """Shorten a fingerprint for messages; None becomes 'no fingerprint'."""
     if not fingerprint:
         return "no fingerprint"
     return fingerprint if len(fingerprint) <= FINGERPRINT_LENGTH else f"{fingerprint[:FINGERPRINT_LENGTH]}…"
 
 
 def _differ(proven: object, used: object) -> bool:
-    """Return whether two known values differ; older guarantees do not record everything."""
+    """Return whether two values differ. A value that is None is unknown and does not count as different."""
     return proven is not None and used is not None and proven != used

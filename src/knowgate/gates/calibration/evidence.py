@@ -1,4 +1,7 @@
-"""The evidence for a threshold: stored in `gate.json`, described in the card and in one sentence, shown as a table."""
+"""The evidence for a gate's threshold: how it was chosen, on which questions, and what it does to them.
+
+It is stored in `gate.json`, described in the model card and in one sentence, and shown as a table.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,15 @@ CARD_SECTION = re.compile(r"\n## Threshold\n.*?(?=\n## |\Z)", flags=re.DOTALL)
 def save_threshold(
     artifact: Artifact, threshold: float, kind: TargetKind, evidence: Mapping[str, Any], keys: Sequence[str], out: Path
 ) -> None:
-    """Write a threshold and its evidence into a fitted gate, replacing earlier ones.
+    """Write a threshold and its evidence into the folder of a fitted gate, replacing an earlier threshold.
 
     Args:
         artifact: The fitted gate.
         threshold: The new threshold.
-        kind: What the threshold was chosen by.
+        kind: What the threshold was chosen for: 'guarantee', 'budget' or 'accuracy'.
         evidence: The evidence; see `EvidenceRecord`.
-        keys: Keys of the questions that it was chosen on.
-        out: Target folder; may be that of the gate.
+        keys: Fingerprints of the questions that the threshold was chosen on.
+        out: Folder to write; may be the folder of the gate itself.
     """
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
     manifest = {**unchanged, "threshold": threshold, kind: dict(evidence)}
@@ -44,12 +47,12 @@ def save_threshold(
 
 
 def replace_card_section(card: str, section: str) -> str:
-    """Replace the section about the threshold at the end of a card."""
+    """Remove the section about the threshold from a model card, if it has one, and append a new one."""
     return CARD_SECTION.sub("", card.rstrip()).rstrip() + f"\n\n{section}\n"
 
 
 def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Render the section about the threshold: a summary, the setup it is valid for, and the counts."""
+    """Render the model card's section about the threshold: a summary, the setup it is valid for, and counts."""
     retriever, reranker, arbiter = evidence["retriever"], evidence.get("reranker"), evidence.get("arbiter")
     setup = [
         f"Chosen on {evidence['created']} for {evidence['model']['name']}",
@@ -66,7 +69,7 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _render_counts(evidence: Mapping[str, Any]) -> str:
-    """Render the counts as a Markdown table."""
+    """Render a Markdown table of the results on the questions that the threshold was chosen on and tested on."""
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
     for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
         if counts := evidence.get(name):
@@ -79,7 +82,7 @@ def _render_counts(evidence: Mapping[str, Any]) -> str:
 
 
 def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold is good for, and whether an LLM wrote the questions."""
+    """Say in a sentence what a threshold achieves, with a caveat if an LLM wrote some of the questions."""
     n = sum(int(counts["n"]) for counts in (evidence.get("chosen_on"), evidence.get("held_out")) if counts)
     caveat = describe_synthetic(evidence.get("synthetic") or 0, n)
     summary = _summarize_choice(threshold, kind, evidence)
@@ -87,7 +90,7 @@ def summarize_threshold(threshold: float, kind: TargetKind, evidence: Mapping[st
 
 
 def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str, Any]) -> str:
-    """Say in a sentence what a threshold is good for."""
+    """Say in a sentence what a threshold achieves."""
     if kind == "guarantee":
         return _summarize_failure(evidence) if threshold == ALWAYS_RETRIEVE else _summarize_proof(threshold, evidence)
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"threshold {threshold:g}"
@@ -98,7 +101,7 @@ def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str,
 
 
 def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
-    """Say what is proven about a threshold."""
+    """Say how much accuracy a threshold with a guarantee loses at most."""
     is_net, arbiter = evidence.get("form") == "net", evidence.get("arbiter")
     harmed = "lost" if is_net else "harmed" if arbiter else "harmed skips"
     counts = f"{evidence['harmed']} {harmed}" + (f" and {evidence['gained']} gained" if is_net else "")
@@ -112,7 +115,7 @@ def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
 
 
 def _summarize_failure(evidence: Mapping[str, Any]) -> str:
-    """Say what is proven if no threshold that skips is."""
+    """Say what is proven if the guarantee could not be shown for any threshold that skips questions."""
     net = ", net of answers gained," if evidence.get("form") == "net" else ""
     confidence = _format_percent(1 - evidence["delta"])
     loss = f"at most {_format_percent(evidence['epsilon'])}{net} with {confidence} confidence"
@@ -120,7 +123,10 @@ def _summarize_failure(evidence: Mapping[str, Any]) -> str:
     if not arbiter:
         return f"No threshold is proven to lose {loss}: always retrieve."
     if evidence.get("proven", True):
-        return f"Always retrieving with the arbiter {arbiter['name']} loses {loss}; no skipping is proven to."
+        return (
+            f"Always retrieving with the arbiter {arbiter['name']} loses {loss}. This is not proven for any threshold "
+            "that skips questions."
+        )
     return (
         f"With the arbiter {arbiter['name']} not even always retrieving is proven to lose {loss} ({evidence['harmed']} "
         f"harmed among {evidence['n']} questions). Allow a higher `max_loss`, use another arbiter or none, or count "
@@ -129,13 +135,16 @@ def _summarize_failure(evidence: Mapping[str, Any]) -> str:
 
 
 def _explain_unused_budget(evidence: Mapping[str, Any]) -> str:
-    """Explain why fewer questions are retrieved for than the budget allows: equal needs cannot be separated."""
+    """Explain why a threshold retrieves for fewer questions than the budget allows; '' if it does not.
+
+    Questions with equal needs are on the same side of every threshold, so that some rates cannot be reached.
+    """
     counts = evidence.get("chosen_on") or {}
     if not counts or (evidence["wanted"] - counts["rate"]) * counts["n"] < 1:
         return ""
     return (
-        f" It retrieves for {_format_percent(counts['rate'])} of the questions it was chosen on: needs are tied there, "
-        "and the next lower threshold would exceed the budget."
+        f" It retrieves for only {_format_percent(counts['rate'])} of the questions it was chosen on. Several "
+        "questions have the same need, so that the next lower threshold would exceed the budget."
     )
 
 
@@ -148,9 +157,9 @@ def _format_percent(share: float) -> str:
 
 
 def build_calibration_table(threshold: float, chosen: ThresholdResult, held_out: ThresholdResult | None) -> TextTable:
-    """Build a table of the questions that the threshold was chosen on and of those held out.
+    """Build a table of what a threshold does to the questions it was chosen on and to the held-out questions.
 
-    Shares have 95 % Wilson intervals.
+    Shares are shown with 95 % Wilson intervals.
     """
     results = [chosen, *([held_out] if held_out else [])]
     rule = "always retrieve" if threshold == ALWAYS_RETRIEVE else f"{threshold:g}"

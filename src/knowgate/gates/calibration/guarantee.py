@@ -46,18 +46,18 @@ LossForm = Literal["harm", "net"]
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Result of the walk.
+    """A threshold that is proven to lose little accuracy against always retrieving.
 
     Attributes:
-        threshold: The laxest proven threshold that skips a question, else ALWAYS_RETRIEVE.
-        epsilon: Maximum loss.
-        delta: Probability that the guarantee is wrong.
-        n: Number of questions.
-        harmed: Harmed questions at the threshold.
-        p_value: p-value at the threshold.
-        form: Whether gained answers are ignored ('harm') or counted ('net').
-        gained: Gained questions at the threshold.
-        proven: False if, with this arbiter, not even always retrieving is proven to lose so little.
+        threshold: The highest proven threshold; ALWAYS_RETRIEVE if no proven threshold skips any question.
+        epsilon: Maximum loss of accuracy against always retrieving.
+        delta: Maximum probability that the guarantee is wrong.
+        n: Number of questions it was proven on.
+        harmed: Questions that the threshold answers wrong and always retrieving answers right.
+        p_value: p-value of the test at the threshold.
+        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
+        gained: Questions that the threshold answers right and always retrieving answers wrong.
+        proven: False if, with this arbiter, not even always retrieving is proven to lose at most `epsilon`.
     """
 
     threshold: float
@@ -74,9 +74,17 @@ class Guarantee:
 def learn_then_test(
     outcomes: GateOutcomes, epsilon: float, delta: float, grid: FloatArray = THRESHOLD_GRID, form: LossForm = "harm"
 ) -> Guarantee:
-    """Find the laxest threshold that is proven to lose at most `epsilon` with confidence 1 - `delta`.
+    """Find the highest threshold that is proven to lose at most `epsilon` accuracy with confidence 1 - `delta`.
 
-    With fewer than `compute_required_rows` questions nothing can be proven, and the result is to always retrieve.
+    Thresholds are tested in the order of `grid`, up to the first that fails. If none that skips a question passes, the
+    result is to always retrieve. With fewer than `compute_required_rows` questions nothing can be proven.
+
+    Args:
+        outcomes: Needs for retrieval of the questions, and whether their answers are right.
+        epsilon: Maximum loss of accuracy against always retrieving.
+        delta: Maximum probability that the guarantee is wrong.
+        grid: Thresholds to test, in increasing order and starting with ALWAYS_RETRIEVE.
+        form: 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
     """
     check_loss_and_confidence(epsilon, delta)
     n, harmed, gained = len(outcomes), count_harmed(outcomes, grid), count_gained(outcomes, grid)
@@ -87,7 +95,7 @@ def learn_then_test(
     first_failure = next((index for index, p in enumerate(p_values) if p > delta), len(p_values))
     index = max(0, first_failure - 1)
     if not (outcomes.needs <= grid[index]).any():
-        index = 0  # it skips no question
+        index = 0  # a threshold that skips no question is reported as "always retrieve"
     # Without an arbiter, always retrieving loses nothing against itself.
     proven = p_values[index] <= delta or outcomes.arbitrated_right is None
     return Guarantee(
@@ -96,7 +104,10 @@ def learn_then_test(
 
 
 def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: float) -> list[float]:
-    """Compute p-values of the form 'net' up to the first above delta, because each is expensive."""
+    """Compute the p-values of the form 'net', one per threshold, up to and including the first above delta.
+
+    Later p-values are not needed, and each is expensive.
+    """
     p_values: list[float] = []
     for n_harmed, n_gained in zip(harmed.tolist(), gained.tolist(), strict=True):
         p_values.append(compute_net_p_value(n_harmed, n_gained, n, epsilon, delta))
@@ -106,25 +117,32 @@ def _walk_net_p_values(harmed: Any, gained: Any, n: int, epsilon: float, delta: 
 
 
 def count_harmed(outcomes: GateOutcomes, grid: FloatArray) -> Any:
-    """Count for each threshold the questions that it answers wrong and always retrieving answers right."""
+    """Count for each threshold the questions that it answers wrong while always retrieving answers them right."""
     return _count_by_threshold(outcomes.needs, outcomes.harmed, outcomes.harmed_anyway, grid)
 
 
 def count_gained(outcomes: GateOutcomes, grid: FloatArray) -> Any:
-    """Count for each threshold the questions that it answers right and always retrieving answers wrong."""
+    """Count for each threshold the questions that it answers right while always retrieving answers them wrong."""
     wrong = ~outcomes.open_right
     return _count_by_threshold(outcomes.needs, outcomes.closed_right & wrong, outcomes.retrieved_right & wrong, grid)
 
 
 def _count_by_threshold(needs: FloatArray, if_skipped: BoolArray, if_retrieved: BoolArray, grid: FloatArray) -> Any:
-    """Count skipped questions for which `if_skipped` holds and retrieved ones for which `if_retrieved` does."""
+    """Count for each threshold the questions that are affected by its decisions.
+
+    Args:
+        needs: Need for retrieval of each question; it is skipped if the need is at most the threshold.
+        if_skipped: Whether a question counts if it is skipped.
+        if_retrieved: Whether a question counts if it is retrieved for.
+        grid: The thresholds.
+    """
     n_skipped = np.searchsorted(np.sort(needs[if_skipped]), grid, side="right")
     n_retrieved = if_retrieved.sum() - np.searchsorted(np.sort(needs[if_retrieved]), grid, side="right")
     return n_skipped + n_retrieved
 
 
 def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
-    """Compute the probability of at most `harmed` among n questions if each is harmed with probability epsilon."""
+    """Compute p-values: the probability that at most `harmed` of n questions are harmed if the true rate is epsilon."""
     try:
         from scipy.stats import binom
     except ModuleNotFoundError as error:
@@ -133,19 +151,26 @@ def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
 
 
 def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm") -> int:
-    """Compute the smallest number of questions that can prove anything: (1 - epsilon)^n <= delta without harm."""
+    """Compute the smallest number of questions with which a guarantee can be proven if none is harmed.
+
+    For the form 'harm' this is the smallest n with (1 - epsilon)^n <= delta.
+    """
     check_loss_and_confidence(epsilon, delta)
     if form == "net":
         return compute_net_required_rows(epsilon, delta)
-    return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)  # 2.0000000001 counts as 2
+    return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)  # a rounding error must not add a question
 
 
 def check_loss_and_confidence(epsilon: float, delta: float) -> None:
     """Raise BadSetting if the maximum loss or the confidence is out of range."""
     if not MIN_LOSS <= epsilon < 1:
-        raise BadSetting(f"max_loss={epsilon} is not allowed: it must be above 0 and below 1 (0.02 is two points).")
+        raise BadSetting(
+            f"max_loss={epsilon} is not allowed: it must be above 0 and below 1. Two percentage points are 0.02."
+        )
     if not 0 < delta < 1:
-        raise BadSetting(f"confidence={1 - delta:g} is not allowed: it must be above 0 and below 1 (0.95 is usual).")
+        raise BadSetting(
+            f"confidence={1 - delta:g} is not allowed: it must be above 0 and below 1. The usual value is 0.95."
+        )
 
 
 # --- net loss -------------------------------------------------------------------------------------
@@ -153,7 +178,17 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
-    """Compute the probability of lost - gained being so small if the mean net loss were epsilon."""
+    """Compute the p-value of the form 'net'; the module docstring describes the test.
+
+    It bounds the probability that lost - gained is as small as observed, or smaller, if the true net loss is epsilon.
+
+    Args:
+        lost: Questions that the threshold answers wrong and always retrieving answers right.
+        gained: Questions that the threshold answers right and always retrieving answers wrong.
+        n: Number of questions.
+        epsilon: Net loss to test against.
+        delta: Maximum probability that the guarantee is wrong; a small share of it bounds the unknown q.
+    """
     error = NUISANCE_SHARE * delta
     limit = max(_upper_limit(lost + gained, n, error), epsilon)
     shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]
@@ -165,33 +200,41 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
 
 
 def _list_likely_counts(n: int, low: float, high: float) -> FloatArray:
-    """List the numbers of discordant questions, without those of a total probability below 1e-14."""
+    """List the likely numbers of questions that are lost or gained, out of n.
+
+    The share of such questions is between `low` and `high`. Numbers more than about eight standard deviations away are
+    omitted; together their probability is below 1e-14.
+    """
     first = n * low - 8 * math.sqrt(n * low) - 1
     last = n * high + 8 * math.sqrt(n * high) + 20
     return np.arange(max(0, math.floor(first)), min(n, math.ceil(last)) + 1, dtype=np.float64)
 
 
 def _upper_limit(hits: int, n: int, error: float) -> float:
-    """Compute the one-sided Clopper-Pearson limit of a share."""
+    """Compute the upper confidence limit of a share by Clopper-Pearson, one-sided, with error probability `error`."""
     return 1.0 if hits >= n else float(_load_special().betaincinv(hits + 1, n - hits, 1 - error))
 
 
 def _binomial_pmf(k: FloatArray, n: int, p: FloatArray) -> FloatArray:
-    """Compute P(exactly k of n)."""
+    """Compute the binomial probability of exactly k successes in n trials with probability p."""
     special = _load_special()
     log_ways = special.gammaln(n + 1) - special.gammaln(k + 1) - special.gammaln(n - k + 1)
     return np.asarray(np.exp(log_ways + special.xlogy(k, p) + special.xlog1py(n - k, -p)))
 
 
 def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:
-    """Compute P(at most k of n): 0 for k < 0, 1 for k >= n."""
-    is_inside = (k >= 0) & (k < n)
-    cdf: FloatArray = _load_special().betainc(np.where(is_inside, n - k, 1.0), np.where(is_inside, k + 1, 1.0), 1 - p)
-    return np.where(is_inside, cdf, (k >= n).astype(float))
+    """Compute the binomial probability of at most k successes in n trials: 0 for k < 0, 1 for k >= n."""
+    is_possible = (k >= 0) & (k < n)  # betainc is defined for these only; the others get harmless arguments
+    a, b = np.where(is_possible, n - k, 1.0), np.where(is_possible, k + 1, 1.0)
+    cdf: FloatArray = _load_special().betainc(a, b, 1 - p)
+    return np.where(is_possible, cdf, (k >= n).astype(float))
 
 
 def compute_net_required_rows(epsilon: float, delta: float) -> int:
-    """Compute the smallest number of questions that can prove anything if none is lost or gained."""
+    """Compute the smallest number of questions with which the form 'net' can be proven if none is lost or gained.
+
+    The number is doubled until it is enough, and then found by bisection.
+    """
     n = 1
     while compute_net_p_value(0, 0, n, epsilon, delta) > delta:
         n *= 2

@@ -1,4 +1,4 @@
-"""`calibrate`: choose the threshold of a gate on label runs, with evidence. Runs no LLM."""
+"""`calibrate`: choose the threshold of a gate on label runs and record how it was chosen. No LLM runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REQUIRED_EQUAL = dict.fromkeys(
     ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens"),
     SINGLE_SETUP_REASON,
 )
-MIN_QUESTIONS = 40  # to choose a threshold on; with fewer, a rate or an accuracy means nothing
+MIN_QUESTIONS = 40  # with fewer questions, a measured retrieval rate or accuracy means nothing
 DEFAULT_CONFIDENCE = 0.95
 
 
@@ -45,10 +45,10 @@ class CalibrationTarget:
     """What a threshold is chosen for.
 
     Attributes:
-        kind: 'guarantee', 'budget' or 'accuracy'.
-        value: Maximum loss of a guarantee, or retrieval rate of a budget.
-        delta: Probability that a guarantee is wrong.
-        form: Whether a guarantee ignores gained answers ('harm') or counts them ('net').
+        kind: 'guarantee' (bounded loss of accuracy), 'budget' (bounded retrieval rate) or 'accuracy' (the best one).
+        value: Maximum loss of a guarantee, or maximum retrieval rate of a budget; unused for accuracy.
+        delta: Maximum probability that a guarantee is wrong.
+        form: For a guarantee, 'harm' ignores answers that skipping gains, 'net' subtracts them from the loss.
     """
 
     kind: TargetKind
@@ -58,7 +58,7 @@ class CalibrationTarget:
 
     @property
     def min_questions(self) -> int:
-        """Number of questions needed to choose on."""
+        """Minimum number of questions that the threshold must be chosen on."""
         is_guarantee = self.kind == "guarantee"
         return compute_required_rows(self.value, self.delta, self.form) if is_guarantee else MIN_QUESTIONS
 
@@ -67,40 +67,47 @@ class CalibrationOptions(Options):
     """Options of `calibrate`. Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` is needed."""
 
     max_loss: float | None = Field(
-        default=None, description="Guarantee: accuracy lost against always retrieving, at most; for example 0.02."
+        default=None,
+        description="Maximum loss of accuracy against always retrieving, for example 0.02. The loss is guaranteed.",
     )
     confidence: float | None = Field(
-        default=None, description=f"Confidence of the guarantee, with `max_loss`; {DEFAULT_CONFIDENCE} by default."
+        default=None,
+        description=f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}.",
     )
     retrieval_rate: float | None = Field(
-        default=None, description="Budget: share of questions to retrieve for, at most; for example 0.5."
+        default=None, description="Maximum share of questions to retrieve for, for example 0.5."
     )
     best_accuracy: bool = Field(
-        default=False, description="Most right answers; of several thresholds the one that skips most."
+        default=False,
+        description="Choose the threshold with the most right answers; of equally good ones, the one that skips most.",
     )
     net: bool = Field(
-        default=False, description="With `max_loss`, count gained answers too. Default: only harm, which is stricter."
+        default=False,
+        description="With `max_loss`: subtract answers that skipping retrieval gains from the loss. Default: count "
+        "only lost answers, which is stricter.",
     )
-    held_out: float = Field(default=0.5, ge=0, lt=1, description="Share of the questions to test the threshold on.")
+    held_out: float = Field(
+        default=0.5, ge=0, lt=1, description="Share of the questions that only test the threshold, not choose it."
+    )
     out: UserPath | None = Field(
         default=None,
-        description="Leave the gate as it is and write a copy with the threshold.",
+        description="Folder for a copy of the gate with the new threshold. Default: change the gate itself.",
         json_schema_extra={"metavar": "DIR"},
     )
-    seed: Seed = Field(default=0, description="Seed of the split.")
+    seed: Seed = Field(default=0, description="Seed of the random split into questions that choose and that test.")
 
     @property
     def target(self) -> CalibrationTarget:
-        """What the threshold is for.
+        """What the threshold is chosen for.
 
         Raises:
-            BadSetting: Not exactly one target is set, or an option of another target is.
+            BadSetting: Not exactly one target is set, or `confidence` or `net` is set without `max_loss`.
         """
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
             raise BadSetting(
-                "choose what the threshold is for: exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` "
-                f"({n_targets} were set)."
+                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` to say what the threshold is for; "
+                f"{n_targets} were set."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
@@ -109,7 +116,7 @@ class CalibrationOptions(Options):
             )
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
-            raise BadSetting(f"`{option}` needs `max_loss`: the other targets have no guarantee.")
+            raise BadSetting(f"`{option}` needs `max_loss`, because only that target has a guarantee.")
         return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
 
 
@@ -118,14 +125,14 @@ class Calibration:
     """A threshold that was chosen for a gate, with its evidence.
 
     Attributes:
-        kind: What the threshold was chosen by: 'guarantee', 'budget' or 'accuracy'.
+        kind: What the threshold was chosen for: 'guarantee', 'budget' or 'accuracy'.
         threshold: The threshold.
-        chosen: Counts on the questions that it was chosen on.
-        held_out: Counts on the held-out questions; None if there are none.
-        evidence: The record that is stored in `gate.json`.
-        left_out: Number of unused rows by reason.
-        keys: Keys of the questions that it was chosen on.
-        source: The gate, or its spec or folder. If the threshold was saved, the folder that has it.
+        chosen: Results on the questions that it was chosen on.
+        held_out: Results on the held-out questions; None if there are none.
+        evidence: The record of the choice that is stored in `gate.json`.
+        left_out: Number of rows that were not used, by reason.
+        keys: Fingerprints of the questions that it was chosen on.
+        source: The gate, its spec or its folder. If the threshold was saved, the folder that stores it.
     """
 
     kind: TargetKind
@@ -139,12 +146,15 @@ class Calibration:
 
     @functools.cached_property
     def gate(self) -> Gate:
-        """The gate with its new threshold. A gate that is not fitted does not store one: pass `threshold` with it."""
+        """The gate with its new threshold.
+
+        A gate that is not fitted cannot store a threshold. Pass `threshold` together with it.
+        """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
     @property
     def sentence(self) -> str:
-        """What the threshold is good for, in a sentence."""
+        """A sentence that says what the threshold achieves."""
         return summarize_threshold(self.threshold, self.kind, self.evidence)
 
     @property
@@ -169,17 +179,18 @@ def calibrate(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     options: CalibrationOptions,
 ) -> Calibration:
-    """Choose the threshold of a gate by guarantee, by budget or by accuracy.
+    """Choose the threshold of a gate for a guaranteed accuracy, a retrieval budget or the best accuracy.
 
-    Questions that the gate or the arbiter was fitted on are left out. The threshold of a fitted gate is written into
-    its folder, or into a copy at `out`. A gate object that you pass keeps its threshold: continue with
-    `Calibration.gate`.
+    The gate retrieves if the need that it computes for a question is above the threshold. Questions that the gate or
+    the arbiter was fitted on are left out. The threshold of a fitted gate is written into its folder, or into a copy at
+    `out`. A gate object that you pass does not change; `Calibration.gate` is the gate with the new threshold.
 
     Args:
         gate: Folder of a fitted gate, a gate object, or a spec such as 'logprob:mean'.
         runs: Label runs of the gate's LLM with open-book answers.
-        arbiter: Arbiter that chooses after retrieval: a folder, 'rules' or an object. The threshold is then for gate
-            and arbiter together, and so is the guarantee; the loss is still against always giving the open-book answer.
+        arbiter: Arbiter that chooses the answer after retrieval: a folder, 'rules' or an object. The threshold and its
+            guarantee are then for gate and arbiter together. The loss is still measured against always retrieving
+            without an arbiter.
         on_progress: Called with the number of questions that the arbiter has judged, and the total.
 
     Raises:
@@ -196,11 +207,14 @@ def calibrate(
         check_gate_spec(gate)
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
-        raise BadSetting(f"`out` needs a fitted gate, and '{get_gate_name(gate)}' is not one: leave it out.")
+        raise BadSetting(
+            f"`out` needs a fitted gate, and '{get_gate_name(gate)}' is not one, so it cannot store a threshold. "
+            "Remove `out`."
+        )
     if get_verdict(gate) == "own":
         raise BadSetting(
-            f"a threshold is chosen for the calibrated need, not for the raw score: use '{folder}' without "
-            "',verdict=own'."
+            "a threshold can be chosen for the calibrated need of a gate, not for its raw score. Use "
+            f"'{folder}' without ',verdict=own'."
         )
     calibration = find_threshold(
         gate,
@@ -254,7 +268,7 @@ def find_threshold(
 
 
 def save_calibration(calibration: Calibration, gate: str, out: Path | None = None) -> Path:
-    """Write a threshold into the folder of a fitted gate, or into a copy at `out`; return that folder."""
+    """Write a threshold into the folder of a fitted gate or into a copy at `out`, and return the written folder."""
     artifact = read_artifact(gate)
     folder = out or artifact.path
     save_threshold(artifact, calibration.threshold, calibration.kind, calibration.evidence, calibration.keys, folder)
@@ -262,7 +276,7 @@ def save_calibration(calibration: Calibration, gate: str, out: Path | None = Non
 
 
 def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tuple[float, dict[str, Any]]:
-    """Choose a threshold; return it with the facts to record."""
+    """Choose a threshold, and return it with the facts about the choice that `gate.json` records."""
     if target.kind == "guarantee":
         guarantee = asdict(learn_then_test(outcomes, target.value, target.delta, form=target.form))
         return guarantee.pop("threshold"), guarantee
@@ -273,7 +287,7 @@ def _choose_threshold(outcomes: GateOutcomes, target: CalibrationTarget) -> tupl
 
 
 def compute_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoices | None = None) -> GateOutcomes:
-    """Score a gate and combine its needs with the grades of the answers."""
+    """Score a gate on a label table and combine its needs for retrieval with the grades of the answers."""
     arbitrated_right = None if choices is None else choices.right
     return GateOutcomes(score_gate(table, gate).needs, table.closed_right, table.always_right, arbitrated_right)
 
@@ -282,12 +296,17 @@ def compute_outcomes(table: LabelTable, gate: str | Gate, choices: ArbiterChoice
 
 
 def load_calibration_rows(runs: Sequence[Path]) -> LabelTable:
-    """Load label runs of one model, prompt and retriever that have open-book answers."""
+    """Load the rows of label runs, after checking that they can be used to choose one threshold.
+
+    Raises:
+        BadInput: No row has an open-book answer.
+        BadSetting: The runs differ in model, prompts, retriever or passages.
+    """
     table = load_label_table(runs, required_equal=REQUIRED_EQUAL)
     if table.open_right is None:
         raise BadInput(
-            f"no row of {', '.join(map(str, runs))} has an open-book answer, so the loss of skipping is unknown. Label "
-            "with passages: set `index`."
+            f"no row of {', '.join(map(str, runs))} has an open-book answer, so it is unknown what skipping retrieval "
+            "loses. Label the questions with passages: set `index`."
         )
     _check_same_passages(runs)
     return table
@@ -299,10 +318,12 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     counts = [count_shown_passages(item.get("k"), item.get("retriever_fingerprint")) for item in settings]
     prompts = {item["open_prompts"] for item in settings if item.get("open_prompts")}  # older runs do not record them
     if len(set(counts)) > 1:
-        listed = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
-        raise BadSetting(f"the label runs use different numbers of passages ({listed}); {SINGLE_SETUP_REASON}.")
+        run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
+        raise BadSetting(
+            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for one number."
+        )
     if len(prompts) > 1:
-        raise BadSetting(f"the label runs use different prompts for passages; {SINGLE_SETUP_REASON}.")
+        raise BadSetting("the label runs use different prompts for passages, but a threshold is valid for one prompt.")
 
 
 def select_usable_rows(
@@ -311,12 +332,12 @@ def select_usable_rows(
     """Keep each question once, without those that the gate or the arbiter was fitted on.
 
     Returns:
-        The remaining rows, and the number of rows left out by reason.
+        The remaining rows, and for each reason the number of rows that were left out.
     """
     if artifact:
         _check_gate_matches_runs(artifact, table)
     keys = [fingerprint_question(question) for question in table.questions]
-    first_rows = {key: number for number, key in reversed(list(enumerate(keys)))}
+    first_rows = {key: number for number, key in reversed(list(enumerate(keys)))}  # the last assignment wins
     folders = [folder for folder in (artifact.path if artifact else None, arbiter_folder) if folder is not None]
     is_seen = np.zeros(len(keys), dtype=bool)
     for folder in folders:
@@ -338,34 +359,38 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
     goal = f"loss {target.value:g} at confidence {1 - target.delta:g}" if target.kind == "guarantee" else "a threshold"
     advice = ", or use all of them: held_out=0." if n_usable >= target.min_questions else "."
     raise BadInput(
-        f"{goal} needs at least {target.min_questions} questions to choose on; there are {n} of {n_usable} usable ones"
-        f"{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
+        f"{goal} needs at least {target.min_questions} questions to choose on, but there are only {n} of {n_usable} "
+        f"usable ones{f' (left out: {reasons})' if reasons else ''}. Label more questions{advice}"
     )
 
 
 def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Raise BadInput if retrieval never helps, because then every threshold is equally safe."""
+    """Raise BadInput if retrieval never turned a wrong answer right, because then every threshold is equally safe.
+
+    A budget can be calibrated nevertheless, because it does not depend on the answers.
+    """
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
-            f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows: there is nothing to lose by "
-            "skipping. Check the passages with `knowgate report`, or use the gate 'never'."
+            f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows, so skipping it loses nothing. "
+            "Check the passages with `knowgate report`, or use the gate 'never'."
         )
 
 
 def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
-    """Raise an error if the runs are of another LLM, or if the training questions of the gate are unknown."""
+    """Raise an error if the runs are of a different LLM, or if the training questions of the gate are unknown."""
     manifest, settings = artifact.manifest, table.settings
     model, prompts = manifest["model"], manifest["prompts"]
     if (model["fingerprint"], prompts) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
-            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts}); "
-            f"the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
-            f"{settings['prompts_fingerprint']}). Calibrate on labels of the gate's own model."
+            f"the gate '{artifact.path.name}' was fitted on {model['name']} ({model['fingerprint']}, prompts {prompts})"
+            f", but the label runs are of {settings['model']} ({settings['model_fingerprint']}, prompts "
+            f"{settings['prompts_fingerprint']}). Calibrate on label runs of the gate's own LLM."
         )
     _check_reading_lengths(manifest, settings)
     if not (artifact.path / SEEN_FILE).is_file():
         raise ArtifactError(
-            f"the gate '{artifact.path}' has no {SEEN_FILE}: its training questions are unknown. Fit it again."
+            f"the gate '{artifact.path}' has no {SEEN_FILE}, so its training questions are unknown and cannot be left "
+            "out. Fit the gate again."
         )
 
 
@@ -382,13 +407,13 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
         recorded = settings.get(option)
         if recorded is not None and recorded != expected:
             raise BadSetting(
-                f"the gate reads {text.format(expected)}, the label runs hold {text.format(recorded)}: its needs would "
-                f"differ from those in use. Label with {option}={expected}."
+                f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so the "
+                f"gate would compute different needs than in use. Label the questions with {option}={expected}."
             )
 
 
 def _describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Describe the setup that a threshold is valid for."""
+    """Return the setup that a threshold is valid for, as fields of `EvidenceRecord`."""
     settings, reranker = table.settings, None
     if settings.get("reranker_fingerprint"):
         reranker = {

@@ -1,12 +1,13 @@
 """Outcomes of a threshold on graded questions, and the choice of a threshold by rate, accuracy or loss.
 
-All thresholds without a guarantee are chosen here: by `calibrate`, by the tuned column of an evaluation and by fits.
+All thresholds without a guarantee are chosen here: those of `calibrate`, of the tuned column of an evaluation, and of
+newly fitted gates.
 
-- A question is retrieved for if its need is above the threshold, so all thresholds between two neighboring needs do the
-  same. The midpoint is used, rounded to six digits so that it can be typed; needs that six digits do not distinguish
-  get as many digits as necessary.
-- ALWAYS_RETRIEVE (-1) is below every need; NEVER_RETRIEVE (1) is above none.
-- Of equally good thresholds the one that retrieves least is chosen. If retrieval gains nothing, that is 1.
+- A question is retrieved for if its need is above the threshold, so all thresholds between two neighboring needs have
+  the same effect. The midpoint is used, rounded to six digits so that it can be typed. If six digits do not separate
+  the two needs, it is not rounded.
+- ALWAYS_RETRIEVE (-1) is below every need. No need is above NEVER_RETRIEVE (1).
+- Of equally good thresholds, the one that retrieves least is chosen. If retrieval gains nothing, that is 1.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ NEVER_RETRIEVE = 1.0
 
 @dataclass(frozen=True)
 class GateOutcomes:
-    """Needs of questions, and whether their answers are right.
+    """The need for retrieval of graded questions, and whether their answers with and without passages are right.
 
     Attributes:
-        needs: Need of each question.
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         closed_right: Whether the closed-book answer is right.
         open_right: Whether the open-book answer is right.
         arbitrated_right: Whether the answer that an arbiter gives after retrieval is right; None without an arbiter.
@@ -44,7 +45,7 @@ class GateOutcomes:
         if not len(self.needs) == len(self.closed_right) == len(self.open_right) == len(self.retrieved_right):
             raise BadInput(
                 f"there are {len(self.needs)} needs, {len(self.closed_right)} closed-book and {len(self.open_right)} "
-                "open-book grades: give one of each per question."
+                "open-book grades. Pass one of each per question."
             )
 
     def __len__(self) -> int:
@@ -52,7 +53,7 @@ class GateOutcomes:
 
     @property
     def retrieved_right(self) -> BoolArray:
-        """Whether the answer after retrieval is right."""
+        """Whether the answer after retrieval is right: the arbiter's choice or, without one, the open-book answer."""
         return self.open_right if self.arbitrated_right is None else self.arbitrated_right
 
     @property
@@ -62,28 +63,28 @@ class GateOutcomes:
 
     @property
     def harmed_anyway(self) -> BoolArray:
-        """Whether retrieving loses it too, because the arbiter gives the closed-book answer; a subset of `harmed`."""
+        """Whether a right open-book answer is lost even after retrieval, because the arbiter chooses the other one."""
         return self.open_right & ~self.retrieved_right
 
     def select(self, rows: BoolArray) -> GateOutcomes:
-        """Return the outcomes of some questions."""
+        """Return the outcomes of the questions that `rows` marks as True."""
         arbitrated = None if self.arbitrated_right is None else self.arbitrated_right[rows]
         return GateOutcomes(self.needs[rows], self.closed_right[rows], self.open_right[rows], arbitrated)
 
 
 @dataclass(frozen=True)
 class ThresholdResult:
-    """Counts under one threshold.
+    """What a gate with a given threshold does to graded questions.
 
     Attributes:
         n: Number of questions.
-        retrieved: Questions that are retrieved for.
-        right: Right answers with the gate, and the arbiter if there is one.
-        right_always: Right answers if always retrieving.
-        right_never: Right answers if never retrieving.
-        harmed: Questions that only always retrieving answers right.
-        gained: Questions that only the gate answers right.
-        right_chosen: Right answers if always retrieving and then arbitrating; None without an arbiter.
+        retrieved: Number of questions that the gate retrieves for.
+        right: Number of right answers with the gate, and the arbiter if there is one.
+        right_always: Number of right answers if always retrieving.
+        right_never: Number of right answers if never retrieving.
+        harmed: Number of questions that always retrieving answers right and the gate answers wrong.
+        gained: Number of questions that the gate answers right and always retrieving answers wrong.
+        right_chosen: Number of right answers if always retrieving and then using the arbiter; None without an arbiter.
     """
 
     n: int
@@ -107,17 +108,21 @@ class ThresholdResult:
 
     @property
     def loss(self) -> float:
-        """Accuracy lost against always retrieving; negative if skipping gains."""
+        """Accuracy lost against always retrieving; negative if the gate has a higher accuracy."""
         return (self.right_always - self.right) / self.n
 
     def to_record(self) -> dict[str, Any]:
-        """Return counts and rates as plain data."""
+        """Return the counts and rates as a dictionary for `gate.json`; 'risk' is the share of harmed questions."""
         rates = {"rate": self.rate, "accuracy": self.accuracy, "loss": self.loss, "risk": self.harmed / self.n}
         return {**asdict(self), **{name: round(value, 6) for name, value in rates.items()}}
 
 
 def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdResult:
-    """Count what a gate with this threshold does to the questions."""
+    """Count retrieved questions and right answers of a gate with this threshold.
+
+    Raises:
+        BadInput: There are no questions.
+    """
     _check_not_empty(len(outcomes))
     retrieve = outcomes.needs > threshold
     right = np.where(retrieve, outcomes.retrieved_right, outcomes.closed_right)
@@ -134,34 +139,40 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
 
 
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """List one threshold for each possible set of skipped questions, in increasing order."""
+    """List one threshold for each set of questions that can be skipped, in increasing order."""
     values = np.unique(needs)
     return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
 
 def _midpoints(low: FloatArray, high: FloatArray) -> FloatArray:
-    """Compute midpoints, rounded if the result still separates the two needs."""
+    """Compute thresholds between pairs of neighboring needs: midpoints, rounded if they still separate the two."""
     middle = (low + high) / 2
     rounded = np.round(middle, THRESHOLD_DIGITS)
     return np.select(
         [(low <= rounded) & (rounded < high), middle < high],
         [rounded, middle],
-        default=low,  # adjacent floating-point numbers
+        default=low,  # no number is between the two, so that the midpoint was rounded up to `high`
     )
 
 
 def choose_for_rate(needs: FloatArray, rate: float) -> float:
-    """Choose the threshold whose retrieval rate is closest to `rate` without exceeding it."""
+    """Choose the lowest threshold that retrieves for at most a share `rate` of the questions.
+
+    Raises:
+        BadSetting: `rate` is not between 0 and 1.
+        BadInput: There are no questions.
+    """
     if not 0 <= rate <= 1:
         raise BadSetting(f"retrieval_rate={rate} is not allowed: it must be between 0 and 1.")
     _check_not_empty(len(needs))
     thresholds = list_candidate_thresholds(needs)
-    n_retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")  # decreasing
+    n_retrieved = len(needs) - np.searchsorted(np.sort(needs), thresholds, side="right")
+    # The counts decrease, and argmax returns the first threshold within the budget.
     return float(thresholds[np.argmax(n_retrieved <= rate * len(needs) + 1e-9)])
 
 
 def choose_for_accuracy(outcomes: GateOutcomes) -> float:
-    """Choose the threshold with the most right answers; of several, the one that retrieves least."""
+    """Choose the threshold with the most right answers; of equally good ones, the one that retrieves least."""
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
     n_right = _count_right(outcomes, thresholds)
@@ -169,10 +180,10 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
 
 
 def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
-    """Choose the last threshold before the first one that loses more than `max_loss` accuracy.
+    """Choose the highest threshold up to which no threshold loses more than `max_loss` accuracy.
 
-    Later thresholds that happen to lose less again are not considered: the more thresholds are tried, the more of them
-    look good by chance.
+    The loss is measured against always retrieving. Higher thresholds that happen to lose less again are not considered,
+    because the more thresholds are tried, the more of them look good by chance.
     """
     _check_not_empty(len(outcomes))
     thresholds = list_candidate_thresholds(outcomes.needs)
@@ -184,11 +195,14 @@ def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
 def _check_not_empty(n: int) -> None:
     """Raise BadInput if there are no questions."""
     if not n:
-        raise BadInput("there are no questions to choose or try a threshold on. Label some: knowgate label")
+        raise BadInput("there are no questions to choose or test a threshold on. Label some with `knowgate label`.")
 
 
 def _count_right(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
-    """Count the right answers under each threshold."""
+    """Count the right answers under each threshold.
+
+    Starts from always retrieving and adds, in the order of the needs, what skipping each question gains or loses.
+    """
     order = np.argsort(outcomes.needs, kind="stable")
     gains = outcomes.closed_right[order].astype(int) - outcomes.retrieved_right[order].astype(int)
     n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")

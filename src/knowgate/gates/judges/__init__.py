@@ -1,6 +1,7 @@
-"""Judges of answers: fine-tuned models that read a question and the LLM's answer and predict whether it is right.
+"""Judges: small fine-tuned models that read a question and the LLM's answer and predict whether the answer is right.
 
-A judge is a causal model (`causal_judge`), also run by llama.cpp, or a small encoder (`encoder_judge`).
+A judge is a causal language model (`causal_judge`), run by transformers or llama.cpp, or a small encoder
+(`encoder_judge`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ ANSWER_LABELS = ("Yes", "No")
 
 
 class AnswerPrompt(NamedTuple):
-    """A question that a judge of answers can be asked.
+    """A prompt that asks a judge about the LLM's answer to a question.
 
     Attributes:
         templates: Name of the prompt templates.
-        build: Builds the prompt from a question and an answer; without an answer the judge sees the question only.
-        encoder_suffix: What an encoder, which gets no prompt, reads after the answer instead.
+        build: Builds the prompt from a question and an answer. Without an answer, the judge sees the question only.
+        encoder_suffix: Text after the answer that replaces the prompt for encoders, which read only a pair of texts.
     """
 
     templates: str
@@ -36,8 +37,8 @@ class AnswerPrompt(NamedTuple):
     encoder_suffix: str = ""
 
 
-# 'ik' asks whether the LLM can answer, given the start of its answer; 'judge' whether the answer is right; 'search'
-# whether an answer from documents would be right.
+# 'ik' asks whether the LLM can answer the question, given the start of its answer. 'judge' asks whether the LLM's
+# answer is right. 'search' asks whether an answer from documents would be right.
 ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
     "ik": AnswerPrompt("ik", lambda question, answer: build_ik_prompt(question, answer or "")),
     "judge": AnswerPrompt("right", build_correctness_prompt),
@@ -51,41 +52,47 @@ ANSWER_PROMPTS: Mapping[str, AnswerPrompt] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerJudgeOptions(causal_judge.JudgeOptions):
-    """Manifest entry of a judge of answers. `tokens` is how much of the answer it reads."""
+    """Options of a judge in `gate.json`. `tokens` is how many tokens of the LLM's answer it reads."""
 
     tokens: Annotated[int, NumberRange(0, 1_000_000)]
 
 
 class AnswerJudge(Protocol):
-    """A judge of answers: a causal model that gets a prompt, or an encoder that reads a pair."""
+    """A model that predicts whether the LLM's answer is right.
+
+    Causal models read a prompt that contains question and answer. Encoders read the two as a pair of texts.
+    """
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize a question and an answer, or the prompt `text` that contains both."""
+        """Tokenize the input of the judge: question and answer for encoders, the prompt `text` for causal models."""
         ...
 
     def truncate(self, text: str, n_tokens: int) -> str:
-        """Return the first tokens of a text."""
+        """Return the start of a text, cut after `n_tokens` tokens of the judge."""
         ...
 
     def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return P(known) as predicted by each member of the ensemble."""
+        """Return the probability that the LLM knows the answer, as predicted by each member of the ensemble."""
         ...
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Return P(known), averaged over the members."""
+        """Return the probability that the LLM knows the answer, averaged over the members of the ensemble."""
         ...
 
 
 def load_answer_judge(
     prompt_name: str, gate_folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None = None
 ) -> AnswerJudge:
-    """Load the judge of a fitted gate.
+    """Load the judge model of a fitted gate.
 
     Args:
-        prompt_name: Key of `ANSWER_PROMPTS` that it was trained with.
+        prompt_name: The prompt that it was trained with, a key of `ANSWER_PROMPTS`.
         gate_folder: Folder of the gate.
-        options: Options of the gate.
-        llm: The LLM that is judged, whose weights the judge may share.
+        options: Options of the gate, which say what kind of judge it is.
+        llm: The LLM that is judged. The judge shares its weights if it was fine-tuned from the same model.
+
+    Raises:
+        ArtifactError: The files of the judge were changed or damaged.
     """
     folder = gate_folder / causal_judge.ADAPTER_FOLDER
     if options.get("pairs"):
@@ -98,14 +105,14 @@ def load_answer_judge(
 def encode_answers(
     prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> list[LabelPromptTokens]:
-    """Tokenize questions and answers for a judge.
+    """Tokenize questions and the LLM's answers as input for a judge.
 
     Args:
-        prompt_name: Key of `ANSWER_PROMPTS`.
+        prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
         judge: The judge.
         questions: The questions.
         texts: The LLM's answers.
-        tokens: How many tokens of each answer the judge reads; 0 for the question only.
+        tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
     prompt, encoded = ANSWER_PROMPTS[prompt_name], []
     for question, text in zip(questions, texts, strict=True):
@@ -118,12 +125,15 @@ def encode_answers(
 def score_answers(
     prompt_name: str, judge: AnswerJudge, questions: Sequence[Question], texts: Sequence[str], tokens: int
 ) -> FloatArray:
-    """Compute uncalibrated needs: 1 - P(known). See `encode_answers` for the arguments."""
+    """Compute the uncalibrated need for retrieval of each question: 1 - the judge's P(known).
+
+    See `encode_answers` for the arguments.
+    """
     return 1 - judge.predict_known(encode_answers(prompt_name, judge, questions, texts, tokens))
 
 
 def compute_gain_needs(known: FloatArray, document_right: FloatArray) -> FloatArray:
-    """Map the expected gain of retrieval to [0, 1].
+    """Compute the uncalibrated need for retrieval from its expected gain, mapped from [-1, 1] to [0, 1].
 
     Args:
         known: Probability that the LLM's answer is right.

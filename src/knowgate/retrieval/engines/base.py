@@ -1,14 +1,16 @@
-"""What the adapters of vector databases and search servers share: specs, field names, filters and fingerprints.
+"""The parts that all retrievers for vector databases and search servers share.
+
+A collection is named by a spec, a text of this form:
 
     ENGINE:ADDRESS/COLLECTION?text=body&title=headline&embedder=minilm&filter.team=hr
 
 | option | meaning | default |
 |---|---|---|
-| text, title, id | fields of a record; a dot selects a nested field | text, title, the engine's own id |
-| vector | field of the vectors | the engine's own |
-| embedder | the embedding model of the collection | minilm |
-| filter.FIELD | only records whose field has this value, or one of several (a,b) | all records |
-| version | change it yourself when the documents change and the engine cannot tell | none |
+| text, title, id | names of the fields of a record; a dot selects a nested field | text, title, the engine's own id |
+| vector | name of the field with the vectors | the engine's own |
+| embedder | embedding model that made the vectors of the collection | minilm |
+| filter.FIELD | search only records whose field has this value, or one of several (a,b) | all records |
+| version | any text; change it when the documents change, if the engine cannot detect that itself | none |
 
 In Python a filter is a mapping: `{"team": "hr", "year": [2023, 2024]}`.
 """
@@ -44,7 +46,14 @@ FIELD_NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True)
 class FieldNames:
-    """The fields of a record; `id` '' means the engine's own id, `vector` '' its only vector."""
+    """The names of the fields of a record.
+
+    Args:
+        text: The field with the text.
+        title: The field with the title.
+        id: The field with the id. '' means the engine's own id.
+        vector: The field with the vector. '' means the only vector of a record.
+    """
 
     text: str = "text"
     title: str = "title"
@@ -52,19 +61,19 @@ class FieldNames:
     vector: str = ""
 
     def get_source_fields(self) -> list[str]:
-        """Return the fields that a search must return."""
+        """Return the names of the fields that a search must return: text, title and id, without empty names."""
         return [name for name in (self.text, self.title, self.id) if name]
 
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """A parsed spec.
+    """A parsed spec `ADDRESS/COLLECTION?options` of a search engine.
 
     Args:
-        address: The URL or folder of the engine.
+        address: The URL or the folder of the engine.
         collection: The name of the collection, table or index.
-        extra: Options that only one engine has.
-        options: Keyword arguments of `EngineRetriever`.
+        extra: The values of options that only this engine has.
+        options: The other options, as keyword arguments for `EngineRetriever`.
     """
 
     address: str
@@ -78,7 +87,16 @@ class CollectionSpec:
 
 
 def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] = ()) -> CollectionSpec:
-    """Parse `ADDRESS/COLLECTION?options`, the part of a spec after `ENGINE:`."""
+    """Parse the part of a spec after `ENGINE:`, which has the form `ADDRESS/COLLECTION?options`.
+
+    Args:
+        engine: The name of the engine, for error messages.
+        value: The part of the spec.
+        extra_options: The names of options that only this engine has.
+
+    Raises:
+        BadSetting: The collection is missing, or an option is unknown.
+    """
     path, _, query = value.partition("?")
     address, _, collection = path.rstrip("/").rpartition("/")
     if not address or not collection or address.endswith((":/", ":")):
@@ -104,13 +122,20 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
 
 
 def _parse_scalar(text: str) -> Scalar:
+    """Return a filter value as a bool or an int if it looks like one; otherwise as a string."""
     if text in ("true", "false"):
         return text == "true"
     return int(text) if re.fullmatch(r"-?[0-9]{1,15}", text) else text
 
 
 class SearchHit(NamedTuple):
-    """A record that a search returned; a higher score is better."""
+    """A record that a search engine returned.
+
+    Args:
+        id: The engine's own id of the record.
+        record: The fields of the record.
+        score: How well it matches; higher is better. None if the engine returns no scores.
+    """
 
     id: str
     record: Mapping[str, Any]
@@ -118,14 +143,17 @@ class SearchHit(NamedTuple):
 
 
 class EngineRetriever(ABC):
-    """A retriever in front of a search engine. A subclass searches and reports the state of its collection.
+    """Base class of retrievers that search a vector database or a search server.
+
+    A subclass implements `_find_hits`, which searches, and `_get_state`, which detects changes of the collection.
 
     Args:
         collection: The name of the collection.
-        fields: Where a record holds its text, title, id and vector.
-        embedder: The embedding model of the collection, or its spec.
-        where: Only records that match this filter are found.
-        version: Change it when the documents change and the engine cannot tell.
+        fields: The names of the fields with the text, title, id and vector of a record.
+        embedder: The embedding model that made the vectors of the collection, or its spec.
+        where: A filter, such as `{"team": "hr"}`. Only records that match it are found.
+        version: Any text that becomes part of the fingerprint. Change it when the documents change, if the engine
+            cannot detect that itself.
     """
 
     name: str
@@ -151,16 +179,16 @@ class EngineRetriever(ABC):
 
     @abstractmethod
     def _get_state(self) -> Sequence[object]:
-        """Return JSON values that change when the collection does, such as a count or a version."""
+        """Return JSON values that change when the collection changes, such as its size or its version."""
 
     @property
     def is_dense(self) -> bool:
-        """Whether queries are embedded."""
+        """Whether the engine searches by vector, so that queries must be embedded."""
         return True
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the settings and the state of the collection, requested from the engine each time."""
+        """A hash of the settings and of the state of the collection; each access asks the engine."""
         with wrap_errors(self._description):
             state = json.dumps(self._get_state(), sort_keys=True, default=str)
         fields = self.fields
@@ -173,9 +201,13 @@ class EngineRetriever(ABC):
         return load_embedder(self._embedder) if isinstance(self._embedder, str) else self._embedder
 
     def filtered(self, where: RecordFilter) -> Self:
-        """Return a copy that finds only records that also match `where`.
+        """Return a copy of this retriever with a further filter.
 
-        A filter only narrows: a field that is filtered already must match both filters.
+        The copy finds only records that match the existing filter and the new one. If both filter the same field, its
+        value must be allowed by both.
+
+        Args:
+            where: The new filter.
 
         Example:
             >>> rag.replace(retriever=retriever.filtered({"team": "hr"}))  # doctest: +SKIP
@@ -188,23 +220,27 @@ class EngineRetriever(ABC):
         return narrowed
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to k passages for each query, best first."""
         check_k(k)
-        if not queries or not all(self.where.values()):  # an empty list: no value matches both filters
+        # A field without allowed values can match no record. This happens if two filters exclude each other.
+        if not queries or not all(self.where.values()):
             return [[] for _ in queries]
         with wrap_errors(self._description):
             results = self._find_hits(queries, k)
         return [[self._make_passage(hit) for hit in hits[:k]] for hits in results]
 
     def _embed(self, queries: Sequence[str]) -> Vector:
+        """Return one checked vector per query."""
         return check_vectors(self.embedder.embed(queries), len(queries))
 
     def _make_passage(self, hit: SearchHit) -> Passage:
+        """Convert a hit to a passage; raise AdapterError if the record has no text."""
         text = get_field(hit.record, self.fields.text)
         if not isinstance(text, str) or not text.strip():
             raise AdapterError(
                 f"{self._description} returned record '{redact_message(str(hit.id))}' without a text in the field "
-                f"'{self.fields.text}'; it has: {', '.join(sorted(map(str, hit.record))) or 'nothing'}. "
-                "Name the field: ?text=FIELD"
+                f"'{self.fields.text}'. Its fields are: {', '.join(sorted(map(str, hit.record))) or 'none'}. "
+                "Name the field of the text in the spec: ?text=FIELD"
             )
         title = get_field(hit.record, self.fields.title)
         record_id = get_field(hit.record, self.fields.id) if self.fields.id else None
@@ -216,7 +252,7 @@ class EngineRetriever(ABC):
 
 
 def get_field(record: Mapping[str, Any], name: str) -> Any:
-    """Return a field of a record, or a nested one such as 'meta.title'; None if there is none."""
+    """Return the value of a field, or None if the record lacks it; `meta.title` names a nested field."""
     if name in record:
         return record[name]
     first, dot, rest = name.partition(".")
@@ -225,15 +261,19 @@ def get_field(record: Mapping[str, Any], name: str) -> Any:
 
 
 def check_filter(where: RecordFilter) -> dict[str, list[Scalar]]:
-    """Return the allowed values of each field; raise BadSetting for names and values that engines cannot take."""
+    """Return a filter as lists of allowed values, one list per field.
+
+    Raises:
+        BadSetting: A name is not a valid field name, or a value is not a text, a number or a bool.
+    """
     checked: dict[str, list[Scalar]] = {}
     for name, value in where.items():
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         values: list[Any] = list(value) if is_list else [value]  # type: ignore[arg-type]
         if not FIELD_NAME.fullmatch(name) or not values or not all(isinstance(item, Scalar) for item in values):
             raise BadSetting(
-                f"the filter {name!r}: {value!r} cannot be used. The name must be a field; the value must be a text, a "
-                "number, true or false, or a list of them."
+                f"the filter {name!r}: {value!r} cannot be used. The name must be the name of a field. The value must "
+                "be a text, a number, true or false, or a non-empty list of these."
             )
         checked[name] = values
     return checked

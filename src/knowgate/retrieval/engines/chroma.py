@@ -1,6 +1,7 @@
 """Chroma: `chroma:URL_OR_FOLDER/COLLECTION?...` (extra `chroma`).
 
-See `base.py` for the options. The text is the document of a record unless `text` names a field of its metadata.
+See `base.py` for the options. The text of a passage is the document of a Chroma record. To use a field of the metadata
+instead, name it with the option `text`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from urllib.parse import urlsplit
 from knowgate.core.frameworks import check_framework_version, wrap_errors
 from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever, SearchHit, parse_collection_spec
 
-DOCUMENT_FIELD = "text"  # holds the document of a record, unless its metadata has a field of this name
+DOCUMENT_FIELD = "text"  # field of a hit that holds the Chroma document; metadata of the same name replaces it
 
 
 def open_chroma(value: str) -> ChromaRetriever:
-    """Open a collection of a Chroma server or of a local Chroma folder."""
+    """Open a collection of a Chroma server or of a local Chroma folder, given as `URL_OR_FOLDER/COLLECTION`."""
     spec = parse_collection_spec("chroma", value)
     check_framework_version("chromadb", "chroma", majors=("1",))
     import chromadb
@@ -36,7 +37,9 @@ def open_chroma(value: str) -> ChromaRetriever:
 
 
 class ChromaRetriever(EngineRetriever):
-    """Searches a Chroma collection; `embedder` embeds the queries, never the collection's own function.
+    """Searches a Chroma collection.
+
+    The queries are embedded by `embedder`. The embedding function of the collection is never used.
 
     Args:
         collection: A collection of a Chroma client.
@@ -63,11 +66,15 @@ class ChromaRetriever(EngineRetriever):
         return {"$and": conditions} if len(conditions) > 1 else conditions[0] if conditions else None
 
     def _get_state(self) -> Sequence[object]:
-        """Return the number of records and the first ones, because Chroma keeps no version."""
+        """Return the number of records and the first 64 records, because Chroma keeps no version number."""
         first = self._collection.get(limit=FINGERPRINT_RECORDS, include=["documents", "metadatas"])
         return [self._collection.count(), sorted(zip(first["ids"], first["documents"], strict=True))]
 
 
 def _make_hit(id: str, document: str | None, metadata: Mapping[str, Any] | None, distance: float) -> SearchHit:
-    """Make a hit; 1 - distance is the similarity for cosine and inner product, and keeps the order for others."""
+    """Make a hit whose score is 1 - distance.
+
+    For the cosine and inner product distances of Chroma, that is the similarity. For other distances, it still sorts the
+    hits from best to worst.
+    """
     return SearchHit(id, {DOCUMENT_FIELD: document, **(metadata or {})}, 1.0 - float(distance))

@@ -1,7 +1,8 @@
 """Elasticsearch and OpenSearch over HTTP, without their clients: `elastic:URL/INDEX?...`, `opensearch:URL/INDEX?...`.
 
-Besides the options of `base.py`: `mode=bm25` (the default) or `mode=knn`, which needs `vector=FIELD`. The key comes
-from KNOWGATE_SEARCH_KEY (`ApiKey ...`) or KNOWGATE_SEARCH_LOGIN (`user:password`).
+Besides the options of `base.py` there is `mode`: `bm25` (search by words, the default) or `knn` (search by vector, which
+needs `vector=FIELD`). Credentials are read from the environment variable KNOWGATE_SEARCH_KEY (an API key) or
+KNOWGATE_SEARCH_LOGIN (`user:password`).
 
 References: the search APIs of Elasticsearch 8 and 9 (`knn` beside `query`) and of OpenSearch 2 and 3 (`knn` inside it).
 """
@@ -22,7 +23,9 @@ from knowgate.retrieval.engines.base import EngineRetriever, SearchHit, parse_co
 from knowgate.types import Vector
 
 SEARCH_MODES = ("bm25", "knn")
-CANDIDATES_PER_RESULT = 10  # candidates of each shard per requested result; more find more and take longer
+# A kNN search compares this many candidates per shard and requested result. More candidates find more of the true
+# neighbors and take longer.
+CANDIDATES_PER_RESULT = 10
 MIN_CANDIDATES = 100
 
 
@@ -32,8 +35,8 @@ class ElasticRetriever(EngineRetriever):
     Args:
         url: The address of the server.
         index: The name of the index.
-        mode: `bm25` over text and title, or `knn` over `fields.vector`.
-        transport: Replaces the network in tests.
+        mode: `bm25` searches the words of text and title. `knn` searches the vectors in `fields.vector`.
+        transport: An httpx transport that replaces the network in tests.
         options: See `EngineRetriever`.
     """
 
@@ -46,7 +49,9 @@ class ElasticRetriever(EngineRetriever):
         if mode not in SEARCH_MODES:
             raise BadSetting(f"mode={mode!r} is not allowed for {self.name}: it must be {' or '.join(SEARCH_MODES)}.")
         if mode == "knn" and not self.fields.vector:
-            raise BadSetting(f"mode='knn' of {self.name} needs the field of the vectors. Add vector=FIELD.")
+            raise BadSetting(
+                f"mode='knn' of {self.name} needs the name of the field with the vectors. Add vector=FIELD."
+            )
         self.mode = mode
         self._server = JsonClient(url, f"the {self.name} server", headers=_make_auth_headers(), transport=transport)
         self._path = f"/{quote(index, safe='*,')}"
@@ -77,18 +82,26 @@ class ElasticRetriever(EngineRetriever):
         return [{"terms": {name: values}} for name, values in self.where.items()]
 
     def _request(self, body: Mapping[str, Any]) -> list[SearchHit]:
+        """Send one search; raise ServerError if the response is incomplete or not that of a search server."""
         response = self._server.request_json("POST", f"{self._path}/_search", body=body)
         try:
             if response.get("timed_out"):
-                raise ServerError(f"the {self.name} server ran out of time and returned only some results.")
+                raise ServerError(
+                    f"the {self.name} server ran out of time and returned only some results. Try again, or search a "
+                    "smaller index."
+                )
             return [_parse_hit(item) for item in response["hits"]["hits"]]
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError):
             raise ServerError(
-                f"the {self.name} server returned no hits. Check that this is the address of {self.name}."
+                f"the {self.name} server returned a response without a list of hits. Check that the URL is the "
+                f"address of an {self.name} server."
             ) from None
 
     def _get_state(self) -> Sequence[object]:
-        """Return the number of documents and the last sequence number of every primary shard."""
+        """Return the number of documents and the last sequence number of each primary shard.
+
+        A shard raises its sequence number with every write, so it detects changes that keep the number of documents.
+        """
         count = self._server.request_json("GET", f"{self._path}/_count")
         stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
         sequence_numbers = [
@@ -102,7 +115,10 @@ class ElasticRetriever(EngineRetriever):
 
 
 class OpenSearchRetriever(ElasticRetriever):
-    """Searches an OpenSearch index, whose kNN search is part of the query."""
+    """Searches an OpenSearch index, whose API differs from Elasticsearch only in kNN search.
+
+    See `ElasticRetriever` for the arguments.
+    """
 
     name = "opensearch"
 
@@ -114,13 +130,13 @@ class OpenSearchRetriever(ElasticRetriever):
 
 
 def open_elastic(value: str) -> ElasticRetriever:
-    """Open an index of an Elasticsearch server."""
+    """Open an index of an Elasticsearch server, given as `URL/INDEX?options`."""
     spec = parse_collection_spec("elastic", value, extra_options=("mode",))
     return ElasticRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
 
 
 def open_opensearch(value: str) -> OpenSearchRetriever:
-    """Open an index of an OpenSearch server."""
+    """Open an index of an OpenSearch server, given as `URL/INDEX?options`."""
     spec = parse_collection_spec("opensearch", value, extra_options=("mode",))
     return OpenSearchRetriever(spec.address, spec.collection, mode=spec.extra.get("mode", "bm25"), **spec.options)
 
@@ -131,6 +147,7 @@ def _parse_hit(item: Mapping[str, Any]) -> SearchHit:
 
 
 def _make_auth_headers() -> dict[str, str]:
+    """Return the Authorization header from the environment variables; {} if none is set."""
     key, login = (os.environ.get(name, "").strip() for name in ("KNOWGATE_SEARCH_KEY", "KNOWGATE_SEARCH_LOGIN"))
     if key:
         return {"Authorization": key if " " in key else f"ApiKey {key}"}

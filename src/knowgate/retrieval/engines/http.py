@@ -1,11 +1,12 @@
-"""Your own search engine behind an HTTP endpoint: `http:URL`, or just the URL.
+"""Use your own search engine behind an HTTP endpoint: `http:URL`, or just the URL.
 
-Queries are sent as JSON by POST: {"query": ..., "k": ...}. A URL with {query} (and {k}) in it is requested by GET:
-`http:https://search.example/api?q={query}&n={k}`. The response is a list of passages, possibly under a usual name:
+By default, each query is sent by POST as JSON: {"query": ..., "k": ...}. If the URL contains {query} (and {k}), each
+query is sent by GET: `http:https://search.example/api?q={query}&n={k}`. The response is a JSON list of passages, or an
+object with such a list:
 
     {"passages": [{"id": "42", "title": "Paris", "text": "Paris is ...", "score": 7.1}]}
 
-`results`, `documents` and `hits` work like `passages`, `content` like `text`; only `text` is required.
+The list can also be named `results`, `documents` or `hits`, and the text `content`. Only the text is required.
 """
 
 from __future__ import annotations
@@ -25,22 +26,24 @@ from knowgate.types import Passage
 
 LIST_FIELDS = ("passages", "results", "documents", "hits")
 TEXT_FIELDS = ("text", "content")
-MAX_SCORE = 1e30  # no similarity is larger; an integer could exceed any float
+MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
 _EXPECTED_FORMAT = (
-    f"Expected: a JSON list, or an object with one of {', '.join(LIST_FIELDS)}, of objects with "
-    f"{' or '.join(TEXT_FIELDS)} and optionally id, title and score."
+    f"The response must be a JSON list of passages, or an object with such a list under {', '.join(LIST_FIELDS[:-1])} "
+    f"or {LIST_FIELDS[-1]}. Each passage is an object with {' or '.join(TEXT_FIELDS)}, and optionally id, title and score."
 )
 
 
 class HttpRetriever:
-    """Sends each query to a search endpoint; lost connections and the statuses 429 and 5xx are retried.
+    """Sends each query to a search endpoint over HTTP.
+
+    Requests are retried after a lost connection and after the statuses 429 and 5xx.
 
     Args:
-        url: The endpoint.
-        deadline: Seconds per query, including retries.
-        pause: Seconds before the first retry.
-        headers: Added to every request, for example an API key.
-        transport: Replaces the network in tests.
+        url: The address of the endpoint. It may contain {query} and {k}.
+        deadline: The time limit for a query in seconds, including retries.
+        pause: The time before the first retry in seconds.
+        headers: HTTP headers for every request, for example with an API key.
+        transport: An httpx transport that replaces the network in tests.
     """
 
     name = "http"
@@ -55,7 +58,8 @@ class HttpRetriever:
         transport: httpx.BaseTransport | None = None,
     ):
         self._url = url
-        public_url = redact_urls(url.partition("?")[0]).replace("***@", "")  # parameters and logins may be secret
+        # Error messages show the URL without its parameters and login, which may be secret.
+        public_url = redact_urls(url.partition("?")[0]).replace("***@", "")
         self._server = JsonClient(
             url,
             f"the search server {public_url}",
@@ -71,11 +75,13 @@ class HttpRetriever:
         return sha256_text(self.name, self._url)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to k passages for each query, in the order of the server."""
         check_k(k)
         server = self._server
         return server.map(lambda query: parse_search_response(self._request(query, k), server.name)[:k], queries)
 
     def _request(self, query: str, k: int) -> bytes:
+        """Send one query, by GET if the URL contains {query}, else by POST; return the body of the response."""
         query = replace_surrogates(query)
         if "{query}" not in self._url:
             return self._server.request_bytes("POST", self._url, body={"query": query, "k": k})
@@ -86,12 +92,20 @@ class HttpRetriever:
         except httpx.InvalidURL:
             raise BadInput(
                 f"a question of {len(query):,} characters is too long for a URL. Leave {{query}} out of the URL of "
-                f"{self._server.name}, so that it is sent by POST."
+                f"{self._server.name}, so that questions are sent by POST."
             ) from None
 
 
 def parse_search_response(body: bytes, server: str) -> list[Passage]:
-    """Parse the passages in the response of a search server, in its order."""
+    """Return the passages in the response of a search server, in its order.
+
+    Args:
+        body: The body of the response.
+        server: A description of the server, for error messages.
+
+    Raises:
+        ServerError: The response has another format.
+    """
     excerpt = redact_message(body[:80].decode(errors="replace"))
     try:
         value = parse_json_response(body, "it")
@@ -99,11 +113,12 @@ def parse_search_response(body: bytes, server: str) -> list[Passage]:
         raise _invalid_response_error(server, f"{str(error).rstrip('.')}: '{excerpt}'") from None
     items = next((value[name] for name in LIST_FIELDS if name in value), None) if isinstance(value, dict) else value
     if not isinstance(items, list):
-        raise _invalid_response_error(server, f"no list of passages: '{excerpt}'")
+        raise _invalid_response_error(server, f"it contains no list of passages: '{excerpt}'")
     return [_parse_passage(item, number, server) for number, item in enumerate(items)]
 
 
 def _parse_passage(item: Any, number: int, server: str) -> Passage:
+    """Convert one item of a response to a passage; without an id, a hash of the text becomes its id."""
     if not isinstance(item, dict):
         raise _invalid_response_error(server, f"passage {number} is not an object")
     text = next((item[name] for name in TEXT_FIELDS if name in item), None)
@@ -121,4 +136,5 @@ def _parse_passage(item: Any, number: int, server: str) -> Passage:
 
 
 def _invalid_response_error(server: str, problem: str) -> ServerError:
+    """Return the error for a response that has another format, with a description of the expected one."""
     return ServerError(f"{server} returned an invalid response: {problem}. {_EXPECTED_FORMAT}")

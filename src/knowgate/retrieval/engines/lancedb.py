@@ -1,6 +1,6 @@
 """LanceDB: `lancedb:FOLDER/TABLE?...` (extra `lancedb`). See `base.py` for the options.
 
-LanceDB tables have versions, so the fingerprint changes with every write.
+LanceDB increases the version of a table with every write. The fingerprint covers it, so it changes with every write.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from knowgate.core.frameworks import check_framework_version, wrap_errors
 from knowgate.retrieval.engines.base import EngineRetriever, Scalar, SearchHit, parse_collection_spec
 
-ROW_ID = "_rowid"
+ROW_ID = "_rowid"  # the column in which LanceDB returns its own id of a row
 
 
 def open_lancedb(value: str) -> LanceDBRetriever:
-    """Open a table in a folder or at an address such as s3://bucket/path."""
+    """Open a table, given as `FOLDER/TABLE`; the folder can also be an address such as s3://bucket/path."""
     spec = parse_collection_spec("lancedb", value)
     check_framework_version("lancedb", "lancedb", majors=("0",))
     import lancedb
@@ -26,7 +26,7 @@ def open_lancedb(value: str) -> LanceDBRetriever:
 
 
 class LanceDBRetriever(EngineRetriever):
-    """Searches a LanceDB table with a column of vectors by cosine similarity.
+    """Searches the vectors of a LanceDB table by cosine similarity.
 
     Args:
         table: A table of a LanceDB connection.
@@ -57,7 +57,7 @@ class LanceDBRetriever(EngineRetriever):
 
 
 def _quote(value: Scalar) -> str:
-    """Write a value as a SQL literal; `check_filter` has already checked the field names."""
+    """Return a filter value as a SQL literal, with quotes escaped."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else "'" + value.replace("'", "''") + "'"

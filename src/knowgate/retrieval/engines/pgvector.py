@@ -1,8 +1,10 @@
-"""Your own table in PostgreSQL, searched with pgvector; it is only read, and nothing is copied.
+"""Search your own PostgreSQL table with pgvector. The table is only read, and nothing is copied.
 
-`pgvector:postgresql://reader@db/app?table=docs.passages&text=body&vector=embedding&filter.lang=en` names the columns;
-the other parameters of the address go to libpq. Queries are embedded here, so the vectors in the table must come from
-the embedding model that `embedder` names.
+The spec names the table, its columns and filters. Other parameters are passed on to libpq, PostgreSQL's client library:
+
+    pgvector:postgresql://reader@db/app?table=docs.passages&text=body&vector=embedding&filter.lang=en
+
+Queries are embedded by knowgate, so `embedder` must name the embedding model that made the vectors in the table.
 """
 
 from __future__ import annotations
@@ -24,11 +26,12 @@ from knowgate.retrieval.passages import check_k
 from knowgate.types import Embedder, Passage
 
 SQL_IDENTIFIER = re.compile(r"\w{1,63}")
-DISTANCES = {"cosine": ("<=>", 1.0), "ip": ("<#>", 0.0), "l2": ("<->", 0.0)}  # operator; score = number - distance
+# The SQL operator of each distance, and the number from which the distance is subtracted to get a score.
+DISTANCES = {"cosine": ("<=>", 1.0), "ip": ("<#>", 0.0), "l2": ("<->", 0.0)}
 VECTOR_TYPES = ("vector", "halfvec")
 TABLE_OPTIONS = ("table", "id", "text", "title", "vector", "embedder", "distance", "version")
-# Continue an index scan until enough rows match the filter. Older versions of pgvector than 0.8 ignore these settings;
-# the exact search below makes up for it.
+# With these settings, an index scan continues until enough rows match the filter. Versions of pgvector before 0.8 ignore
+# them. The exact search in `_find_nearest` then finds the remaining rows.
 SCAN_SETTINGS = (
     ("hnsw.iterative_scan", "relaxed_order"),
     ("ivfflat.iterative_scan", "relaxed_order"),
@@ -39,15 +42,22 @@ EXAMPLE_SPEC = "pgvector:postgresql://USER@HOST/DATABASE?table=passages&id=id&te
 
 @dataclass(frozen=True)
 class TableSpec:
-    """A table, its columns and the rows that are searched.
+    """The table to search, its columns, and a filter on its rows.
 
     Args:
-        table: `TABLE` or `SCHEMA.TABLE`.
-        id, text, title, vector: Columns; `title` is optional.
-        embedder: The embedding model of the vectors.
-        distance: `cosine`, `ip` (inner product) or `l2`.
-        version: Identifies the content, so that the fingerprint need not read the table.
-        filters: Columns with their allowed values.
+        table: The name of the table, as `TABLE` or `SCHEMA.TABLE`.
+        id: The column of the ids.
+        text: The column of the texts.
+        title: The column of the titles, or '' if there is none.
+        vector: The column of the vectors.
+        embedder: The embedding model that made the vectors.
+        distance: How vectors are compared: `cosine`, `ip` (inner product) or `l2` (Euclidean distance).
+        version: Any text that identifies the content of the table. Without it, computing the fingerprint reads all
+            rows.
+        filters: Columns with their allowed values. Only matching rows are searched.
+
+    Raises:
+        BadSetting: A name or the distance is not allowed.
     """
 
     table: str
@@ -65,8 +75,8 @@ class TableSpec:
         for name in (*table_parts, *self.columns):
             if not SQL_IDENTIFIER.fullmatch(name):
                 raise BadSetting(
-                    f"pgvector: '{name[:80]}' cannot be used as the name of a table or column: only letters, digits "
-                    "and underscores are allowed. Create a view with such names."
+                    f"pgvector: '{name[:80]}' cannot be used as the name of a table or column. Only letters, digits "
+                    "and underscores are allowed. Create a view of the table that has such names."
                 )
         if len(table_parts) > 2:
             raise BadSetting(f"pgvector: table={self.table!r} is not allowed. Write TABLE or SCHEMA.TABLE.")
@@ -76,7 +86,7 @@ class TableSpec:
 
     @property
     def columns(self) -> list[str]:
-        """All columns that are used."""
+        """The names of all columns that a search uses, including those of the filters."""
         optional = [self.title] if self.title else []
         return [self.id, self.text, self.vector, *optional, *(column for column, _ in self.filters)]
 
@@ -86,7 +96,11 @@ class TableSpec:
 
 
 def parse_table_spec(spec: str) -> tuple[DatabaseAddress, TableSpec]:
-    """Split a spec into the address of the database and the description of the table."""
+    """Split a spec into the address of the database and the description of the table.
+
+    Raises:
+        BadSetting: The spec names no table, or a name is not allowed.
+    """
     url, _, parameters = spec.partition("?")
     filters: dict[str, list[str]] = {}
     options: dict[str, str] = {}
@@ -110,8 +124,8 @@ class PgvectorRetriever:
     """Searches a table of PostgreSQL by vector distance.
 
     Args:
-        spec: The address of the database with the options of `TableSpec`.
-        embedder: Replaces the embedding model that the spec names.
+        spec: The address of the database, with the fields of `TableSpec` as parameters.
+        embedder: An embedding model to use instead of the one that the spec names.
     """
 
     name = "pgvector"
@@ -123,11 +137,12 @@ class PgvectorRetriever:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the settings and of the searched rows; of `version` instead of the rows if it is given."""
+        """A hash of the settings and of all rows that can be found; `version`, if given, replaces the rows."""
         content = self._spec.version or self._compute_content_hash()
         return sha256_text(self.name, repr(self._spec), self._embedder.fingerprint, content)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to k passages for each query, nearest first."""
         check_k(k)
         if not queries:
             return []
@@ -137,19 +152,26 @@ class PgvectorRetriever:
         return [self._find_nearest(format_vector(vector), k) for vector in vectors]
 
     def _find_nearest(self, vector: str, k: int) -> list[Passage]:
-        """Search through an index of the table if there is one; read all rows if it finds fewer than k."""
+        """Return the passages nearest to a vector, given in pgvector's text format.
+
+        The first search may use an approximate index of the table. If it finds fewer than k rows, a second, exact search
+        reads all rows.
+        """
         rows = self._select_rows(vector, k, exact=False)
         if len(rows) < k:
             rows = self._select_rows(vector, k, exact=True)
         _, max_score = DISTANCES[self._spec.distance]
-        rows.sort(key=lambda row: (row[3], str(row[0])))
+        rows.sort(key=lambda row: (row[3], str(row[0])))  # by distance; ties by id, so that the order is repeatable
         return [
             Passage(str(row_id), str(text), str(title or ""), max_score - float(distance))
             for row_id, text, title, distance in rows
         ]
 
     def _select_rows(self, vector: str, k: int, *, exact: bool) -> list[tuple[Any, ...]]:
-        """Select id, text, title and distance of the k nearest rows; adding 0 to the distance disables the index."""
+        """Return id, text, title and distance of the k nearest rows.
+
+        With `exact`, 0 is added to the distance, because PostgreSQL then cannot use an index for the sorting.
+        """
         spec = self._spec
         distance = f"{_quote(spec.vector)} {DISTANCES[spec.distance][0]} ?::{self._vector_type}"
         title = _quote(spec.title) if spec.title else "''"
@@ -161,16 +183,18 @@ class PgvectorRetriever:
 
     @property
     def _condition(self) -> str:
+        """The SQL condition that rows must meet: text and vector are present, and the filters match."""
         not_null = [f"{_quote(name)} IS NOT NULL" for name in (self._spec.text, self._spec.vector)]
         return " AND ".join([*not_null, *(f"{_quote(column)}::text = ANY(?)" for column, _ in self._spec.filters)])
 
     @property
     def _condition_values(self) -> list[Any]:
+        """The values for the placeholders of `_condition`: the allowed values of each filtered column."""
         return [[to_storable_text(value) for value in values] for _, values in self._spec.filters]
 
     @cached_property
     def _column_types(self) -> dict[str, str]:
-        """The type of each column of the table; checks that all columns of the spec exist."""
+        """The SQL type of each column of the table; raises BadSetting if the table or a column does not exist."""
         spec = self._spec
         query = (
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
@@ -180,42 +204,47 @@ class PgvectorRetriever:
         if not types:
             raise BadSetting(
                 f"pgvector: there is no table '{spec.table}' in {self._address.redacted}. Write table=TABLE or "
-                "table=SCHEMA.TABLE exactly as it is spelled there."
+                "table=SCHEMA.TABLE with the exact spelling of the database."
             )
         if missing := [name for name in spec.columns if name not in types]:
             raise BadSetting(
                 f"pgvector: the table '{spec.table}' has no column '{missing[0]}'; it has {', '.join(types)}. Name "
-                "your columns: id=, text=, title=, vector=."
+                "your columns in the spec with id=, text=, title= and vector=."
             )
         return types
 
     @property
     def _vector_type(self) -> str:
-        """The type of the vectors without its width."""
+        """The SQL type of the vector column without schema and size, such as `vector`."""
         return self._column_types[self._spec.vector].rpartition(".")[2].partition("(")[0]
 
     def _check_vector_type(self) -> None:
+        """Raise BadSetting unless the vector column has a type of pgvector."""
         if self._vector_type not in VECTOR_TYPES:
             raise BadSetting(
-                f"pgvector: the column '{self._spec.vector}' of '{self._spec.table}' has the type {self._vector_type}; "
-                f"it must be {' or '.join(VECTOR_TYPES)}."
+                f"pgvector: the column '{self._spec.vector}' of '{self._spec.table}' has the type {self._vector_type}, "
+                f"but it must have the type {' or '.join(VECTOR_TYPES)}. Name the column of the vectors: vector=COLUMN."
             )
 
     def _check_width(self, width: int) -> None:
+        """Raise BadSetting if the column declares another vector size than that of the embedding model."""
         declared = re.search(r"\((\d+)\)", self._column_types[self._spec.vector])
         if declared is not None and int(declared.group(1)) != width:
             raise BadSetting(
-                f"pgvector: the column '{self._spec.vector}' holds vectors of {declared.group(1)} numbers, and the "
-                f"embedding model '{self._spec.embedder}' returns {width}. Name the model of the column: embedder=NAME."
+                f"pgvector: the column '{self._spec.vector}' holds vectors of {declared.group(1)} numbers, but the "
+                f"embedding model '{self._spec.embedder}' returns vectors of {width}. Name the embedding model that made "
+                "the vectors of the column: embedder=NAME."
             )
 
     def _compute_content_hash(self) -> str:
-        """Return the number of rows and the sum of a hash of each, which does not depend on their order."""
+        """Return the number of rows and the sum of their hashes; a sum does not depend on the order of the rows."""
         spec = self._spec
         self._check_vector_type()
         texts = [_quote(name) + "::text" for name in (spec.id, spec.text, spec.title) if name]
+        # chr(31) is the ASCII unit separator, which does not occur in normal text.
         joined = f"concat_ws(chr(31), {', '.join(texts)})"
         row_hash = f"md5(convert_to({joined}, 'UTF8') || {self._vector_type}_send({_quote(spec.vector)}))"
+        # The first 60 bits of the hash as an integer, so that SQL can add them up.
         number = f"('x' || left({row_hash}, 15))::bit(60)::bigint"
         query = f"SELECT count(*), coalesce(sum({number}), 0)::text FROM {spec.quoted_table} WHERE {self._condition}"
         count, total = self._database.read(query, self._condition_values)[0]
@@ -223,4 +252,5 @@ class PgvectorRetriever:
 
 
 def _quote(name: str) -> str:
+    """Return an SQL identifier in double quotes; `TableSpec` has checked that it contains none."""
     return f'"{name}"'

@@ -1,6 +1,6 @@
 """Qdrant: `qdrant:URL_OR_FOLDER/COLLECTION?...` (extra `qdrant`).
 
-See `base.py` for the options. The API key comes from KNOWGATE_QDRANT_KEY.
+See `base.py` for the options. The API key is read from the environment variable KNOWGATE_QDRANT_KEY.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from knowgate.retrieval.engines.base import FINGERPRINT_RECORDS, EngineRetriever
 
 
 def open_qdrant(value: str) -> QdrantRetriever:
-    """Open a collection of a Qdrant server or of a local Qdrant folder."""
+    """Open a collection of a Qdrant server or of a local Qdrant folder, given as `URL_OR_FOLDER/COLLECTION`."""
     spec = parse_collection_spec("qdrant", value)
     check_framework_version("qdrant-client", "qdrant", majors=("1",))
     from qdrant_client import QdrantClient
@@ -35,9 +35,9 @@ class QdrantRetriever(EngineRetriever):
     """Searches a collection through a `QdrantClient`.
 
     Args:
-        client: The client.
+        client: A `QdrantClient`.
         collection: The name of the collection.
-        options: See `EngineRetriever`; `fields.vector` names one of several vectors.
+        options: See `EngineRetriever`. If a record has several vectors, `fields.vector` names the one to search.
     """
 
     name = "qdrant"
@@ -61,7 +61,7 @@ class QdrantRetriever(EngineRetriever):
         ]
 
     def _make_filter(self) -> Any:
-        """Build a filter: each field must have one of its values."""
+        """Return the filter for Qdrant, or None: every filtered field must have one of its allowed values."""
         from qdrant_client import models
 
         if not self.where:
@@ -74,7 +74,7 @@ class QdrantRetriever(EngineRetriever):
         return models.Filter(must=[match_any(name, values) for name, values in self.where.items()])
 
     def _get_state(self) -> Sequence[object]:
-        """Return the number of records and the first ones, because Qdrant keeps no version."""
+        """Return the number of records and the first 64 records, because Qdrant keeps no version number."""
         count = self._client.count(self.collection, exact=True).count
         points, _ = self._client.scroll(
             self.collection, limit=FINGERPRINT_RECORDS, with_payload=True, with_vectors=False

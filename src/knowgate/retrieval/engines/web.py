@@ -1,8 +1,8 @@
 """Web search: `web:searxng@URL`, `web:tavily`, `web:brave`, or `web:replay@DIR` for recorded searches.
 
-Options follow a question mark, see `WebOptions`. API keys come from TAVILY_API_KEY and BRAVE_API_KEY. The id of a
-passage is its URL, so that answers can cite it. The web changes while the fingerprint stays the same: a guarantee
-holds only for a recording.
+Options follow a question mark (see `WebOptions`). API keys are read from the environment variables TAVILY_API_KEY and
+BRAVE_API_KEY. The id of a passage is its URL, so that answers can cite it. The fingerprint cannot detect changes of the
+web, so a guarantee holds only for recorded searches.
 """
 
 from __future__ import annotations
@@ -28,16 +28,20 @@ from knowgate.retrieval.engines.web_engines import WEB_ENGINES, WebOptions, WebR
 from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
-MAX_RESULTS = 20  # of one search; Brave returns no more
-MIN_RESULTS = 10  # requested even for a smaller k, so that a later search with a larger k can use the cache
-REPLAY_ENGINE = "replay"
+MAX_RESULTS = 20  # maximum results of one search; Brave returns no more
+MIN_RESULTS = 10  # results requested even for a smaller k, so that a later search with a larger k can use the cache
+REPLAY_ENGINE = "replay"  # the name in a spec that returns recorded searches instead of searching
 MINUTE_SECONDS, DAY_SECONDS = 60.0, 86_400.0
-TRACKING_PARAMETERS = ("utm_", "fbclid", "gclid")
+TRACKING_PARAMETERS = ("utm_", "fbclid", "gclid")  # URL parameters with these prefixes do not change the page
 logger = logging.getLogger(__name__)
 
 
 def open_web(value: str) -> WebRetriever | WebReplayRetriever:
-    """Open a web search from `ENGINE[@URL][?options]`."""
+    """Create a web retriever from a spec `ENGINE[@URL][?options]`, or `replay@DIR` for recorded searches.
+
+    Raises:
+        BadSetting: The engine or an option is unknown, or an address or API key is missing.
+    """
     engine_and_url, _, query = value.partition("?")
     name, _, url = engine_and_url.partition("@")
     options = parse_web_options(query)
@@ -45,24 +49,26 @@ def open_web(value: str) -> WebRetriever | WebReplayRetriever:
         return WebReplayRetriever(url)
     if name not in WEB_ENGINES:
         known = ", ".join([*WEB_ENGINES, REPLAY_ENGINE])
-        raise BadSetting(f"unknown web search engine '{redact_message(name[:40])}'. Known: {known}.")
+        raise BadSetting(f"unknown web search engine '{redact_message(name[:40])}'. Use one of: {known}.")
     return WebRetriever(name, url, options)
 
 
 def parse_web_options(query: str) -> WebOptions:
-    """Parse the options of a spec, such as `lang=en&days=0.5`."""
+    """Parse the options of a web search spec, such as `lang=en&days=0.5`."""
     return read_options(WebOptions, dict(parse_qsl(query, keep_blank_values=True)), "web search")
 
 
 class WebRetriever:
-    """Searches the web with one engine, within a budget; responses are cached on disk.
+    """Searches the web with one search engine.
+
+    Responses are cached on disk, and the number of searches per minute and per day is limited.
 
     Args:
-        engine: A key of `WEB_ENGINES`.
-        url: The address of the engine; '' for its default one.
-        options: Language, budget, cache and recording.
-        cache: Folder for the cache and the budget; by default inside knowgate's cache folder.
-        transport: Replaces the network in tests.
+        engine: The name of the engine: `searxng`, `tavily` or `brave`.
+        url: The address of the engine, or '' for its default address.
+        options: Language, limits, cache and recording.
+        cache: The folder for cached responses and for the count of searches. Default: inside knowgate's cache folder.
+        transport: An httpx transport that replaces the network in tests.
     """
 
     name = "web"
@@ -85,11 +91,13 @@ class WebRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of engine, address, language and safe search; not of the web, which changes all the time."""
-        settings = f"Wish(lang={self.options.lang!r}, safe={self.options.safe})"  # unchanged since the first version
+        """A hash of the engine, its address, the language and safe search. It cannot detect changes of the web."""
+        # This text must never change, because existing fingerprints were computed with it.
+        settings = f"Wish(lang={self.options.lang!r}, safe={self.options.safe})"
         return sha256_text("web", self.engine.name, self.engine.client.url, settings)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to k passages for each query, best first; equal queries are sent only once."""
         check_k(k)
         normalized = [_normalize_query(query) for query in queries]
         distinct = list(dict.fromkeys(normalized))
@@ -98,6 +106,7 @@ class WebRetriever:
         return [passages[query] for query in normalized]
 
     def _search(self, query: str, k: int) -> list[Passage]:
+        """Search for one query, using the cache if possible; record the results if the options say so."""
         if not query:
             return []
         n = min(max(k, MIN_RESULTS), MAX_RESULTS)
@@ -111,6 +120,10 @@ class WebRetriever:
         return convert_results(results)[:k]
 
     def _request(self, key: str, query: str, n: int) -> list[WebResult]:
+        """Ask the engine for n results and cache them under `key`.
+
+        If the engine fails and the option `stale` is set, an expired response from the cache is returned instead.
+        """
         try:
             self._budget.spend(self.options.deadline)
             results = self.engine.search(query, n)
@@ -125,10 +138,15 @@ class WebRetriever:
 
 
 class WebReplayRetriever:
-    """Returns the results of recorded searches; the fingerprint covers the recording.
+    """Returns the results of recorded web searches, without using the network.
+
+    The fingerprint covers all recorded results.
 
     Args:
-        folder: The folder that the option `record` named.
+        folder: The folder that an earlier search wrote with the option `record`.
+
+    Raises:
+        BadSetting: The folder does not exist.
     """
 
     name = "web"
@@ -136,7 +154,8 @@ class WebReplayRetriever:
     def __init__(self, folder: str):
         if not folder or not Path(folder).is_dir():
             raise BadSetting(
-                f"there is no recording at '{redact_message(folder)}'. Record one with web:ENGINE?record=DIR."
+                f"there is no folder of recorded web searches at '{redact_message(folder)}'. Record searches with "
+                "web:ENGINE?record=DIR."
             )
         self._folder, self._recording = folder, ResultFolder(Path(folder))
 
@@ -145,6 +164,7 @@ class WebReplayRetriever:
         return sha256_text("web replay", self._recording.compute_digest())
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Return up to k recorded passages for each query; raise BadInput if a query was not recorded."""
         check_k(k)
         normalized = [_normalize_query(query) for query in queries]
         return [convert_results(self._find(query))[:k] if query else [] for query in normalized]
@@ -160,7 +180,7 @@ class WebReplayRetriever:
 
 
 def convert_results(results: Sequence[WebResult]) -> list[Passage]:
-    """Convert results to passages; drops results without text, repeated pages and repeated texts."""
+    """Convert web results to passages; skip results without text, repeated pages and repeated texts."""
     seen: set[str] = set()
     passages = []
     for result in results:
@@ -173,13 +193,17 @@ def convert_results(results: Sequence[WebResult]) -> list[Passage]:
 
 
 def _normalize_url(url: str) -> str:
-    """Return a key that is equal for URLs of the same page: no scheme, www, fragment, tracking or final slash."""
+    """Return a key that is the same for all usual spellings of a page's URL.
+
+    The scheme, `www.`, the fragment, tracking parameters, the order of parameters and a final slash are ignored.
+    """
     parts = urlsplit(url)
     parameters = [pair for pair in parse_qsl(parts.query) if not pair[0].startswith(TRACKING_PARAMETERS)]
     return f"{parts.netloc.lower().removeprefix('www.')}{parts.path.rstrip('/')}?{sorted(parameters)}"
 
 
 def _normalize_query(query: str) -> str:
+    """Return a query with single spaces and without characters that JSON or UTF-8 cannot represent."""
     return " ".join(query.encode("utf-8", "replace").decode().replace("\0", " ").split())
 
 
@@ -187,11 +211,11 @@ def _normalize_query(query: str) -> str:
 
 
 class ResultFolder:
-    """A folder of search results by key; a damaged file counts as missing.
+    """A folder that stores the results of web searches, one file per search. A damaged file counts as missing.
 
     Args:
         folder: The folder.
-        max_age: Seconds after which results expire; 0 stores nothing.
+        max_age: The age in seconds at which results expire. With 0, nothing is stored.
     """
 
     def __init__(self, folder: Path, max_age: float = math.inf):
@@ -207,51 +231,70 @@ class ResultFolder:
         return [read_record(WebResult, item, "a stored result") for item in (items if isinstance(items, list) else [])]
 
     def add(self, key: str, results: Sequence[WebResult], **fields: str) -> None:
-        """Store the results of a search, with more fields for people who read the file."""
+        """Store the results of a search.
+
+        Args:
+            key: The name of the file.
+            results: The results.
+            fields: More fields for people who read the file, such as the query.
+        """
         if self._max_age > 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             record = {**fields, "at": time.time(), "results": [asdict(result) for result in results]}
             write_json(self._folder / f"{key}.json", record)
 
     def compute_digest(self) -> str:
+        """Return a hash of the names and contents of all files."""
         files = sorted(self._folder.glob("*.json"))
         return sha256_text(*(file.name for file in files), *(sha256_file(file) for file in files))
 
 
 def _make_recording_key(query: str) -> str:
+    """Return the file name of a recorded search, which depends only on the query."""
     return sha256_text("query", query)[:32]
 
 
 class SearchBudget:
-    """Limits searches per minute and per day, for all processes that share the file."""
+    """Limits the number of searches per minute and per day across all processes that share a file.
+
+    Args:
+        file: The file with the times of the searches of the last day.
+        per_minute: The maximum number of searches per minute.
+        per_day: The maximum number of searches in 24 hours.
+    """
 
     def __init__(self, file: Path, per_minute: int, per_day: int):
         self._file, self._per_minute, self._per_day = file, per_minute, per_day
 
     def spend(self, timeout: float) -> None:
-        """Take one search from the budget, waiting up to `timeout` seconds; raise ServerError if that is too short."""
+        """Count one search. If the limit per minute is reached, wait first, up to `timeout` seconds.
+
+        Raises:
+            ServerError: The limit per day is reached, or the wait would exceed `timeout`.
+        """
         end = time.monotonic() + timeout
         while (wait := self._try_spend()) > 0:
             if time.monotonic() + wait > end:
                 raise ServerError(
-                    f"the budget of {self._per_minute} searches per minute is used up; the next is possible in "
-                    f"{wait:.0f} s. Wait, or raise it: ?minute=N"
+                    f"the budget of {self._per_minute} searches per minute is used up. The next search is possible in "
+                    f"{wait:.0f} s. Wait, or raise the limit in the spec: ?minute=N"
                 )
             time.sleep(wait)
 
     def _try_spend(self) -> float:
-        """Take one search if the budget allows it and return 0; otherwise return the seconds to wait."""
+        """Count one search and return 0, or return the seconds to wait if the limit per minute is reached."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(self._file.with_suffix(".lock")):
             now = time.time()
             today = [at for at in (_read_record(self._file) or {}).get("spent", []) if 0 <= now - at < DAY_SECONDS]
             if len(today) >= self._per_day:
                 raise ServerError(
-                    f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise it: "
-                    "?day=N"
+                    f"the budget of {self._per_day:,} searches per day is used up. Wait until tomorrow, or raise the "
+                    "limit in the spec: ?day=N"
                 )
             recent = [at for at in today if now - at < MINUTE_SECONDS]
             if len(recent) >= self._per_minute:
+                # A search is possible again when the oldest of the last `per_minute` searches is a minute old.
                 return float(MINUTE_SECONDS - (now - recent[-self._per_minute]))
             write_json(self._file, {"spent": [*today, now]})
         return 0.0

@@ -1,4 +1,4 @@
-"""The web search engines SearXNG, Tavily and Brave: how each is queried, and how its results become text."""
+"""The web search engines SearXNG, Tavily and Brave: send queries and convert the results to plain text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.file_formats import read_html
 
 MAX_QUERY_CHARS = 400  # Brave's limit; the other engines gain nothing from longer queries
-MAX_QUERY_WORDS = 50
-MAX_TEXT_CHARS = 4000  # of a result
-MAX_SCORE = 1e30
-QUOTA_STATUSES = (402, 432, 433)  # returned when a plan is used up
+MAX_QUERY_WORDS = 50  # Brave's limit, too
+MAX_TEXT_CHARS = 4000  # maximum text of one result
+MAX_SCORE = 1e30  # JSON integers can be too large for a float; no real score is this large
+QUOTA_STATUSES = (402, 432, 433)  # HTTP statuses that Tavily returns when the quota of a plan is used up
 
 
 def _check_language(lang: str) -> str:
+    """Return a language code unchanged; raise ValueError if it has another form than `en` or `zh-CN`."""
     if lang and not re.fullmatch(r"[A-Za-z]{2,3}(-[A-Za-z]{2,4})?", lang):
-        raise ValueError("it must be a language such as en or zh-CN")
+        raise ValueError("the language must be a code such as en or zh-CN")
     return lang
 
 
@@ -34,21 +35,31 @@ Language = Annotated[str, AfterValidator(_check_language)]
 
 
 class WebOptions(Options):
-    """Options of a web search, written after the question mark of a spec."""
+    """Options of a web search, written after the question mark of a spec, such as `web:brave?lang=en`."""
 
-    lang: Language = Field(default="", description="Language of the results, such as en.")
-    safe: int = Field(default=1, ge=0, le=2, description="Safe search: 0 off, 1 moderate, 2 strict.")
-    minute: int = Field(default=30, ge=1, description="Most searches per minute, of all processes together.")
-    day: int = Field(default=1000, ge=1, description="Most searches per day, of all processes together.")
-    days: float = Field(default=7.0, ge=0, le=3650, description="Days a response stays in the cache; 0: no cache.")
-    stale: bool = Field(default=False, description="Use an expired response if the engine fails, with a warning.")
-    record: str = Field(default="", description="Folder that stores every response, for web:replay@DIR.")
-    deadline: float = Field(default=10.0, ge=0.1, le=600, description="Seconds per search, including retries.")
+    lang: Language = Field(default="", description="Language of the results, such as en or zh-CN.")
+    safe: int = Field(
+        default=1, ge=0, le=2, description="How strictly to filter adult content: 0 off, 1 moderate, 2 strict."
+    )
+    minute: int = Field(default=30, ge=1, description="Maximum number of searches per minute, across all processes.")
+    day: int = Field(default=1000, ge=1, description="Maximum number of searches per day, across all processes.")
+    days: float = Field(
+        default=7.0, ge=0, le=3650, description="How many days a response is cached; 0 turns the cache off."
+    )
+    stale: bool = Field(
+        default=False, description="Use an expired cached response, with a warning, if the engine fails."
+    )
+    record: str = Field(
+        default="", description="Folder in which to record every response; web:replay@DIR returns them later."
+    )
+    deadline: float = Field(
+        default=10.0, ge=0.1, le=600, description="Time limit for a search in seconds, including retries."
+    )
 
 
 @dataclass(frozen=True)
 class WebResult:
-    """A search result as plain text."""
+    """A web search result as plain text; `score` is None if the engine returns no scores."""
 
     url: str
     title: str
@@ -57,12 +68,15 @@ class WebResult:
 
 
 class WebEngine(ABC):
-    """A web search engine.
+    """Base class of web search engines. A subclass sends the request and selects the text of a result.
 
     Args:
-        url: Its address; '' for the default one.
-        options: Language, safe search and deadline.
-        transport: Replaces the network in tests.
+        url: The address of the engine, or '' for its default address.
+        options: Language, safe search and time limit.
+        transport: An httpx transport that replaces the network in tests.
+
+    Raises:
+        BadSetting: The address or the API key is missing.
     """
 
     name: str
@@ -71,7 +85,9 @@ class WebEngine(ABC):
 
     def __init__(self, url: str, options: WebOptions, transport: httpx.BaseTransport | None = None):
         if not url and not self.default_url:
-            raise BadSetting(f"web search by {self.name} needs its address: web:{self.name}@https://search.example")
+            raise BadSetting(
+                f"web search by {self.name} needs its address. Write web:{self.name}@https://search.example"
+            )
         self.options = options
         self.client = JsonClient(
             url or self.default_url,
@@ -82,11 +98,14 @@ class WebEngine(ABC):
         )
 
     def search(self, query: str, n: int) -> list[WebResult]:
-        """Return up to n results, best first; a query that is too long for an engine is shortened."""
+        """Return up to n results, best first.
+
+        A query that is too long for the engines is cut off. Results without a URL are skipped.
+        """
         response = self._request(" ".join(query.split()[:MAX_QUERY_WORDS])[:MAX_QUERY_CHARS], n)
         items = self._get_items(response) if isinstance(response, dict) else None
         if not isinstance(items, list):
-            raise ServerError(f"{self.client.name} returned no list of results. Check its address.")
+            raise ServerError(f"{self.client.name} returned no list of results. Check the address of the engine.")
         valid = [item for item in items if isinstance(item, dict) and isinstance(item.get("url"), str)]
         return [_make_result(item, self._get_text(item)) for item in valid[:n]]
 
@@ -95,6 +114,7 @@ class WebEngine(ABC):
         """Send a search and return its response as JSON."""
 
     def _get_items(self, response: dict[str, Any]) -> Any:
+        """Return the list of results in a response."""
         return response.get("results")
 
     @abstractmethod
@@ -102,17 +122,21 @@ class WebEngine(ABC):
         """Return the text of a result, which may contain markup."""
 
     def _make_headers(self, key: str) -> dict[str, str]:
+        """Return the HTTP headers that send the API key."""
         return {}
 
     def _read_key(self) -> str:
+        """Return the API key from the environment; '' if the engine needs none."""
         key = os.environ.get(self.key_variable, "").strip() if self.key_variable else ""
         if self.key_variable and not key:
-            raise BadSetting(f"web search by {self.name} needs an API key: set {self.key_variable}.")
+            raise BadSetting(
+                f"web search by {self.name} needs an API key. Set the environment variable {self.key_variable}."
+            )
         return key
 
 
 class SearxngEngine(WebEngine):
-    """Your own SearXNG instance; its JSON output is off by default."""
+    """Your own SearXNG server. Its JSON output is off by default and must be turned on in its settings."""
 
     name = "searxng"
     default_url = ""
@@ -126,7 +150,8 @@ class SearxngEngine(WebEngine):
             if "status 403" not in str(error):
                 raise
             raise ServerError(
-                f"{self.client.name} refuses JSON. Allow it in its settings.yml: search: formats: [html, json]."
+                f"{self.client.name} refuses JSON. Allow JSON in the settings.yml of SearXNG: "
+                "search: formats: [html, json]."
             ) from None
 
     def _get_text(self, item: dict[str, Any]) -> Any:
@@ -134,7 +159,7 @@ class SearxngEngine(WebEngine):
 
 
 class TavilyEngine(WebEngine):
-    """Tavily, whose results are texts written for LLMs."""
+    """The search service Tavily, which returns longer texts for LLMs."""
 
     name = "tavily"
     default_url = "https://api.tavily.com"
@@ -156,7 +181,7 @@ class TavilyEngine(WebEngine):
 
 
 class BraveEngine(WebEngine):
-    """Brave Search; a result has a description and sometimes extra snippets."""
+    """The search service Brave Search. A result has a description and sometimes further snippets."""
 
     name = "brave"
     default_url = "https://api.search.brave.com/res/v1"
@@ -171,7 +196,7 @@ class BraveEngine(WebEngine):
         return self.client.request_json("GET", "/web/search", params=params)
 
     def _get_items(self, response: dict[str, Any]) -> Any:
-        web = response.get("web", {"results": []})  # missing if there are no results
+        web = response.get("web", {"results": []})  # Brave leaves out "web" if there are no results.
         return web.get("results") if isinstance(web, dict) else None
 
     def _get_text(self, item: dict[str, Any]) -> Any:
@@ -181,6 +206,7 @@ class BraveEngine(WebEngine):
 
 
 def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
+    """Convert an item of a response to plain text; a score that is not a plausible number becomes None."""
     score = item.get("score")
     is_number = isinstance(score, int | float) and not isinstance(score, bool) and abs(score) < MAX_SCORE
     title, plain_text = _remove_markup(item.get("title")), _remove_markup(text)[:MAX_TEXT_CHARS]
@@ -188,6 +214,7 @@ def _make_result(item: Mapping[str, Any], text: Any) -> WebResult:
 
 
 def _remove_markup(markup: Any) -> str:
+    """Return HTML as one line of plain text; '' for anything that is not a string."""
     return " ".join(read_html(markup).text.split()) if isinstance(markup, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""Rerankers: put retrieved passages in a better order. Importing this package loads no torch."""
+"""Rerankers, which score retrieved passages again and sort them. Importing this package does not import torch."""
 
 from __future__ import annotations
 
@@ -32,16 +32,19 @@ RERANKERS: dict[str, RegistryEntry] = {
 
 
 def as_reranker(reranker: str | Path | Reranker) -> Reranker:
-    """Return a reranker unchanged; load one from a spec or a folder."""
+    """Return a reranker object as it is, or load one from a spec or a folder (see `load_reranker`)."""
     return load_reranker(str(reranker)) if isinstance(reranker, str | Path) else reranker
 
 
 def load_reranker(spec: str) -> Reranker:
-    """Load a reranker.
+    """Load a reranker from a spec, a folder or a hub name.
 
     Args:
-        spec: `cross-encoder:NAME_OR_DIR`, `api:MODEL@URL` or `tei:URL`. A folder or a hub name (`owner/model`) alone
-            means a cross-encoder.
+        spec: `cross-encoder:NAME_OR_DIR`, `api:MODEL@URL` or `tei:URL`. A folder or a hub name (`owner/model`) without
+            a prefix means a cross-encoder.
+
+    Raises:
+        UnknownName: No reranker has this name.
     """
     name, argument = split_spec(spec)
     if Path(spec).is_dir() or (not argument and "/" in spec):
@@ -53,28 +56,44 @@ def load_reranker(spec: str) -> Reranker:
 def rerank(
     reranker: Reranker, questions: Sequence[str], passages: Sequence[Sequence[Passage]], k: int
 ) -> list[list[Passage]]:
-    """Return the k best passages of each question with their new scores; ties keep their order."""
+    """Score the passages of each question again and return the k best of each, with their new scores.
+
+    Args:
+        reranker: Scores the passages.
+        questions: The questions.
+        passages: The retrieved passages of each question. Passages with equal scores keep their order.
+        k: How many passages to return for each question.
+    """
     if k < 1:
-        raise BadSetting(f"k={k} is not allowed: it must be at least 1.")
+        raise BadSetting(f"k={k} is not allowed: the number of passages must be at least 1.")
     scores = reranker.score(questions, passages)
     return [_select_best(row, row_scores, k) for row, row_scores in zip(passages, scores, strict=True)]
 
 
 def _select_best(passages: Sequence[Passage], scores: Sequence[float], k: int) -> list[Passage]:
     if not all(math.isfinite(score) for score in scores):
-        raise ModelError("the reranker returned a score that is not a number (NaN or infinite).")
+        raise ModelError("the reranker returned a score that is not a number (NaN or infinite). Use another reranker.")
     scored = [replace(passage, score=score) for passage, score in zip(passages, scores, strict=True)]
     order = sorted(range(len(scored)), key=lambda index: -scores[index])
     return [scored[index] for index in order[:k]]
 
 
 def can_skip_reranking(passages: Sequence[Passage], margin: float | None) -> bool:
-    """Return whether the best passage leads by at least `margin`, so that reranking would hardly change the order."""
+    """Return whether the best passage leads so clearly that reranking would hardly change the order.
+
+    Args:
+        passages: The retrieved passages with their scores.
+        margin: The lead (see `compute_score_lead`) from which reranking is skipped. With None, it is never skipped.
+    """
     return margin is not None and compute_score_lead(passages) >= margin
 
 
 def compute_score_lead(passages: Sequence[Passage]) -> float:
-    """Return (best - second best) / best of the retriever's scores; 0 if they are missing, unordered or negative."""
+    """Return how far the best passage leads: (best score - second best score) / best score.
+
+    Returns 1 for a single passage. Returns 0 if there are no passages, if a score is missing, if the first passage does
+    not have the best score, or if the best score is not positive.
+    """
     if len(passages) < 2:
         return 1.0 if passages else 0.0
     scores = [passage.score for passage in passages]

@@ -1,7 +1,8 @@
-"""Cross-encoder reranker: reads question and passage together and returns one score (extra `local`).
+"""Cross-encoder reranker: a model that reads a question and a passage together and scores them (extra `local`).
 
-An aligned reranker is a folder that `knowgate fit reranker` wrote: the files of a cross-encoder, a manifest
-(`reranker.json`) and a card to read. It never contains pickles.
+An aligned reranker is a cross-encoder that `knowgate fit reranker` trained further on the answers of an LLM. It is a
+folder with the files of a cross-encoder, a manifest (`reranker.json`) and a model card (`README.md`). It never contains
+pickle files, which could run code.
 
 Reference: Nogueira and Cho 2019, Passage re-ranking with BERT.
 """
@@ -27,22 +28,22 @@ from knowgate.types import Passage
 RERANKER_VERSION = 1
 RERANKER_SUFFIXES = (".json", ".safetensors", ".txt", ".model", ".md", ".jinja")
 RERANKER_MANIFEST, RERANKER_WEIGHTS, RERANKER_CARD = "reranker.json", "model.safetensors", "README.md"
-RERANKER_BASE = "base"  # subfolder of the model before alignment, if that was trained too
+RERANKER_BASE = "base"  # subfolder with the model before alignment, if that model was trained as well
 FINGERPRINT_KEY = "model_fingerprint"
 EMPTY_QUESTION = ""  # replaces the question for rerankers with `reads_question` False
 
 
 @dataclass(frozen=True)
 class RerankerManifest:
-    """The contents of `reranker.json`.
+    """The contents of `reranker.json`, which describes an aligned reranker.
 
     Args:
-        version: The version of the format.
+        version: The version of the file format.
         weights_sha256: The hash of the weights.
         base: The cross-encoder that was trained further.
-        aligned_to: The LLM whose answers the training used.
-        files: The digest of every file except the card; empty in rerankers of early versions.
-        reads_question: False for a control model that ranks passages without seeing the question.
+        aligned_to: The LLM whose answers were used for the training.
+        files: The digest of every file except the model card. Early versions of knowgate wrote none.
+        reads_question: False for a control model, which ranks passages without seeing the question.
     """
 
     version: int
@@ -54,17 +55,24 @@ class RerankerManifest:
 
 
 def is_aligned_reranker(path: str | Path) -> bool:
-    """Return whether a folder holds a reranker that knowgate trained."""
+    """Return whether a folder contains a reranker that `knowgate fit reranker` trained."""
     return (expand_path(path) / RERANKER_MANIFEST).is_file()
 
 
 def check_reranker_files(path: str | Path) -> None:
-    """Raise unless a folder has safetensors weights and, if knowgate wrote it, no file that could run code."""
+    """Check that a reranker folder has safetensors weights and, if knowgate wrote it, no unexpected files.
+
+    Raises:
+        WeightsError: There are no weights in the safetensors format.
+        ArtifactError: The folder of an aligned reranker contains a file that knowgate does not write.
+    """
     folder = expand_path(path)
     if not any(folder.glob("*.safetensors")):
         pickles = sorted(item.name for item in folder.iterdir() if item.suffix in PICKLE_SUFFIXES)
-        note = f" (only {', '.join(pickles)}, which is pickle)" if pickles else ""
-        raise WeightsError(f"the reranker '{path}' cannot be loaded: it has no safetensors weights{note}.")
+        note = f", only the pickle file {', '.join(pickles)}, which could run code" if pickles else ""
+        raise WeightsError(
+            f"the reranker '{path}' cannot be loaded: it has no safetensors weights{note}. Save the model as safetensors."
+        )
     unexpected = [item for item in folder.rglob("*") if item.is_file() and item.suffix not in RERANKER_SUFFIXES]
     if is_aligned_reranker(folder) and unexpected:
         name = min(str(item.relative_to(folder)) for item in unexpected)
@@ -72,7 +80,11 @@ def check_reranker_files(path: str | Path) -> None:
 
 
 def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
-    """Read the manifest of an aligned reranker and check all files against it."""
+    """Read the manifest of an aligned reranker and check the files of the folder against it.
+
+    Raises:
+        ArtifactError: This is not an aligned reranker, or a file is missing, changed or damaged.
+    """
     folder = expand_path(path)
     if not is_aligned_reranker(folder):
         raise ArtifactError(
@@ -89,7 +101,7 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
         return ArtifactError(f"the reranker '{path}' cannot be used: {problem}. Fit it again.")
 
     if record.version != RERANKER_VERSION:
-        raise make_error(f"it has format {record.version}, this knowgate reads {RERANKER_VERSION}")
+        raise make_error(f"it has format version {record.version}, but this knowgate reads version {RERANKER_VERSION}")
     check_artifact_folder(folder, make_error)
     weights = folder / RERANKER_WEIGHTS
     if not weights.is_file() or sha256_file(weights) != record.weights_sha256:
@@ -99,15 +111,21 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
 
 
 def fingerprint_weights(path: str | Path) -> str:
-    """Return a hash of the weights of a saved cross-encoder, independent of where it is."""
+    """Return a hash of the weights of a cross-encoder in a folder; it does not depend on the folder's path."""
     files = sorted(expand_path(path).glob("*.safetensors"))
     if not files:
-        raise WeightsError(f"'{path}' contains no safetensors weights.")
+        raise WeightsError(f"'{path}' contains no safetensors weights. Save the model as safetensors.")
     return sha256_text(*map(sha256_file, files))[:16]
 
 
 def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str | None:
-    """Return a warning if a reranker was aligned to another LLM than the given one; otherwise None."""
+    """Return a warning if a reranker was aligned to another LLM than the one in use; otherwise None.
+
+    Args:
+        path: The reranker. Rerankers that knowgate did not train cause no warning.
+        model: The name of the LLM in use, for the warning.
+        fingerprint: The fingerprint of the LLM in use.
+    """
     if not is_aligned_reranker(path):
         return None
     aligned_to = read_reranker_manifest(path).get("aligned_to", {})
@@ -117,14 +135,14 @@ def describe_llm_mismatch(path: str | Path, model: str, fingerprint: str) -> str
 
 
 class CrossEncoderReranker:
-    """A cross-encoder of sentence-transformers, loaded on first use, on the GPU if there is one.
+    """A cross-encoder that sentence-transformers runs on this machine. It is loaded on first use.
 
-    Scores are logits: any finite number, higher is better.
+    Scores are logits, so they can be any finite number. Higher is better.
 
     Args:
-        spec: A hub name, a folder of sentence-transformers, or an aligned reranker.
-        device: `cpu`, `cuda`, ...; chosen automatically by default.
-        batch_size: Pairs per forward pass; by default 128 on a GPU and 32 on a CPU.
+        spec: A hub name, a folder of sentence-transformers, or the folder of an aligned reranker.
+        device: The device to run on, such as `cpu` or `cuda`. Default: the GPU if there is one.
+        batch_size: The number of question-passage pairs per forward pass. Default: 128 on a GPU, 32 on a CPU.
     """
 
     def __init__(self, spec: str, *, device: str | None = None, batch_size: int | None = None):
@@ -136,14 +154,20 @@ class CrossEncoderReranker:
 
     @classmethod
     def from_model(cls, model: Any, spec: str, *, reads_question: bool = True) -> CrossEncoderReranker:
-        """Wrap a `CrossEncoder` that is already loaded."""
+        """Make a reranker from a `CrossEncoder` that is already loaded.
+
+        Args:
+            model: The `CrossEncoder`.
+            spec: The name or the folder of the model.
+            reads_question: False for a control model, which ranks passages without seeing the question.
+        """
         reranker = cls(spec)
         reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
         return reranker
 
     @cached_property
     def reads_question(self) -> bool:
-        """False for a control model that was trained, and is used, without the question."""
+        """Whether the model sees the question; False for a control model that was trained without it."""
         if not is_aligned_reranker(self.spec):
             return True
         check_reranker_files(self.spec)
@@ -155,19 +179,25 @@ class CrossEncoderReranker:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the weights in a folder, wherever it is; of a hub name, its commit."""
+        """A hash that identifies the model: of the weights in a folder, or of a hub name and its commit."""
         if Path(self.spec).is_dir():
             return fingerprint_weights(self.spec)
         return sha256_text("hub", self.spec, str(getattr(self._model.config, "_commit_hash", None)))[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """Return one score per passage of each question.
+        """Return one score for each passage of each question.
 
-        Pairs of all questions share batches. Each distinct pair is scored once, because its score could differ in the
-        last bits in another batch.
+        Each distinct pair of question and passage is scored only once. In different batches, the same pair could get
+        scores that differ in the last bits.
+
+        Args:
+            questions: The questions.
+            passages: A list of passages for each question.
         """
         if len(questions) != len(passages):
-            raise BadInput(f"got {len(questions)} questions and {len(passages)} lists of passages.")
+            raise BadInput(
+                f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
+            )
         pairs = [
             [(question if self.reads_question else EMPTY_QUESTION, format_passage(passage)) for passage in row]
             for question, row in zip(questions, passages, strict=True)
@@ -177,6 +207,7 @@ class CrossEncoderReranker:
         return [[scores[pair] for pair in row] for row in pairs]
 
     def _score_pairs(self, pairs: list[tuple[str, str]]) -> list[float]:
+        """Return the score of each pair of a question and a passage text."""
         if not pairs:
             return []
         import torch
@@ -190,6 +221,7 @@ class CrossEncoderReranker:
 
     @cached_property
     def _model(self) -> Any:
+        """The loaded `CrossEncoder`, whose files are checked first."""
         try:
             from sentence_transformers import CrossEncoder
         except ModuleNotFoundError as error:
@@ -198,7 +230,7 @@ class CrossEncoderReranker:
         if is_local:
             check_reranker_files(self.spec)
         if is_aligned_reranker(self.spec):
-            read_reranker_manifest(self.spec)  # checks the files
+            read_reranker_manifest(self.spec)  # called because it checks the files
         try:
             model = CrossEncoder(
                 self.spec, device=self._device, local_files_only=is_local, model_kwargs={"use_safetensors": True}
@@ -209,5 +241,7 @@ class CrossEncoderReranker:
                 f"the reranker '{self.spec}' cannot be loaded: {cause}. Use a folder or a hub name of a cross-encoder."
             ) from error
         if model.num_labels != 1:
-            raise ModelError(f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one.")
+            raise ModelError(
+                f"the reranker '{self.spec}' returns {model.num_labels} scores per pair instead of one. Use another model."
+            )
         return model

@@ -1,5 +1,7 @@
-"""Rerankers behind an HTTP server: `api:MODEL@URL` for the rerank API of Cohere, Jina and others, `tei:URL` for
-text-embeddings-inference of Hugging Face. The API key comes from KNOWGATE_RERANK_KEY.
+"""Rerankers that run on an HTTP server.
+
+`api:MODEL@URL` is a server with the rerank API of Cohere, Jina and others. `tei:URL` is a server of Hugging Face's
+text-embeddings-inference. The API key is read from the environment variable KNOWGATE_RERANK_KEY.
 """
 
 from __future__ import annotations
@@ -21,27 +23,31 @@ from knowgate.retrieval.passages import format_passage
 from knowgate.types import Passage
 
 RERANK_KEY_VARIABLE = "KNOWGATE_RERANK_KEY"
-RETRY_PAUSE = 0.5  # seconds before the first retry; doubles with each further one
+RETRY_PAUSE = 0.5  # seconds before the first retry; the pause doubles with each further retry
 
 
 @dataclass(frozen=True)
 class RerankResult:
-    """The score of one document in a response."""
+    """The score of one document in a response; `index` is its position in the request."""
 
     index: NonNegativeInt
     relevance_score: float
 
 
 class RemoteReranker:
-    """A server with the rerank API of Cohere and Jina; scores are its `relevance_score`.
+    """A reranker on a server with the rerank API of Cohere and Jina.
 
-    Lost connections and the statuses 429 and 5xx are retried.
+    Its scores are the `relevance_score` of the response. Requests are retried after a lost connection and after the
+    statuses 429 and 5xx.
 
     Args:
         spec: `MODEL@URL`.
-        deadline: Seconds per question, including retries.
-        pause: Seconds before the first retry.
-        transport: Replaces the network in tests.
+        deadline: The time limit for a question in seconds, including retries.
+        pause: The time before the first retry in seconds.
+        transport: An httpx transport that replaces the network in tests.
+
+    Raises:
+        BadSetting: The spec has another form, or its URL contains a login.
     """
 
     def __init__(
@@ -59,11 +65,13 @@ class RemoteReranker:
             url = httpx.URL("")
         if not self.model or url.scheme not in ("http", "https") or not url.host:
             raise BadSetting(
-                f"'{redact_urls(spec)}' is not a rerank server. Write api:MODEL@URL, with a URL of http:// or https://."
+                f"'{redact_urls(spec)}' is not the address of a rerank server. Write api:MODEL@URL with a URL that starts "
+                "with http:// or https://."
             )
         if url.userinfo:
             raise BadSetting(
-                f"the URL of the reranker '{self.model}' contains a login. Put the key into {RERANK_KEY_VARIABLE}."
+                f"the URL of the reranker '{self.model}' contains a login. Remove it and put the API key into the "
+                f"environment variable {RERANK_KEY_VARIABLE}."
             )
         self._deadline, self._pause, self._transport = deadline, pause, transport
 
@@ -73,13 +81,20 @@ class RemoteReranker:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the model name and the address; a client cannot see which weights a server runs."""
+        """A hash of the model name and the address, because a client cannot see which weights a server runs."""
         return sha256_text(f"api:{self.model}@{self._url}")[:16]
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """Return one score per passage of each question."""
+        """Return one score for each passage of each question.
+
+        Args:
+            questions: The questions.
+            passages: A list of passages for each question.
+        """
         if len(questions) != len(passages):
-            raise BadInput(f"got {len(questions)} questions and {len(passages)} lists of passages.")
+            raise BadInput(
+                f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
+            )
         pairs = list(zip(questions, passages, strict=True))
         return self._server.map(lambda pair: self._score_passages(*pair), pairs)
 
@@ -97,6 +112,7 @@ class RemoteReranker:
         )
 
     def _score_passages(self, question: str, passages: Sequence[Passage]) -> list[float]:
+        """Return the scores of the passages of one question, in order."""
         if not passages:
             return []
         query, *texts = [replace_surrogates(text) for text in (question, *map(format_passage, passages))]
@@ -104,12 +120,14 @@ class RemoteReranker:
         return self._parse_scores(response, len(passages))
 
     def _make_body(self, query: str, texts: list[str]) -> dict[str, Any]:
+        """Return the JSON body of a request."""
         return {"model": self.model, "query": query, "documents": texts}
 
     def _parse_scores(self, response: Any, n: int) -> list[float]:
+        """Return the n scores of a response in the order of the request; raise ServerError if one is missing."""
         results, server = self._get_results(response), self._server.name
         if not isinstance(results, list):
-            raise ServerError(f"{server} returned no list of results.")
+            raise ServerError(f"{server} returned no list of results. Check the URL.")
         try:
             parsed = [
                 read_record(RerankResult, item, f"{server} returned a result", ignore_unknown=True) for item in results
@@ -118,23 +136,23 @@ class RemoteReranker:
             raise ServerError(str(error)) from None
         scores = {result.index: result.relevance_score for result in parsed}
         if sorted(scores) != list(range(n)):
-            raise ServerError(f"{server} scored {len(scores)} of {n} documents; each needs a score.")
+            raise ServerError(f"{server} did not return one score for each of {n} documents: it scored {len(scores)}.")
         return [scores[index] for index in range(n)]
 
     def _get_results(self, response: Any) -> Any:
-        """Return the list of results in a response, or anything else if there is none."""
+        """Return the list of results in a response; the caller checks that it is a list."""
         return response.get("results") if isinstance(response, dict) else None
 
 
 class TeiReranker(RemoteReranker):
-    """A server of text-embeddings-inference, which runs a single model.
+    """A reranker on a server of Hugging Face's text-embeddings-inference, which runs a single model.
 
     Args:
-        spec: The URL up to and including `/rerank`.
+        spec: The URL, which ends in `/rerank`.
         options: See `RemoteReranker`.
     """
 
-    MAX_BATCH_SIZE = 32  # texts per request, the server's default limit
+    MAX_BATCH_SIZE = 32  # maximum texts per request, the default limit of the server
 
     def __init__(self, spec: str, **options: Any):
         super().__init__(f"tei@{spec}", **options)

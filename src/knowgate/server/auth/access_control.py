@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MINUTE_SECONDS = 60.0
 LOCK_TIMEOUT_SECONDS = 1.0
-BACKOFF_SECONDS = 10.0  # pause after the counter store has failed
+BACKOFF_SECONDS = 10.0  # time without rate limits after the store of the counters has failed
 UPSERT_USAGE = (
     "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) "
     "ON CONFLICT (key) DO UPDATE SET until = excluded.until"
@@ -31,11 +31,11 @@ UPSERT_USAGE = (
 
 
 class AccessPolicy:
-    """Accepts requests with a valid API key; without a key file, only those of loopback clients.
+    """Decides which requests are allowed.
 
-    Requests that a browser sends for a page of another origin are always rejected, and no CORS header allows them.
-    Without keys the Host header must name this machine, which defeats DNS rebinding. The key file is read again when it
-    changes, so a revoked key is rejected at once.
+    If the server has a key file, a request needs a valid API key. The file is read again when it changes, so a revoked
+    key is rejected at once. Without a key file, a server on a loopback address requires that the Host header names a
+    loopback host, which prevents DNS rebinding. Cross-origin requests of browsers are always rejected.
     """
 
     def __init__(self, options: ServeOptions):
@@ -48,33 +48,43 @@ class AccessPolicy:
         """Return the API key of a request, or None if the server uses no keys.
 
         Raises:
-            ApiError: The request is not allowed.
+            ApiError: 401 if the API key is missing or invalid, 403 if the origin or host is not allowed, 503 if the
+                key file cannot be read.
         """
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
         if origin is not None and urlsplit(origin).netloc != host:
-            raise ApiError(403, "cross-origin requests are not allowed.", "cross_origin")
+            raise ApiError(403, "web pages of other origins may not use this server.", "cross_origin")
         if self.key_file is not None:
             return self._find_key(self.key_file, request.headers.get("authorization", ""))
         if self._is_local and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
-            raise ApiError(403, "without API keys, only requests to a loopback host name are allowed.", "wrong_host")
+            message = "this server has no API keys, so requests must be addressed to localhost or 127.0.0.1."
+            raise ApiError(403, message, "wrong_host")
         return None
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
-        """Return the stored key of a bearer token."""
+        """Return the stored key that matches the bearer token of a request.
+
+        Raises:
+            ApiError: 401 if no key matches.
+        """
         scheme, _, credentials = authorization.partition(" ")
         key = match_key(self._read_keys(key_file), credentials.strip())
         if scheme.lower() != "bearer" or key is None:
-            raise ApiError(401, "an API key is required: Authorization: Bearer KEY.", "invalid_api_key")
+            raise ApiError(
+                401, "the API key is missing or invalid. Send the header: Authorization: Bearer KEY.", "invalid_api_key"
+            )
         return key
 
     def _read_keys(self, key_file: Path) -> tuple[ApiKey, ...]:
-        """Return the stored keys; read the file only if it has changed."""
+        """Return the stored keys. The file is read only if its size or modification time has changed."""
         try:
             stat = key_file.stat()
             if (version := (stat.st_mtime_ns, stat.st_size)) != self._file_version:
                 self._keys, self._file_version = read_keys(key_file), version
         except (OSError, KnowgateError):
-            raise ApiError(503, "the API keys cannot be read at the moment.", "keys_unreadable") from None
+            raise ApiError(
+                503, "the server cannot read its file of API keys. Try again later.", "keys_unreadable"
+            ) from None
         return self._keys
 
 
@@ -85,9 +95,9 @@ class RateLimiter:
     uncounted (fail open), and the store is not tried again for BACKOFF_SECONDS.
 
     Args:
-        key_file: File of API keys.
-        clock: Seconds since 1970, the same for all processes.
-        database: postgresql://... of the shared database, if there is one.
+        key_file: File of API keys. The counters are stored in a file next to it.
+        clock: Returns the time in seconds since 1970. All processes must use the same clock.
+        database: Address (postgresql://...) of a database for the counters, instead of the file.
     """
 
     def __init__(self, key_file: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
@@ -98,10 +108,10 @@ class RateLimiter:
         self._retry_at = 0.0
 
     async def admit(self, key: ApiKey) -> None:
-        """Count a request of this key.
+        """Count a request of this key. Keys without a limit are not counted.
 
         Raises:
-            ApiError: 429 if the key has used up its rate.
+            ApiError: 429 if the key has used up its requests per minute.
         """
         if key.rate is None or time.monotonic() < self._retry_at:
             return
@@ -113,7 +123,11 @@ class RateLimiter:
             log.warning("Request rates are not enforced: %s", str(error) or "the counter store is too slow")
 
     def _count(self, key: ApiKey, rate: int) -> None:
-        """Apply the generic cell rate algorithm: each request occupies a minute / rate of the coming minute."""
+        """Count a request with the generic cell rate algorithm.
+
+        Each request occupies 1 / rate of a minute, after the time that earlier requests occupy. A request is rejected if
+        the occupied time would end more than a minute from now.
+        """
         if self._store is None:
             self._store = open_store(
                 self._location, RATE_LIMIT_TABLES, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
@@ -125,7 +139,7 @@ class RateLimiter:
             excess = occupied_until - now - MINUTE_SECONDS
             if excess > 0:
                 seconds = max(1, math.ceil(excess))
-                message = f"this API key allows {rate} requests per minute; try again in {seconds} seconds."
+                message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
                 raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
             transaction.execute(UPSERT_USAGE, (key.hash, occupied_until))
 

@@ -1,6 +1,6 @@
-"""API keys: stored as hashes in a JSON file and compared in constant time.
+"""API keys, which are stored as hashes in a JSON file and compared in constant time.
 
-A key has 256 random bits, so a single round of SHA-256 is enough: it cannot be guessed from its hash.
+A key has 256 random bits, so it cannot be guessed from its hash. That is why one round of SHA-256 is enough.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ MAX_KEY_FILE_BYTES = 1 << 20
 
 
 class ApiKey(BaseModel):
-    """A stored API key: its owner, its hash, and how many requests per minute it allows (None: unlimited)."""
+    """A stored API key.
+
+    Attributes:
+        name: Person or application that the key is for.
+        hash: SHA-256 hash of the key.
+        created: When the key was created, in seconds since 1970.
+        rate: Maximum requests per minute. None means no limit.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)  # other fields, written by earlier versions, are ignored
 
@@ -35,16 +42,16 @@ class ApiKey(BaseModel):
 
 
 class KeyFile(BaseModel):
-    """Content of a file of API keys."""
+    """Content of the JSON file that stores API keys."""
 
     keys: tuple[ApiKey, ...] = ()
 
 
 def read_keys(path: Path) -> tuple[ApiKey, ...]:
-    """Read a file of API keys; a file that does not exist holds none.
+    """Read a file of API keys. Returns no keys if the file does not exist.
 
     Raises:
-        ArtifactError: The file is not a valid file of keys.
+        ArtifactError: The file cannot be read or is not a file of API keys.
     """
     if not path.exists():
         return ()
@@ -64,38 +71,53 @@ def add_key(path: Path, name: str, *, rate: int | None = None) -> str:
     """Create an API key and store its hash.
 
     Args:
-        path: File of keys; created if it does not exist.
-        name: Owner of the key, unique in the file.
-        rate: Requests per minute; None for no limit.
+        path: File of keys. It is created if it does not exist.
+        name: Person or application that the key is for, unique in the file.
+        rate: Maximum requests per minute. None means no limit.
 
     Returns:
-        The key. It cannot be recovered later.
+        The key. Only its hash is stored, so the key cannot be recovered later.
+
+    Raises:
+        BadSetting: The name is blank, too long, or already in the file.
     """
     keys = read_keys(path)
     if not name.strip() or len(name) > 100:
-        raise BadSetting("the name of a key must have 1 to 100 characters. Name the person or application it is for.")
+        raise BadSetting(
+            "the name of an API key must have 1 to 100 characters. Use the person or application that the key is for."
+        )
     if name in {key.name for key in keys}:
-        raise BadSetting(f"a key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")
+        raise BadSetting(f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     _write_keys(path, [*keys, ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate)])
     return key
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Delete a key. Running servers reject it from then on."""
+    """Delete an API key from the file. Running servers reject it from then on.
+
+    Raises:
+        BadSetting: There is no key with this name.
+    """
     keys = read_keys(path)
     remaining = [key for key in keys if key.name != name]
     if len(remaining) == len(keys):
-        raise BadSetting(f"there is no key '{name}'. Known: {', '.join(key.name for key in keys) or 'none'}.")
+        raise BadSetting(
+            f"there is no API key named '{name}'. Known names: {', '.join(key.name for key in keys) or 'none'}."
+        )
     _write_keys(path, remaining)
 
 
 def hash_key(key: str) -> str:
+    """Return the SHA-256 hash of an API key, as hexadecimal digits."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
 
 
 def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
-    """Return the stored key that the candidate matches, or None. Takes the same time whether or not it matches."""
+    """Return the stored key whose hash is that of the candidate, or None.
+
+    All keys are compared, in constant time, so that the duration does not reveal anything about them.
+    """
     candidate_hash, match = hash_key(candidate), None
     for key in keys:
         if hmac.compare_digest(key.hash, candidate_hash):
@@ -104,7 +126,7 @@ def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
 
 
 def _write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
-    """Write the key file, readable only for its owner."""
+    """Write the file of keys, and allow only its owner to read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, {"keys": [key.model_dump() for key in keys]})
     path.chmod(0o600)

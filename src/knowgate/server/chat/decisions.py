@@ -1,4 +1,4 @@
-"""Decisions on standalone questions: of `POST /v1/decide`, and of /v1/completions and /v1/responses."""
+"""Decides on the questions of POST /v1/decide, /v1/completions and /v1/responses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ async def decide_questions(
     headers: Headers,
     trace: RequestTrace,
 ) -> DecideResponse:
-    """Answer POST /v1/decide: decide on one question, several, or the last one of a chat. Nothing is retrieved."""
+    """Answer POST /v1/decide: decide on one question, on several, or on the last message of a chat.
+
+    No passages are retrieved and no answers are generated, apart from short drafts for gates that read them.
+    """
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     questions = await asyncio.to_thread(_read_questions, rag, request)
@@ -43,13 +46,21 @@ async def decide_questions(
 
 
 def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:
-    """Return the questions of a request, whichever of its three fields contains them."""
+    """Return the questions of a request, from its field `question`, `questions` or `messages`.
+
+    Raises:
+        ApiError: 400 if the request has none or several of these fields, or if the chat does not end with a question.
+    """
     if sum(field is not None for field in (request.question, request.questions, request.messages)) != 1:
-        raise ApiError(400, "give exactly one of 'question', 'questions' and 'messages'.", "invalid_question")
+        raise ApiError(
+            400,
+            "the request must have exactly one of the fields 'question', 'questions' and 'messages'.",
+            "invalid_question",
+        )
     if request.messages is not None:
         question = extract_question(rag.model, request.messages)
         if isinstance(question, UngatedRequest):
-            raise ApiError(400, f"there is no question to decide on: {question.reason}.", "not_a_question")
+            raise ApiError(400, f"the chat does not end with a plain question: {question.reason}.", "not_a_question")
         return [question]
     return [Question(text) for text in request.questions or [str(request.question)]]
 
@@ -62,7 +73,10 @@ async def _decide_question(
     headers: Headers,
     trace: RequestTrace,
 ) -> Decision:
-    """Decide on a question; if the gate reads drafts, ask the upstream for as many tokens as it needs."""
+    """Decide on a question by the rules, or else by the gate.
+
+    If the gate reads drafts and there is an upstream, a draft with as many tokens as the gate reads is requested first.
+    """
     decision = gate_service.apply_rules(rag, question)
     if decision is not None:
         return decision
@@ -79,9 +93,10 @@ async def _decide_question(
 
 
 async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest, path: str) -> Response:
-    """Answer a request to /completions or /responses with the upstream, with passages if it needs them.
+    """Answer a request to /completions or /responses with the upstream, with passages if the gate decides so.
 
-    A gate that reads drafts gets a short one of its own: the responses of these endpoints are not usable as drafts.
+    The responses of these endpoints cannot be used as drafts. If the gate reads drafts, a separate short draft is
+    requested. Requests that do not contain a plain question are forwarded without a decision.
     """
     gate_service, trace, request_format = forwarder.gate_service, request.trace, REQUEST_FORMATS[path]
     rag = gate_service.prepare(request.body, trace)

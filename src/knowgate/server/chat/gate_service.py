@@ -1,4 +1,6 @@
-"""Decides and searches on behalf of requests, and degrades gracefully: a failing component never blocks an answer.
+"""Decides and searches for requests. If a component fails, the request is still answered, in a simpler way.
+
+The names of failed components are listed in the field `degraded` of the response.
 
 | failure | response |
 |---|---|
@@ -47,14 +49,14 @@ FINGERPRINT_TTL_SECONDS = 60.0
 
 
 class GateService:
-    """Makes decisions and searches with one pipeline.
+    """Decides on questions and searches for passages, with one pipeline.
 
-    Slow gates and retrievers run in two threads, so there is one decision and one search at a time.
+    Slow gates run in one thread and searches in another, so there is one slow decision and one search at a time.
 
     Args:
-        rag: The pipeline.
-        timeout: Longest time for one decision or search, in seconds.
-        strict: Whether a failed search is an error instead of an answer without passages.
+        rag: The pipeline, with its LLM, gate, rules and retriever.
+        timeout: Maximum seconds for one decision or search.
+        strict: Whether a failed search leads to an error response. Otherwise the request is answered without passages.
     """
 
     def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool):
@@ -68,11 +70,11 @@ class GateService:
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
         self._search_thread = ThreadPoolExecutor(1, "knowgate-search")
-        self._search_rag = replace(rag)  # with a lock of its own, so that searches do not wait for a gate that hangs
+        self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
     def close(self) -> None:
-        """Write pending history entries; gates and retrievers that hang are abandoned."""
+        """Write pending history entries. Gates and searches that are still running are not waited for."""
         for thread in (self._gate_thread, self._search_thread):
             thread.shutdown(wait=False, cancel_futures=True)
         if self.rag.log is not None:
@@ -81,15 +83,15 @@ class GateService:
     # --- the pipeline of a request ----------------------------------------------------------------
 
     def prepare(self, body: Mapping[str, Any], trace: RequestTrace) -> AdaptiveRAG:
-        """Return the pipeline that a request asks for, or that the experiment assigns to it."""
+        """Return the pipeline for a request: the one that its options select, or that of its arm of the A/B test."""
         return self.select_pipeline(self.assign_arm(read_request_options(body), body, trace))
 
     def assign_arm(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Return the options with the arm of the experiment, if there is one."""
+        """Return the options with the arm of the A/B test. Without an A/B test, they stay as they are."""
         return options if self.experiment is None else self.experiment.assign(options, body, trace)
 
     def select_pipeline(self, options: RequestOptions) -> AdaptiveRAG:
-        """Return the pipeline for the options of a request."""
+        """Return a pipeline with the gate, threshold, filter and maximum loss that the options of a request select."""
         rag = self._get_named_pipeline(options.gate_name) if options.gate_name else self.rag
         if self.experiment is not None and options.arm:
             rag = self.experiment.arms[options.arm].get_pipeline(options.shadow)
@@ -102,30 +104,40 @@ class GateService:
         return require_guarantee(rag, options.max_loss)
 
     def _get_named_pipeline(self, gate_name: str) -> AdaptiveRAG:
-        """Return the cached pipeline with a gate that requests can select by name."""
+        """Return the pipeline with a gate that a request selects by name. Pipelines are cached.
+
+        Raises:
+            ApiError: 404 if the gate does not work with the LLM of this server.
+        """
         if gate_name not in self._pipelines_by_gate:
             rag = self.rag.replace(gate=load_gate(gate_name), threshold=None)
             try:
                 _ = rag.bound_gate
             except KnowgateError as error:
-                message = f"the gate '{gate_name}' does not work on this server: {error}"
+                message = f"the gate '{gate_name}' does not work with the LLM of this server: {error}"
                 raise ApiError(404, message, "model_not_found") from None
             self._pipelines_by_gate[gate_name] = rag
         return self._pipelines_by_gate[gate_name]
 
     def is_stale(self, rag: AdaptiveRAG) -> bool:
-        """Whether the calibration of the pipeline's gate does not apply to this server."""
+        """Whether the gate of the pipeline was calibrated for another LLM, prompt or index than the server uses."""
         return bool(self.staleness) and rag.gate is self.rag.gate
 
     def get_signal_request(self, rag: AdaptiveRAG) -> SignalRequest:
-        """Return what the gate has to read from the LLM before it can decide."""
+        """Return the signals of the LLM, such as a draft, that the gate reads before it decides.
+
+        The request is empty if the gate is not going to be used, because it is stale or keeps failing.
+        """
         is_unusable = self.is_stale(rag) or self.gate_breaker.state == "open"
         return SignalRequest() if is_unusable else rag.bound_gate.request
 
     # --- decisions --------------------------------------------------------------------------------
 
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
-        """Return the decision of a rule, which needs no reading; None if the gate must decide."""
+        """Return the decision of the first rule that matches the question, or None if the gate must decide.
+
+        If the pipeline always retrieves (`rag.shadow`), a rule that skips is only noted in the decision.
+        """
         if rag.rules is None or self.is_stale(rag) or not rag.bound_gate.obeys_rules:
             return None
         ruling = rag.rules.decide(question.text)
@@ -143,7 +155,16 @@ class GateService:
     async def decide(
         self, rag: AdaptiveRAG, question: Question, draft: Completion | None, trace: RequestTrace
     ) -> Decision:
-        """Decide on a question. Never raises: if the gate fails, the decision is to retrieve."""
+        """Decide whether to retrieve for a question, and store the decision in the trace.
+
+        If the gate is stale, fails or takes too long, the decision is to retrieve. No error is raised in this case.
+
+        Args:
+            rag: The pipeline with the gate.
+            question: The question.
+            draft: The answer of the LLM without passages, if the gate reads drafts of an upstream.
+            trace: Trace of the request.
+        """
         trace.draft = draft
         if self.is_stale(rag):
             return self.bypass_stale_gate(rag, trace)
@@ -163,20 +184,20 @@ class GateService:
         return decision
 
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
-        """Run the gate in its thread, or right here if it is faster than a change of threads."""
+        """Run the gate in its thread. A gate that only computes on a given draft is faster in this thread."""
         has_signals = draft is not None or rag.bound_gate.request.is_empty
         if rag.bound_gate.is_pure and has_signals:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 
     def bypass_stale_gate(self, rag: AdaptiveRAG, trace: RequestTrace) -> Decision:
-        """Decide to retrieve, because the calibration of the gate does not apply."""
+        """Decide to retrieve, because the gate was calibrated for another LLM, prompt or index."""
         trace.degraded.append("stale calibration")
         trace.decision = _make_fallback_decision(rag, self.staleness)
         return trace.decision
 
     def bypass_failed_gate(self, rag: AdaptiveRAG, trace: RequestTrace, reason: str) -> Decision:
-        """Decide to retrieve, because the gate failed."""
+        """Log that the gate failed for this reason, and decide to retrieve."""
         log.warning("The gate failed, so the request retrieves: %s", reason)
         trace.degraded.append("gate")
         trace.decision = _make_fallback_decision(rag, reason)
@@ -185,7 +206,7 @@ class GateService:
     # --- searches ---------------------------------------------------------------------------------
 
     async def search(self, rag: AdaptiveRAG, question: Question, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Return the passages for a question; none if the search fails.
+        """Return the passages for a question, or no passages if the search fails.
 
         Raises:
             ApiError: 503 if the search fails and the server is strict.
@@ -208,30 +229,39 @@ class GateService:
         return passages
 
     def bypass_retriever(self, trace: RequestTrace, reason: str) -> tuple[Passage, ...]:
-        """Continue without passages, because the search failed."""
+        """Log that a search failed for this reason, and return no passages.
+
+        Raises:
+            ApiError: 503 if the server is strict.
+        """
         log.warning("A search failed: %s", reason)
         trace.degraded.append("retriever")
         if self.strict:
-            raise ApiError(503, "the documents cannot be searched at the moment.", "retriever_down", trace.headers)
+            raise ApiError(
+                503,
+                "the search failed, so this request is not answered (strict mode). Try again later.",
+                "retriever_down",
+                trace.headers,
+            )
         return ()
 
     def bypass_arbiter(self, trace: RequestTrace, error: Exception) -> None:
-        """Continue without the arbiter, because it failed."""
+        """Log that the arbiter failed, and note it in the trace. The caller continues without an arbiter."""
         log.warning("The arbiter failed and is skipped: %s", describe_error(error, self.timeout))
         trace.degraded.append("arbiter")
 
     # --- threads ----------------------------------------------------------------------------------
 
     async def run_in_gate_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work that uses the gate or arbiter, with the timeout."""
+        """Run a function that uses the gate or arbiter in the thread of the gate. Raises TimeoutError if it is slow."""
         return await self._run(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result]) -> Result:
-        """Run work that uses the retriever or reranker, with the timeout."""
+        """Run a function that uses the retriever or reranker in the search thread. Raises TimeoutError if it is slow."""
         return await self._run(self._search_thread, work)
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-        """Run work in a thread, with the context variables of the caller and the timeout."""
+        """Run a function in a thread, with a copy of the caller's context variables, and wait until the timeout."""
         context = contextvars.copy_context()
         future = asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
         async with asyncio.timeout(self.timeout):
@@ -239,26 +269,32 @@ class GateService:
 
 
 def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:
+    """Return a decision to retrieve that was made without the gate."""
     return Decision(True, 1.0, _get_threshold(rag), rag.gate.name, f"retrieved as a fallback: {reason}")
 
 
 def _get_threshold(rag: AdaptiveRAG) -> float:
+    """Return the threshold of the pipeline, which defaults to that of its gate."""
     return rag.gate.threshold if rag.threshold is None else rag.threshold
 
 
 def describe_error(error: BaseException, timeout: float) -> str:
-    """Describe a failure in a response. Only our own messages are quoted; others could contain secrets."""
+    """Describe an error of a component, for a response or the log.
+
+    Only messages of knowgate's own errors are included. Messages of other errors could contain secrets, so only the type
+    of such an error is named.
+    """
     if isinstance(error, TimeoutError):
-        return f"it took longer than {timeout:g} seconds"
+        return f"timeout after {timeout:g} seconds"
     cause = error.__cause__ or error
-    return str(error) if isinstance(cause, KnowgateError) else f"it raised {type(cause).__name__}"
+    return str(error) if isinstance(cause, KnowgateError) else f"unexpected error {type(cause).__name__}"
 
 
 # --- calibration and guarantees -------------------------------------------------------------------
 
 
 def describe_staleness(rag: AdaptiveRAG) -> str:
-    """Return why the gate's calibration does not apply to this LLM, prompt or index; "" if it does.
+    """Return why the calibration of the gate does not apply to this LLM, prompt or index, or "" if it applies.
 
     Raises:
         KnowgateError: The gate does not work with this pipeline at all.
@@ -266,9 +302,9 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
     try:
         gate = rag.bound_gate
     except ArtifactError as error:
-        return f"the gate's calibration does not apply here. {error}"
+        return f"the calibration of the gate does not apply to this server. {error}"
     if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
-        return ""  # packaged gates guarantee nothing about anybody's documents
+        return ""  # packaged gates give no guarantee for the user's documents, so any index fits
     guarantee = gate.artifact.manifest.get("guarantee")
     if not guarantee or rag.retriever is None:
         return ""
@@ -278,7 +314,14 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
 
 @dataclass(frozen=True)
 class UnprovenGate(Gate):
-    """Always retrieves, in place of a gate that does not guarantee the loss that a request asks for."""
+    """Gate that always retrieves, with an explanation.
+
+    It replaces a gate that does not guarantee the maximum loss of answers that a request asks for.
+
+    Attributes:
+        name: Name of the gate that it replaces.
+        max_loss: Maximum share of answers that skipping retrieval may lose, as the request demands.
+    """
 
     name: str = ""
     max_loss: float = 0.0
@@ -294,10 +337,13 @@ class UnprovenGate(Gate):
 
 
 def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
-    """Return the pipeline if its gate guarantees this loss, otherwise one that always retrieves."""
+    """Return a pipeline that is guaranteed to lose at most this share of answers by skipping retrieval.
+
+    This is the same pipeline if its gate guarantees that, and otherwise one that always retrieves.
+    """
     try:
         proven_loss = rag.proven_loss
-    except KnowgateError as error:  # the index cannot be identified, so nothing is proven for it
+    except KnowgateError as error:  # the index cannot be identified, so no guarantee is known to hold for it
         log.warning("The guarantee of the gate '%s' cannot be checked: %s", rag.gate.name, error)
         proven_loss = None
     if proven_loss is not None and proven_loss <= max_loss:
@@ -306,9 +352,10 @@ def require_guarantee(rag: AdaptiveRAG, max_loss: float) -> AdaptiveRAG:
 
 
 class FingerprintCachingRetriever:
-    """Wraps a retriever and caches its fingerprint, which can take a network call or a scan of a database table.
+    """Wraps a retriever and caches its fingerprint, which identifies the content of its index.
 
-    A changed index is noticed within a minute, or as soon as a search fails.
+    Computing a fingerprint can take a network call or a scan of a database table. It is computed again after `ttl`
+    seconds, or after a search has failed.
     """
 
     def __init__(
@@ -326,15 +373,16 @@ class FingerprintCachingRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the retriever, cached for the time to live."""
+        """The fingerprint of the retriever, which is at most `ttl` seconds old."""
         now = self._clock()
         if now >= self._expires:
-            self._expires = float("-inf")  # try again next time if this fails
+            self._expires = float("-inf")  # if the next line fails, the next call tries again
             self._fingerprint = self.retriever.fingerprint
             self._expires = now + self._ttl
         return self._fingerprint
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        """Search with the wrapped retriever. If that fails, discard the cached fingerprint."""
         try:
             return self.retriever.search(queries, k)
         except Exception:

@@ -1,7 +1,7 @@
-"""Answers chats with a model in this process: one pass decides and begins the answer.
+"""Answers chats with a model in this process.
 
-The model answers plain questions with knowgate's own prompts. Requests for anything that would change the answer
-(tools, several choices, JSON mode) are rejected; other unknown fields are ignored and listed in the response.
+The model answers plain questions with knowgate's own prompts. Requests that ask for unsupported features (tools, several
+choices, JSON mode) are rejected. Other unknown fields are ignored and listed in the response.
 """
 
 from __future__ import annotations
@@ -31,20 +31,24 @@ from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Passage
 log = logging.getLogger(__name__)
 
 SUPPORTED_FIELDS = {*LocalChatRequest.model_fields, "stream_options", "n"}
-HARMLESS_FIELDS = {"user", "metadata", "store"}  # they never change an answer
+HARMLESS_FIELDS = {
+    "user",
+    "metadata",
+    "store",
+}  # fields that have no effect on an answer, so they are not reported as ignored
 UNSUPPORTED_FIELDS = ("tools", "functions", "logprobs", "audio", "modalities", "prediction")
 MAX_CACHED_PIPELINES = 64
 BATCH_WAIT_SECONDS = 0.003
-MAX_BATCH_SIZE = 16  # bounds how long one question can delay the others
+MAX_BATCH_SIZE = 16  # a larger batch would make a single question wait longer for the others
 
 
 class BatchError(Exception):
-    """A batch failed. Its questions have to be answered one by one to find out which of them fail, and why."""
+    """A batch of questions failed. One bad question may be the cause, so each question must be answered on its own."""
 
 
 @dataclass
 class PendingQuestion:
-    """A question that waits for a batch, and the future of its answer."""
+    """A question that waits for the next batch, and the future that receives its answer."""
 
     question: Question
     answer: asyncio.Future[Answer]
@@ -52,10 +56,10 @@ class PendingQuestion:
 
 @dataclass
 class QuestionBatcher:
-    """Answers questions that arrive at about the same time in one batch.
+    """Collects questions that arrive at about the same time, and answers them in one batch.
 
-    Only questions with the same key, which stands for the same pipeline, share a batch. While a batch runs, the next
-    one collects questions; after an idle time, the first question waits `wait_seconds` for others.
+    Only questions for the same pipeline, which have the same key, share a batch. The first question waits `wait_seconds`
+    for others. Questions that arrive while a batch runs form the next batch.
     """
 
     max_batch_size: int = MAX_BATCH_SIZE
@@ -64,7 +68,7 @@ class QuestionBatcher:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> Answer:
-        """Answer a question together with others of the same key.
+        """Answer a question in a batch with other questions that have the same key.
 
         Raises:
             BatchError: The batch failed.
@@ -80,7 +84,7 @@ class QuestionBatcher:
         return await pending.answer
 
     async def _run_batches(self, key: Hashable, rag: AdaptiveRAG) -> None:
-        """Answer the pending questions of a key in batches until none is left."""
+        """Answer the waiting questions of a key in batches until no question is left."""
         try:
             await asyncio.sleep(self.wait_seconds)
             while queue := self._queues[key]:
@@ -93,7 +97,7 @@ class QuestionBatcher:
             del self._queues[key]
 
     async def _run_batch(self, rag: AdaptiveRAG, batch: list[PendingQuestion]) -> None:
-        """Answer a batch of questions and resolve their futures."""
+        """Answer a batch of questions, and set the results or errors of their futures."""
         try:
             answers = await rag.aanswer_many([pending.question for pending in batch])
         except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
@@ -108,14 +112,15 @@ class QuestionBatcher:
 
 @dataclass
 class AnswerProgress:
-    """An answer while it is generated.
+    """State of an answer that is being generated.
 
     Attributes:
-        trace: What happens to the request.
-        stage: The component at work ("gate", "retrieve" or "answer"), which is blamed for a failure.
-        has_text: Whether text has already been produced.
+        trace: Trace of the request.
+        stage: The stage that runs now: "gate", "retrieve" or "answer". If an error occurs, this stage has failed.
+        has_text: Whether a part of the answer has already been generated.
         answer: The finished answer.
         deadline: Time of the event loop's clock at which the request must have ended.
+        created: When the answer was started, in seconds since 1970.
     """
 
     trace: RequestTrace
@@ -126,7 +131,7 @@ class AnswerProgress:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def handle(self, event: StreamEvent) -> str:
-        """Record an event of the pipeline and return the text that it adds to the answer."""
+        """Record an event of the pipeline, and return the text that the event adds to the answer ("" if none)."""
         match event:
             case DecisionEvent(decision):
                 self.trace.decision = self._keep_fallback(decision)
@@ -141,7 +146,7 @@ class AnswerProgress:
         return ""
 
     def finish(self, answer: Answer) -> None:
-        """Record the finished answer."""
+        """Record the finished answer, with its decision, passages and timings, in the trace."""
         self.answer = answer
         self.trace.decision, self.trace.passages = self._keep_fallback(answer.decision), answer.passages
         self.trace.draft = answer.draft
@@ -151,7 +156,11 @@ class AnswerProgress:
                 self.trace.add_time(stage, seconds)
 
     def _keep_fallback(self, decision: Decision) -> Decision:
-        """Return the earlier fallback decision if a component failed; the gate that replaced it decides nothing."""
+        """Return the decision to report.
+
+        If a component failed, this is the fallback decision that was made then. The pipeline continues with a gate that
+        always or never retrieves, whose decision is not reported.
+        """
         return self.trace.decision or decision if self.trace.degraded else decision
 
 
@@ -165,7 +174,11 @@ class LocalChat:
         self._pipelines: dict[tuple[RequestOptions, int], AdaptiveRAG] = {}
 
     async def chat(self, body: dict[str, Any], trace: RequestTrace, deadline: float) -> Response:
-        """Answer a chat request."""
+        """Answer a chat request, as a stream if it asks for one, otherwise in a batch with other requests.
+
+        Raises:
+            ApiError: 400 or 404 if the request is invalid, unsupported, or does not end with a plain question.
+        """
         request, model = parse_request(LocalChatRequest, body), self.gate_service.rag.model
         options = self.gate_service.assign_arm(read_request_options(body), body, trace)
         self._check_supported(body)
@@ -174,10 +187,11 @@ class LocalChat:
         loop = asyncio.get_running_loop()
         question = await loop.run_in_executor(model.workers, extract_question, model, request.messages)
         if isinstance(question, UngatedRequest):
-            message = f"a model in this process answers plain questions only: {question.reason}."
+            message = f"a model in this process answers plain questions only, but {question.reason}."
             raise ApiError(400, message, "not_a_question")
         trace.question = question.text
         max_tokens = request.max_completion_tokens or request.max_tokens
+        # Requests with the same key use the same pipeline, so they can share a batch.
         key = (options, min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens)
         rag = self._get_pipeline(*key)
         if self.gate_service.is_stale(rag):
@@ -192,7 +206,7 @@ class LocalChat:
         return await self._respond(self._generate(rag, question, progress), progress, rag)
 
     def _get_pipeline(self, options: RequestOptions, max_tokens: int) -> AdaptiveRAG:
-        """Return the same pipeline for the same options, so that requests can be batched."""
+        """Return a cached pipeline for these options. Only requests with the same pipeline can share a batch."""
         if len(self._pipelines) > MAX_CACHED_PIPELINES:
             self._pipelines.clear()
         if (options, max_tokens) not in self._pipelines:
@@ -201,15 +215,21 @@ class LocalChat:
         return self._pipelines[options, max_tokens]
 
     def _check_supported(self, body: Mapping[str, Any]) -> None:
-        """Reject a model name or a field that the model in this process does not support."""
+        """Check that the model in this process supports the request.
+
+        Raises:
+            ApiError: 404 if the model name is unknown, 400 if a field asks for an unsupported feature.
+        """
         model, name = body.get("model"), self.gate_service.rag.model.name
         if not is_knowgate_model(model) and model != name:
-            raise ApiError(404, f"unknown model '{str(model)[:80]}'. Known: knowgate, {name}.", "model_not_found")
+            raise ApiError(
+                404, f"unknown model '{str(model)[:80]}'. Known models: knowgate, {name}.", "model_not_found"
+            )
         unsupported = [key for key in UNSUPPORTED_FIELDS if body.get(key)]
         unsupported += ["response_format"] if body.get("response_format") not in (None, {"type": "text"}) else []
         unsupported += ["n"] if body.get("n") not in (None, 1) else []
         if unsupported:
-            message = f"a model in this process does not support '{unsupported[0]}'. Use a server with an upstream."
+            message = f"the field '{unsupported[0]}' is supported only by servers with an upstream. Remove it from the request."
             raise ApiError(400, message, "unsupported")
 
     # --- generating -------------------------------------------------------------------------------
@@ -217,7 +237,10 @@ class LocalChat:
     async def _generate(
         self, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Yield the answer piece by piece. If a component fails, continue with a pipeline that does not need it."""
+        """Yield the answer piece by piece.
+
+        If the gate or the retriever fails before there is text, start again with a pipeline that does not use it.
+        """
         while True:
             try:
                 async with aclosing(rag.aanswer_stream(question)) as events:
@@ -233,7 +256,10 @@ class LocalChat:
     async def _generate_batched(
         self, key: Hashable, rag: AdaptiveRAG, question: Question, progress: AnswerProgress
     ) -> AsyncGenerator[str, None]:
-        """Yield the answer in one piece, generated in a batch; if the batch fails, generate it alone."""
+        """Yield the whole answer at once, generated in a batch with other questions.
+
+        If the batch fails, or the gate is stale, the answer is generated without batching.
+        """
         if not self.gate_service.is_stale(rag):
             try:
                 answer = await self._batcher.answer(key, rag, question)
@@ -248,10 +274,12 @@ class LocalChat:
                 yield piece
 
     def _choose_fallback(self, rag: AdaptiveRAG, progress: AnswerProgress, error: Exception) -> AdaptiveRAG:
-        """Return the pipeline to try next: without the gate that failed, then without the retriever.
+        """Return the pipeline to try after an error.
+
+        If the gate failed, the next pipeline always retrieves. If the retriever failed, the next one never retrieves.
 
         Raises:
-            ApiError: 500 if the model itself failed, or if text has already been sent.
+            ApiError: 500 if the LLM itself failed, or if a part of the answer has already been generated.
         """
         reason = describe_error(error, self.options.deadline)
         failed_stage, progress.stage = progress.stage, "gate"
@@ -263,13 +291,14 @@ class LocalChat:
             self.gate_service.bypass_retriever(progress.trace, reason)
         if progress.has_text or failed_stage == "answer" or rag.gate.name == "never":
             log.error("The model failed: %s", reason)
-            raise ApiError(500, "the model failed.", "model_failed", progress.trace.headers) from error
+            message = "the model failed to generate an answer. The log of the server has the reason."
+            raise ApiError(500, message, "model_failed", progress.trace.headers) from error
         return rag.replace(gate=self.gate_service.never_gate, threshold=None, arbiter=None)
 
     # --- responses --------------------------------------------------------------------------------
 
     async def _respond(self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG) -> Response:
-        """Collect the whole answer and return it as a chat completion."""
+        """Wait for the whole answer, and return it as a chat completion. The number of prompt tokens is reported as 0."""
         async with asyncio.timeout_at(progress.deadline), aclosing(pieces):
             text = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": text}
@@ -282,7 +311,10 @@ class LocalChat:
     async def _respond_streaming(
         self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
     ) -> Response:
-        """Start the response with the first text, so that its headers contain the decision."""
+        """Return the answer as a stream.
+
+        The response starts when the first text is ready. By then the decision is known, so the headers can contain it.
+        """
         try:
             async with asyncio.timeout_at(progress.deadline):
                 first = await anext(pieces, "")
@@ -296,7 +328,7 @@ class LocalChat:
 async def _format_chunks(
     first: str, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG
 ) -> AsyncGenerator[bytes, None]:
-    """Yield an answer as the chunks of a chat completion."""
+    """Yield an answer as the server-sent events of a streamed chat completion."""
     head = _build_head(progress, rag, "chat.completion.chunk")
 
     def build_chunk(delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
@@ -317,9 +349,11 @@ async def _format_chunks(
 
 
 def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, object_type: str) -> dict[str, Any]:
+    """Return the fields that a chat completion and its chunks have in common."""
     id = f"chatcmpl-{progress.trace.id}"
     return {"id": id, "object": object_type, "created": progress.created, "model": rag.model.name}
 
 
 def _get_finish_reason(progress: AnswerProgress, rag: AdaptiveRAG) -> str:
+    """Return "length" if the answer has the maximum number of tokens, otherwise "stop"."""
     return "length" if progress.answer is not None and progress.answer.n_tokens >= rag.max_tokens else "stop"

@@ -1,6 +1,7 @@
-"""Request formats: where the question is in a chat, a completion or a response request, and where passages go.
+"""Request formats of the APIs for chats, completions and responses.
 
-Requests that do not contain a plain question are forwarded unchanged, with a reason (`UngatedRequest`).
+For each format there is a function that extracts the question and one that inserts passages. If a request does not
+contain a plain question, no gate can decide on it, and it is forwarded unchanged (`UngatedRequest`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from knowgate.types import Model, Passage, Question
 MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
 PASSAGE_TAGS = re.compile(r"<(?=/?\s*(passages?|documents?)\b)", re.IGNORECASE)
-TEXT_PART_TYPES = {"input_text": "text", "output_text": "text"}  # types of the Responses API -> of chats
+TEXT_PART_TYPES = {
+    "input_text": "text",
+    "output_text": "text",
+}  # part types of the Responses API -> part types of chats
 
 
 @dataclass(frozen=True)
 class UngatedRequest:
-    """A request that no gate can decide on, and why."""
+    """A request on which no gate can decide, with the reason."""
 
     reason: str
 
@@ -33,15 +37,18 @@ class UngatedRequest:
 
 
 def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Question | UngatedRequest:
-    """Return the last user message of a chat as a question that can be understood without the chat.
+    """Return the last message of a chat as a question that can be understood without the earlier messages.
 
     Args:
         model: The LLM that rewrites follow-up questions.
         messages: The messages of the chat, each with a role.
+
+    Returns:
+        The question. If the last message is not a plain text of the user, an `UngatedRequest` with the reason.
     """
     last = messages[-1]
     if last["role"] != "user":
-        return UngatedRequest(f"the last message is not the user's but has the role '{last['role'][:40]}'")
+        return UngatedRequest(f"the last message is not from the user: it has the role '{last['role'][:40]}'")
     text = extract_text(last.get("content"))
     if text is None:
         return UngatedRequest("the user's message contains more than text")
@@ -50,7 +57,10 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
     if len(text) > MAX_QUESTION_CHARS:
         return UngatedRequest(f"the user's message has more than {MAX_QUESTION_CHARS:,} characters")
     earlier = [(message["role"], extract_text(message.get("content"))) for message in messages[:-1]]
-    conversation = [{"role": role, "content": turn} for role, turn in earlier if role in ("user", "assistant") and turn]
+    # System prompts, tool results and messages that contain more than text say nothing about the question.
+    conversation = [
+        {"role": role, "content": content} for role, content in earlier if role in ("user", "assistant") and content
+    ]
     try:
         return question_from_messages(model, [*conversation, {"role": "user", "content": text}])
     except BadInput as error:
@@ -58,7 +68,7 @@ def extract_question(model: Model, messages: Sequence[Mapping[str, Any]]) -> Que
 
 
 def extract_text(content: object) -> str | None:
-    """Return the text of a message content, or None if it contains anything else, such as an image."""
+    """Return the text of the content of a chat message, or None if it contains anything else, such as an image."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -71,12 +81,13 @@ def extract_text(content: object) -> str | None:
 def insert_passages(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
 ) -> dict[str, Any]:
-    """Return a copy of a chat request with passages.
+    """Return a copy of a chat request with passages inserted.
 
     Args:
-        body: The request.
+        body: The body of the request.
         passages: The passages to insert.
-        placement: "user" (before the last message), "system" (into the system prompt) or "documents" (as a field).
+        placement: Where to insert them: "user" (before the last message), "system" (at the end of the system prompt) or
+            "documents" (in a separate field).
     """
     if placement == "documents":
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
@@ -94,27 +105,31 @@ def insert_passages(
 
 
 def format_passages(passages: Sequence[Passage], language: str) -> str:
-    """Format passages as a block with delimiters and numbers to cite."""
+    """Format passages as a block of text for the LLM, with an instruction and numbers that it can cite."""
     formatted = "\n".join(_format_passage(number, passage) for number, passage in enumerate(passages, 1))
     return load_packaged_templates("serve").fill("context", language, passages=formatted)
 
 
 def _format_passage(number: int, passage: Passage) -> str:
-    """Format one passage; tags inside its text that look like delimiters are broken up, so that they close nothing."""
+    """Format one passage, between tags with its number.
+
+    If the text of the passage itself contains such tags, a space is put into them. Otherwise a document could pretend
+    that the passage ends, and inject instructions.
+    """
     title, text = (PASSAGE_TAGS.sub("< ", part) for part in (passage.title, passage.text.strip()))
     heading = f"{title}\n" if title and not text.startswith(title) else ""
     return f'<passage id="{number}">\n{heading}{text}\n</passage>'
 
 
 def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:
-    """Put a text before a message content, which is a string or a list of parts."""
+    """Put a text before the content of a chat message, which is a string or a list of parts."""
     if isinstance(content, list):
         return [{"type": part_type, "text": text}, *content]
     return f"{text}\n\n{content}"
 
 
 def _append_text(content: Any, text: str) -> Any:
-    """Put a text after a message content, which is a string, a list of parts, or empty."""
+    """Put a text after the content of a chat message, which is a string, a list of parts, or empty."""
     if isinstance(content, list):
         return [*content, {"type": "text", "text": text}]
     return f"{content}\n\n{text}" if content else text
@@ -124,21 +139,21 @@ def _append_text(content: Any, text: str) -> Any:
 
 
 def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
-    """Return the prompt of a completion request if it is a short, single-line question."""
+    """Return the prompt of a completion request as a question, if it is a short text with a single line."""
     prompt = body.get("prompt")
     if not isinstance(prompt, str):
         return UngatedRequest("the prompt is not a single text")
     if body.get("suffix"):
         return UngatedRequest("the prompt has a suffix")
     if not prompt.strip() or "\n" in prompt.strip() or len(prompt) > MAX_PROMPT_CHARS:
-        return UngatedRequest("the prompt is not a plain question")
+        return UngatedRequest("the prompt is not a plain question (a single line of limited length)")
     return Question(prompt.strip())
 
 
 def _insert_into_prompt(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
 ) -> dict[str, Any]:
-    """Put passages before the prompt, whatever the placement: a completion request has no other place."""
+    """Put passages before the prompt. The placement is ignored, because a completion request has no other place."""
     prompt = body["prompt"]
     return {**body, "prompt": _prepend_text(format_passages(passages, detect_language(prompt)), prompt)}
 
@@ -147,9 +162,9 @@ def _insert_into_prompt(
 
 
 def _extract_input_question(model: Model, body: Mapping[str, Any]) -> Question | UngatedRequest:
-    """Return the question of a request to the Responses API."""
+    """Return the last user message of a request to the Responses API as a question."""
     if body.get("previous_response_id") or body.get("conversation") or body.get("prompt"):
-        return UngatedRequest("earlier turns are stored at the upstream")
+        return UngatedRequest("earlier messages are stored at the upstream, so this server does not know them")
     items = body.get("input")
     if isinstance(items, str):
         return extract_question(model, [{"role": "user", "content": items}])
@@ -160,11 +175,12 @@ def _extract_input_question(model: Model, body: Mapping[str, Any]) -> Question |
 
 
 def _is_message(item: object) -> bool:
+    """Return whether an input item of the Responses API is a message, rather than, for example, a tool result."""
     return isinstance(item, dict) and isinstance(item.get("role"), str) and item.get("type", "message") == "message"
 
 
 def _to_chat_content(content: Any) -> Any:
-    """Rename the part types of the Responses API to those of chats."""
+    """Convert the content of a message from the Responses API to the format of chats, by renaming its part types."""
     if not isinstance(content, list):
         return content
     return [
@@ -178,7 +194,7 @@ def _to_chat_content(content: Any) -> Any:
 def _insert_into_input(
     body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
 ) -> dict[str, Any]:
-    """Put passages before the last user message, or into the instructions."""
+    """Put passages before the last user message, or into the instructions if the placement is not "user"."""
     items = body["input"]
     text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
     block = format_passages(passages, detect_language(str(text)))
@@ -193,7 +209,7 @@ def _insert_into_input(
 
 @dataclass(frozen=True)
 class RequestFormat:
-    """How to find the question of a request and how to insert passages."""
+    """Functions that extract the question of a request and insert passages into it, for one API path."""
 
     extract_question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
     insert_passages: Callable[[Mapping[str, Any], Sequence[Passage], PassagePlacement], dict[str, Any]]

@@ -1,6 +1,6 @@
-"""What a request asks of the gate: by its model name (`knowgate/GATE`) or by a `knowgate` object in its body.
+"""Options with which a request controls the decision, in its model name (`knowgate/GATE`) or its `knowgate` object.
 
-Requests come from outside, so they can select a gate by name but never load one from a path.
+A request can select one of a few gates by name. For security, it can never load a gate from a path.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ MODEL_PREFIX = "knowgate"
 SELECTABLE_GATES = (
     "always", "never", "logprob:first", "logprob:mean", "logprob:min", "logprob:margin", "flare", "prompt"
 )  # fmt: skip
-DEPTH_FACTOR = 4  # how many times more passages are fetched if too few match a filter
-MAX_DEPTH = 1000
+DEPTH_FACTOR = 4  # factor by which the number of searched passages grows if too few match a filter
+MAX_DEPTH = 1000  # maximum number of passages that are searched for matches with a filter
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """How to decide on one request.
+    """Options that determine how the server decides on one request.
 
     Attributes:
-        retrieve: "auto" leaves the decision to the gate.
-        threshold: Overrides the gate's threshold.
-        gate: Name of the selected gate; "" for the server's own.
-        max_loss: Retrieve unless the gate guarantees to lose at most this share of answers.
-        filter: Documents that may be searched.
-        arm: Arm of the experiment, chosen by the server.
-        shadow: Why the server retrieves whatever the gate decides; "" if it follows the gate.
+        retrieve: "always", "never", or "auto" if the gate decides.
+        threshold: Threshold to use instead of the gate's own.
+        gate: Name of the gate that the request selects, or "" for the default gate of the server.
+        max_loss: Maximum share of answers that skipping retrieval may lose. Without a guarantee, the server retrieves.
+        filter: Restricts the search to some documents.
+        arm: Arm of the A/B test that the server chose: "a", "b", or "" without an A/B test.
+        shadow: Reason why the server retrieves regardless of the gate's decision, or "" if it follows the gate.
     """
 
     retrieve: Literal["auto", "always", "never"] = "auto"
@@ -45,17 +45,21 @@ class RequestOptions:
 
     @property
     def is_default(self) -> bool:
-        """Whether the request leaves everything to the server."""
+        """Whether the request sets no options of its own."""
         return not self.gate_name and self.threshold is None and self.max_loss is None and self.filter is None
 
     @property
     def gate_name(self) -> str:
-        """Name of the gate that the request selects; "" for the server's own."""
+        """Name of the gate that the request selects ("always" and "never" included), or "" for the default gate."""
         return self.gate if self.retrieve == "auto" else self.retrieve
 
 
 def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
-    """Read the model name and the `knowgate` object of a request body."""
+    """Read the options of a request from its model name and its `knowgate` object.
+
+    Raises:
+        ApiError: 400 if a field is invalid, 404 if the model name selects an unknown gate.
+    """
     request = parse_request(GatedRequest, body)
     gate = _read_gate_name(request.model)
     if request.knowgate is None:
@@ -70,24 +74,29 @@ def read_request_options(body: Mapping[str, Any]) -> RequestOptions:
 
 
 def _read_gate_name(model: str | None) -> str:
-    """Return the gate that a model name such as knowgate/always selects; "" for others."""
+    """Return the gate of a model name such as knowgate/always, or "" if the model name selects no gate."""
     if model is None or not model.startswith(f"{MODEL_PREFIX}/"):
         return ""
     name = model.removeprefix(f"{MODEL_PREFIX}/")
     if name not in SELECTABLE_GATES:
         known = ", ".join(SELECTABLE_GATES)
-        raise ApiError(404, f"a request cannot select the gate '{name[:80]}'. Known: {known}.", "model_not_found")
+        raise ApiError(
+            404, f"a request cannot select the gate '{name[:80]}'. It can select: {known}.", "model_not_found"
+        )
     return name
 
 
 def is_knowgate_model(model: str | None) -> bool:
-    """Whether a model name stands for this server's default model rather than one of the upstream's."""
+    """Return whether a model name (None, knowgate or knowgate/GATE) stands for the default LLM of this server."""
     return model is None or model == MODEL_PREFIX or model.startswith(f"{MODEL_PREFIX}/")
 
 
 @dataclass(frozen=True)
 class FilteredRetriever:
-    """Returns only passages that match a filter. Works with any retriever by searching deeper until enough match."""
+    """Wraps a retriever, and returns only passages that match a filter.
+
+    It works with every retriever, because it searches more and more passages until enough of them match.
+    """
 
     retriever: Retriever
     filter: PassageFilter
@@ -98,17 +107,24 @@ class FilteredRetriever:
 
     @property
     def fingerprint(self) -> str:
-        """Differs from the retriever's, because guarantees for all documents do not hold for some of them."""
+        """A fingerprint that differs from that of the wrapped retriever.
+
+        Guarantees that were made for all documents do not hold for a part of them, so they must not apply here.
+        """
         return f"{self.retriever.fingerprint}, filtered"
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Search, and increase the depth until every query has k matching passages or no more results."""
+        """Return up to k matching passages for each query.
+
+        The search is repeated with more passages until every query has k matches or no more results, but with at most
+        MAX_DEPTH passages.
+        """
         depth = DEPTH_FACTOR * k
         while True:
             results = self.retriever.search(queries, depth)
             matches = [[passage for passage in hits if self.filter.matches(passage)][:k] for hits in results]
             if depth >= MAX_DEPTH or all(
-                len(kept) == k or len(hits) < depth for kept, hits in zip(matches, results, strict=True)
+                len(matching) == k or len(hits) < depth for matching, hits in zip(matches, results, strict=True)
             ):
                 return matches
             depth = min(DEPTH_FACTOR * depth, MAX_DEPTH)

@@ -1,4 +1,7 @@
-"""The dashboard's page, scripts and data. Anyone can load the page; its data needs an API key, if there are keys."""
+"""The dashboard: its web page, scripts and data.
+
+Anyone can load the page. If the server uses API keys, the data of the page needs one.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ SECURITY_HEADERS = {
 
 
 class DashboardAssets(StaticFiles):
-    """Serves the scripts and styles of the dashboard, and the style of the reports, with security headers."""
+    """Serves the scripts and style sheets of the dashboard, with security headers."""
 
     def __init__(self) -> None:
         super().__init__(packages=[("knowgate.server.dashboard", "assets"), ("knowgate.evaluation.report", "assets")])
@@ -41,7 +44,7 @@ class DashboardAssets(StaticFiles):
 
 
 async def get_dashboard_page(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """GET /: the page, which asks for an API key first if the server uses keys."""
+    """Answer GET / with the page of the dashboard. The page asks for an API key if the server uses keys."""
     page = (resources.files("knowgate.server.dashboard") / "assets" / "index.html").read_text(encoding="utf-8")
     if service.options.keys is not None:
         page = page.replace('data-keys="no"', 'data-keys="yes"')
@@ -49,7 +52,7 @@ async def get_dashboard_page(service: Service, request: Request, trace: RequestT
 
 
 async def get_dashboard(service: Service, request: Request, trace: RequestTrace) -> Response:
-    """GET /v1/dashboard: everything that the page shows."""
+    """Answer GET /v1/dashboard with the data of the dashboard, combined over all server processes."""
     rag = service.gate_service.rag
     snapshot = service.snapshot.combine(await service.snapshot_exchange.read_others())
     data = {
@@ -73,17 +76,19 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
 async def list_recent_decisions(service: Service, since: float) -> list[dict[str, Any]]:
     """Return the newest decisions of all server processes, newest first.
 
-    More is known about those of this process, in memory. Decisions that another process deleted are dropped here, too.
+    Decisions of this process come from memory, because they have more details there. Those of other processes come from
+    the decision log. Decisions that are no longer in the log were deleted by another process, so they are also deleted
+    from memory. If the log is unavailable, only the decisions of this process are returned.
     """
-    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
     if service.decision_log is None:
-        return own
+        return own_rows
     try:
-        stored = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
-        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own]))
+        stored_rows = await service.decision_log.list_newest(MAX_DECISIONS_SHOWN, since)
+        service.recent.delete(await service.decision_log.find_missing([row["id"] for row in own_rows]))
     except ApiError:
-        return own
-    own = service.recent.list_newest(MAX_DECISIONS_SHOWN)
-    own_ids = {row["id"] for row in own}
-    rows = [*own, *(row for row in stored if row["id"] not in own_ids)]
+        return own_rows
+    own_rows = service.recent.list_newest(MAX_DECISIONS_SHOWN)
+    own_ids = {row["id"] for row in own_rows}
+    rows = [*own_rows, *(row for row in stored_rows if row["id"] not in own_ids)]
     return sorted(rows, key=lambda row: float(row["at"]), reverse=True)[:MAX_DECISIONS_SHOWN]

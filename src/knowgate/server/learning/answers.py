@@ -1,4 +1,8 @@
-"""Answers for audits: the text of responses that are sent, and the answers that were not given."""
+"""Answers that audits compare.
+
+One answer is the text of the response that the client got. The other one is generated afterwards: with passages if the
+client's answer had none, or without passages if it had some.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +24,10 @@ from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
 from knowgate.types import Passage, Question
 
-FINISH_REASONS = ("stop", "length")  # a token limit shortens both of the compared answers
+FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
 MAX_STREAM_BYTES = 1 << 20  # longer answers are not compared
 YES_WORDS, NO_WORDS = ("yes", "是"), ("no", "否", "不")
+# Request fields that are removed before the request is sent again for an audit.
 DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_logprobs", "knowgate")
 
 
@@ -31,7 +36,10 @@ DROPPED_FIELDS = ("stream", "stream_options", "n", "best_of", "logprobs", "top_l
 
 @dataclass
 class StreamText:
-    """Collects the text of a streamed answer: of a chat, a completion, or the Responses API."""
+    """Collects the text of a streamed answer of the APIs for chats, completions or responses.
+
+    If a stream has more than MAX_STREAM_BYTES, the rest of it is ignored, so the answer counts as incomplete.
+    """
 
     pieces: list[str] = field(default_factory=list)
     is_complete: bool = False
@@ -39,7 +47,7 @@ class StreamText:
     _byte_count: int = 0
 
     def feed(self, data: bytes) -> None:
-        """Process the next bytes of the stream."""
+        """Process the next bytes of the stream, which may end within a line."""
         self._byte_count += len(data)
         if self._byte_count > MAX_STREAM_BYTES:
             return
@@ -56,12 +64,17 @@ class StreamText:
 
     @property
     def text(self) -> str | None:
-        """The answer; None if the stream broke off."""
+        """The text of the answer, or None if the stream ended before the answer was complete."""
         return "".join(self.pieces) if self.is_complete else None
 
 
 def capture_answer(response: Response, callback: Callable[[str | None], None]) -> None:
-    """Call back with the text of a response when it has been sent; with None if it broke off."""
+    """Call a function with the answer in a response after the response has been sent.
+
+    Args:
+        response: The response. It is changed so that it calls the function.
+        callback: Function that gets the text of the answer, or None if the answer is incomplete or has no text.
+    """
     if not isinstance(response, EventStreamResponse):
         response.background = BackgroundTask(_call_with_answer, response, callback)
         return
@@ -76,11 +89,12 @@ def capture_answer(response: Response, callback: Callable[[str | None], None]) -
 
 
 async def _call_with_answer(response: Response, callback: Callable[[str | None], None]) -> None:
+    """Call a function with the answer in a response that is not streamed. Runs as a background task."""
     callback(extract_answer(response))
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
-    """Yield the events unchanged and copy their text."""
+    """Yield the events unchanged, and add their text to the copy."""
     try:
         async for event in events:
             copy.feed(event)
@@ -90,7 +104,7 @@ async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) ->
 
 
 def extract_answer(response: Response) -> str | None:
-    """Return the answer in a response that is not streamed; None if there is none, as with a tool call."""
+    """Return the answer in a response that is not streamed, or None if there is no text, as with a tool call."""
     if response.status_code != 200:
         return None
     try:
@@ -104,22 +118,24 @@ def extract_answer(response: Response) -> str | None:
 
 
 def _get_only_choice(body: Any) -> Mapping[str, Any]:
-    """Return the choice of a completion; an empty dict if there is none or more than one."""
+    """Return the only choice of a completion, or an empty object if there is none or more than one."""
     choices = body.get("choices") if isinstance(body, dict) else None
     first = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
     return first if isinstance(first, dict) else {}
 
 
 def _get_content(message: Any) -> str:
+    """Return the text of a chat message, or "" if it has none."""
     return _as_text(message.get("content")) if isinstance(message, dict) else ""
 
 
 def _as_text(value: Any) -> str:
+    """Return a string as it is, and "" for every other value."""
     return value if isinstance(value, str) else ""
 
 
 def _extract_response_text(body: Any) -> str:
-    """Return the text of a Responses API result that is a single message; "" if a tool was called."""
+    """Return the text of a result of the Responses API, or "" if it is not a single message, as with a tool call."""
     if not isinstance(body, dict) or body.get("status") not in ("completed", "incomplete"):
         return ""
     output = body.get("output")
@@ -136,14 +152,15 @@ def _extract_response_text(body: Any) -> str:
 
 
 class CounterfactualAnswerer:
-    """Generates the answer that was not given: with passages for a skipped request, without for a retrieved one.
+    """Generates the answer that a client would have got if the gate had decided the other way.
 
-    The same LLM answers with the same settings, after the response has been sent.
+    If the client got an answer without passages, this is the answer with passages, and vice versa. The same LLM answers
+    with the same settings, after the response has been sent.
 
     Args:
-        gate_service: Searches; its model answers if there is no upstream.
-        forwarder: The upstream, if there is one.
-        timeout: Longest time for one answer, in seconds.
+        gate_service: Searches for passages. Its model answers if there is no upstream.
+        forwarder: Sends requests to the upstream, if there is one.
+        timeout: Maximum seconds for one answer.
     """
 
     def __init__(self, gate_service: GateService, forwarder: UpstreamForwarder | None, timeout: float):
@@ -152,7 +169,12 @@ class CounterfactualAnswerer:
         self.timeout = timeout
 
     async def answer_with_passages(self, request: ClientRequest, question: str, closed_answer: str) -> str | None:
-        """Answer with passages; if the search finds none, that is the closed-book answer. None if it fails."""
+        """Answer a question with passages.
+
+        Returns:
+            The answer. If the search finds no passages, this is `closed_answer`, the answer without passages. None if
+            the search or the LLM fails.
+        """
         async with asyncio.timeout(self.timeout):
             if self.forwarder is None:
                 return await self._answer_in_process(question, retrieve=True)
@@ -163,17 +185,17 @@ class CounterfactualAnswerer:
             return await self._answer_upstream(self.forwarder, request, passages) if passages else closed_answer
 
     async def answer_closed_book(self, request: ClientRequest, question: str) -> str | None:
-        """Answer without passages. None if it fails."""
+        """Answer a question without passages. Returns None if the LLM fails."""
         async with asyncio.timeout(self.timeout):
             if self.forwarder is None:
                 return await self._answer_in_process(question, retrieve=False)
             return await self._answer_upstream(self.forwarder, request, ())
 
     async def compare(self, request: ClientRequest, question: str, closed_answer: str, open_answer: str) -> bool:
-        """Ask the upstream's LLM whether two answers mean the same.
+        """Ask the LLM of the upstream whether two answers mean the same. Needs an upstream.
 
         Raises:
-            ModelError: The LLM says neither yes nor no.
+            ModelError: The reply of the LLM starts neither with yes nor with no.
         """
         assert self.forwarder is not None
         templates = load_packaged_templates("compare")
@@ -186,11 +208,13 @@ class CounterfactualAnswerer:
             reply = await self._answer_upstream(self.forwarder, ClientRequest(body, request.headers), ())
         verdict = (reply or "").strip().lower()
         if not verdict.startswith((*YES_WORDS, *NO_WORDS)):
-            raise ModelError(f"the LLM did not say whether two answers mean the same: '{verdict[:40]}'.")
+            raise ModelError(
+                f"the LLM was asked whether two answers mean the same, but replied neither yes nor no: '{verdict[:40]}'."
+            )
         return verdict.startswith(YES_WORDS)
 
     async def _answer_in_process(self, question: str, *, retrieve: bool) -> str:
-        """Answer with the model in this process, always or never with passages."""
+        """Answer with the model in this process, with passages if `retrieve` is true. Nothing is logged."""
         gate = self.gate_service.always_gate if retrieve else self.gate_service.never_gate
         rag = self.gate_service.rag.replace(gate=gate, threshold=None, rules=None, log=None)
         return (await rag.aanswer(question)).text
@@ -198,7 +222,7 @@ class CounterfactualAnswerer:
     async def _answer_upstream(
         self, forwarder: UpstreamForwarder, request: ClientRequest, passages: Sequence[Passage]
     ) -> str | None:
-        """Send the client's request to the upstream again, with or without passages."""
+        """Send the request of a client to the upstream again, with these passages, and return the answer."""
         body = {name: value for name, value in request.body.items() if name not in DROPPED_FIELDS}
         deadline = asyncio.get_running_loop().time() + self.timeout
         forwarded = ForwardedRequest(body, b"", request.headers, RequestTrace(), deadline, changed_body=body)

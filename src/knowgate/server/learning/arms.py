@@ -1,8 +1,9 @@
-"""A/B tests of gates: which gate decides on a request, whether it is followed, and what skipping costs.
+"""A/B tests of gates.
 
-Each arm of an experiment is a gate with a loss monitor. The same user (the field `user` of a request) always gets the
-same arm; requests without a user are assigned at random. A request that selects a gate itself takes no part in the
-experiment; one that only changes the threshold, filter or loss follows it but is not counted.
+An experiment has one or two arms. Each arm is a gate with a monitor that measures how many answers are lost if this gate
+skips retrieval. All requests of the same user (the field `user` of a request) get the same arm. Requests without a user
+are assigned at random. A request that selects a gate itself takes no part in the experiment. A request that changes only
+the threshold, filter or maximum loss is assigned to an arm, but not counted.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
 
-FAR_DISTANCE = 1.0 + 1e-6  # 1 % of the training questions are farther away
-MAX_FAR_SHARE = 0.05  # a larger share of far questions is drift
+FAR_DISTANCE = 1.0 + 1e-6  # distance from the training data that only 1 % of the training questions exceed
+MAX_FAR_SHARE = 0.05  # if a larger share of questions exceeds this distance, the questions have drifted
 SHADOW_REASON = "shadow mode always retrieves"
-CANARY_REASON = "this request is not part of the canary share that follows the gate"
+CANARY_REASON = "only a share of requests (canary) follows the gate, and this request does not belong to it"
 
 
 @dataclass
 class LossMonitor:
-    """Monitors one gate: the share of answers that skipping loses, and drift of the questions.
+    """Measures, for one gate, how many answers skipping retrieval loses, and how unusual the questions are.
 
-    A random sample of requests is audited, whatever was decided. One that retrieved loses nothing. One that skipped is
-    also answered with passages, and counts as lost if the answers differ. The mean over both is the share of answers
-    that skipping changes compared to always retrieving; no more than that can become wrong.
+    A random sample of requests is audited. A request that retrieved counts as 0. A request that skipped retrieval is
+    also answered with passages, and counts as 1 (a lost answer) if the two answers differ. The mean is the share of
+    answers that would be different if the server always retrieved. The share that became wrong cannot be larger.
 
     Args:
-        guaranteed_loss: The share of answers that skipping may lose; None: there is no guarantee and no alarm.
-        delta: Probability that any bound or alarm is wrong at any time.
+        guaranteed_loss: Maximum share of answers that skipping may lose. None means that there is no guarantee, and
+            therefore no alarm.
+        delta: Probability that a bound is ever wrong, or that there is ever a false alarm.
     """
 
     guaranteed_loss: float | None = None
@@ -48,31 +50,36 @@ class LossMonitor:
         self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
 
     def reset_loss(self) -> None:
-        """Discard all audits, and clear the alarm."""
+        """Discard the results of all audits, and clear the alarm."""
         self.loss = MeanConfidenceSequence(self.delta)
         self.loss_test = None if self.guaranteed_loss is None else GuaranteeTest(self.guaranteed_loss, self.delta)
 
     def add_audit(self, lost: float) -> None:
-        """Add the result of an audit: 1 if skipping lost the answer, else 0."""
+        """Add the result of an audit, which is 1 if skipping retrieval lost the answer, otherwise 0."""
         self.loss.add(lost)
         if self.loss_test is not None:
             self.loss_test.add(lost)
 
     def add_distance(self, distance: float | None) -> None:
-        """Count how far a question is from the training data; None if the gate cannot tell."""
+        """Count whether a question is far from the training questions of the gate.
+
+        Args:
+            distance: Distance of the question. If the gate does not compute it (None), the question is not counted.
+        """
         if distance is not None:
             self.far.add(float(distance > FAR_DISTANCE))
             self.drift_test.add(float(distance > FAR_DISTANCE))
 
     @property
     def alarm(self) -> str:
-        """Why the server must always retrieve; "" while the guarantee holds."""
+        """Reason why the server must always retrieve, or "" while the guaranteed loss is not exceeded."""
         if self.loss_test is None or not self.loss_test.is_violated or self.guaranteed_loss is None:
             return ""
         confidence = f"{100 * (1 - self.delta):g} % confidence"
         return f"more than {100 * self.guaranteed_loss:.3g} % of the answers are lost by skipping, with {confidence}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the measured loss and drift, as in `LossReport` and `DriftReport`."""
         loss = {
             "drawn": self.loss.n,
             "lost": self.loss.total,
@@ -92,13 +99,14 @@ def _bounds_to_json(sequence: MeanConfidenceSequence) -> dict[str, float | None]
 
 @dataclass
 class ExperimentArm:
-    """A gate with its loss monitor.
+    """One arm of an A/B test: a gate with its loss monitor.
 
     Attributes:
         name: "a" or "b".
         rag: The pipeline with this gate.
-        monitor: What is known about the gate from traffic.
-        scope: Hash of everything that the loss depends on; audits of other scopes do not count.
+        monitor: Measures the loss of the gate.
+        scope: Hash of everything that the loss depends on, such as gate, LLM and index. Stored audits with another
+            scope are not counted.
     """
 
     name: str
@@ -109,17 +117,22 @@ class ExperimentArm:
 
     @property
     def threshold(self) -> float:
+        """Threshold of the pipeline, which defaults to that of its gate."""
         return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
 
     def get_pipeline(self, shadow: str) -> AdaptiveRAG:
-        """Return the pipeline; with a reason in `shadow`, one that always retrieves.
+        """Return the pipeline of this arm.
 
-        The same reason returns the same pipeline, so that requests can be batched.
+        Args:
+            shadow: Reason to always retrieve, or "" to follow the gate. The same reason returns the same pipeline
+                object, because only requests with the same pipeline can share a batch.
         """
         if not shadow:
             return self.rag
         if shadow not in self._shadow_pipelines:
-            if len(self._shadow_pipelines) > 2:  # the reason of an alarm changes from time to time
+            if (
+                len(self._shadow_pipelines) > 2
+            ):  # the text of an alarm changes, so old pipelines are not needed any more
                 self._shadow_pipelines.clear()
             self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
         return self._shadow_pipelines[shadow]
@@ -127,12 +140,12 @@ class ExperimentArm:
 
 @dataclass
 class Experiment:
-    """Assigns requests to arms.
+    """Assigns requests to the arms of an A/B test, or to the only arm if there is no second gate.
 
     Attributes:
-        arms: The arms by name: "a", and in an A/B test "b".
-        share_b: Share of requests that arm "b" decides.
-        canary: Share of requests that follow the gate; 0 is shadow mode.
+        arms: The arms by name. There is always "a", and in an A/B test also "b".
+        share_b: Share of requests that get arm "b".
+        canary: Share of requests that follow the decision of the gate. All others retrieve. 0 is shadow mode.
     """
 
     arms: Mapping[str, ExperimentArm]
@@ -140,7 +153,16 @@ class Experiment:
     canary: float = 1.0
 
     def assign(self, options: RequestOptions, body: Mapping[str, Any], trace: RequestTrace) -> RequestOptions:
-        """Return the options with the arm of the request and whether its gate is followed."""
+        """Choose the arm of a request, and whether the decision of its gate is followed.
+
+        Args:
+            options: Options of the request. If they select a gate, they are returned unchanged.
+            body: Body of the request. Its field `user`, if any, determines the arm.
+            trace: Trace of the request, in which arm and mode are stored.
+
+        Returns:
+            The options with `arm` and `shadow`.
+        """
         if options.gate_name:
             return options
         user = body.get("user")
@@ -153,7 +175,12 @@ class Experiment:
         return replace(options, arm=name, shadow=shadow)
 
     def _choose_mode(self, arm: ExperimentArm, key: str) -> tuple[str, str]:
-        """Return the mode ("" if the gate is followed) and the reason for it."""
+        """Choose whether a request follows the gate.
+
+        Returns:
+            The mode and its reason, both "" if the gate is followed. Otherwise the mode is "alarm", "shadow" or
+            "canary".
+        """
         if arm.monitor.alarm:
             return "alarm", f"the alarm is on ({arm.monitor.alarm})"
         if not self.canary:

@@ -1,6 +1,8 @@
-"""Audits: answer sampled requests the other way, too, and store whether the answers differ.
+"""Audits measure how many answers change if retrieval is skipped.
 
-Audits run one after the other, after the responses have been sent. Failures are counted and logged; no request waits.
+A random sample of requests is answered both with and without passages, and the audit stores whether the answers differ.
+Audits run one after the other, after the responses have been sent, so no request waits for them. Failed audits are
+counted and logged.
 """
 
 from __future__ import annotations
@@ -27,16 +29,18 @@ log = logging.getLogger(__name__)
 
 HOUR_SECONDS = 3600.0
 POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
-MAX_PENDING_AUDITS = 64  # while so many are pending, no request is sampled
-LOSS, LABEL, CLEARED = "loss", "label", "cleared"
+MAX_PENDING_AUDITS = 64  # if as many audits are waiting, no further requests are sampled
+LOSS, LABEL, CLEARED = "loss", "label", "cleared"  # kinds of rows, see `AuditRecord`
 AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened"
-AUDIT_LOCK = "audits"  # rows become visible in the order of their numbers, so a reader that continues misses none
+# With this lock, rows become visible in the order of their numbers. A process that reads on from the last number that it
+# has seen therefore misses no row.
+AUDIT_LOCK = "audits"
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @dataclass
 class CallBudget:
-    """Limits the extra calls per hour. Unused calls accumulate for one hour at most."""
+    """Limits the number of LLM calls for audits per hour. Calls of at most one hour can be saved up."""
 
     calls_per_hour: int
     clock: Callable[[], float] = time.monotonic
@@ -47,7 +51,7 @@ class CallBudget:
         self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
 
     def allows_call(self) -> bool:
-        """Refill the budget for the time that has passed; return whether a call is left."""
+        """Add the calls for the time that has passed, and return whether a call is allowed."""
         now = self.clock()
         refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
         self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
@@ -55,21 +59,22 @@ class CallBudget:
         return self.remaining >= 1
 
     def spend(self) -> None:
+        """Subtract one call from the budget."""
         self.remaining -= 1
 
 
 @dataclass(frozen=True)
 class AuditRecord:
-    """A row of the table of audits.
+    """A row of the table of audits in the decision log.
 
     Attributes:
-        decision: Id of the decision.
-        arm: Arm of the experiment.
-        scope: Hash of everything that the loss depends on.
-        kind: "loss" (an audited request), "label" (a retrieved request that was also answered closed-book) or "cleared"
-            (the alarm was cleared).
-        lost: 1 if skipping changes the answer, else 0.
-        closed: The closed-book answer, if texts may be stored.
+        decision: Id of the audited decision.
+        arm: Name of the arm of the A/B test.
+        scope: Hash of everything that the loss depends on, such as gate, LLM and index.
+        kind: "loss" (an audited request, which counts for the loss), "label" (a request that retrieved and was also
+            answered without passages, to label the question) or "cleared" (the alarm was cleared).
+        lost: 1 if skipping retrieval changes the answer, otherwise 0.
+        closed: The answer without passages, if texts may be stored.
         opened: The answer with passages, if texts may be stored.
     """
 
@@ -83,9 +88,10 @@ class AuditRecord:
 
 
 class AuditStore:
-    """Audits and corrections in the decision log, so that losses and alarms survive a restart.
+    """Stores audits and corrections in the decision log, so that losses and alarms survive a restart.
 
-    Every server process reads the audits of all processes, in the order in which they were written.
+    Every server process reads the audits of all processes, in the order in which they were written. The store remembers
+    the last audit that it has read.
     """
 
     def __init__(self, decisions: DecisionLog):
@@ -93,11 +99,11 @@ class AuditStore:
         self._last_number = 0
 
     def read_all(self) -> list[AuditRecord]:
-        """Return all audits. For use at startup."""
+        """Return all stored audits. Blocks, so call it only while the server starts."""
         return self._decisions.run_blocking(self._fetch_new)
 
     async def add(self, audit: AuditRecord) -> list[AuditRecord]:
-        """Store an audit durably and return all audits since the last call, including those of other processes."""
+        """Store an audit, and return all audits since the last read: this one and those of other processes."""
 
         def insert(store: Store) -> list[AuditRecord]:
             values = [getattr(audit, name) for name in AUDIT_COLUMNS.split(", ")]
@@ -108,29 +114,34 @@ class AuditStore:
         return await self._decisions.run(insert)
 
     async def read_new(self) -> list[AuditRecord]:
-        """Return the audits of all processes since the last call."""
+        """Return the audits of all processes since the last read."""
         return await self._decisions.run(self._fetch_new)
 
     def _fetch_new(self, store: Store) -> list[AuditRecord]:
-        """Fetch the audits that were written after the last one that was read."""
+        """Fetch the audits since the last read, and remember the number of the newest one."""
         query = f"SELECT number, {AUDIT_COLUMNS} FROM audits WHERE number > ? ORDER BY number"
         rows = store.fetch_rows(query, (self._last_number,))
         self._last_number = rows[-1][0] if rows else self._last_number
         return [AuditRecord(*row[1:]) for row in rows]
 
     async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer that a person gave."""
+        """Store the right answer that a user gave in feedback on a decision."""
         await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
-        """Return both answers of an audited decision (`closed`, `opened`), if their texts are stored."""
+        """Return both answers of an audited decision.
+
+        Returns:
+            The answers without passages (`closed`) and with passages (`opened`), or an empty object if their texts are
+            not stored.
+        """
         query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
         rows = await self._decisions.run(lambda store: store.fetch_rows(query, (decision,)))
         return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
 
 
 async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
-    """Delete the answers and corrections of these decisions. Whether an answer was lost remains counted."""
+    """Delete the answers and corrections of these decisions. Whether an answer was lost remains stored."""
     updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
     deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
     if ids:
@@ -139,16 +150,16 @@ async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None
 
 @dataclass(frozen=True)
 class AuditJob:
-    """A sampled request.
+    """A request that was sampled for an audit.
 
     Attributes:
         id: Id of the request and its decision.
-        request: The client's request.
+        request: The request of the client.
         question: The question that was decided on.
-        arm: The arm of the experiment.
-        would_skip: Whether the gate would skip retrieval, even if it was not followed.
-        closed_answer: The closed-book answer, if there is one.
-        open_answer: The answer with passages, if there is one.
+        arm: The arm of the A/B test that decided.
+        would_skip: Whether the gate decided to skip retrieval, even if the server retrieved in spite of that.
+        closed_answer: The answer without passages, if it exists already.
+        open_answer: The answer with passages, if it exists already.
     """
 
     id: str
@@ -162,17 +173,17 @@ class AuditJob:
 
 @dataclass
 class Auditor:
-    """Runs audits and feeds their results to the loss monitors.
+    """Runs audits, and adds their results to the loss monitors of the gates.
 
     Attributes:
-        experiment: The gates that are monitored.
-        answerer: Generates the answers that were not given.
+        experiment: The A/B test whose gates are monitored.
+        answerer: Generates the second answer for the comparison.
         recent: Recent decisions, which the dashboard shows with both answers.
-        labeler: Adds labels to the history.
-        store: Audits on disk; None if there is no decision log, and then there are no audits.
-        budget: Limits the extra calls.
-        asks_llm: Whether the LLM compares answers whose words differ.
-        counts: Number of audits by arm and result.
+        labeler: Adds labels to the history of questions.
+        store: Stored audits. None if there is no decision log; then no audits are run.
+        budget: Limits the LLM calls for audits.
+        asks_llm: Whether the LLM compares two answers whose words differ.
+        counts: Number of audits by name of the arm and result ("loss", "label", "failed" or "dropped").
     """
 
     experiment: Experiment
@@ -193,23 +204,26 @@ class Auditor:
             self._apply(self.store.read_all())
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Cancel pending audits; that does not bias the result, because it does not depend on theirs."""
+        """Cancel all audits that have not ended, and return their tasks.
+
+        This does not bias the measured loss, because the choice of canceled audits does not depend on their results.
+        """
         tasks = [task for task in (self._worker, self._poll_task) if task is not None]
         for task in tasks:
             task.cancel()
         return tasks
 
     async def close(self) -> None:
-        """Cancel pending audits and wait until they have ended."""
+        """Cancel all audits that have not ended, and wait for their tasks."""
         await asyncio.gather(*self.stop(), return_exceptions=True)
 
     @property
     def has_capacity(self) -> bool:
-        """Whether another request can be audited now."""
+        """Whether another request can be audited now: there is a store, budget, and space in the queue."""
         return self.store is not None and self.budget.allows_call() and not self._queue.full()
 
     def submit(self, job: AuditJob) -> None:
-        """Queue an audit and return at once."""
+        """Queue an audit and return at once. If the queue is full, the audit is dropped and counted."""
         if self._worker is None:
             self._worker = asyncio.get_running_loop().create_task(self._run_jobs())
         try:
@@ -218,7 +232,7 @@ class Auditor:
             self.counts[job.arm.name, "dropped"] += 1
 
     async def _run_jobs(self) -> None:
-        """Run queued audits one after the other, forever."""
+        """Run queued audits one after the other, until the task is canceled."""
         while True:
             job = await self._queue.get()
             try:
@@ -228,9 +242,13 @@ class Auditor:
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
 
     async def _audit(self, job: AuditJob) -> None:
-        """Get both answers of a sampled request, compare them, and store the result."""
+        """Get both answers of a sampled request, compare them, and store the result.
+
+        A request that retrieved as the gate decided has lost nothing, and this is stored without a comparison. Only if
+        there is a history to label, it is also answered without passages.
+        """
         if not job.would_skip:
-            await self._store_result(job, LOSS, 0.0)  # retrieved, so nothing is lost
+            await self._store_result(job, LOSS, 0.0)
             has_both = job.open_answer is None or job.closed_answer is not None
             if has_both or self.labeler.history is None:
                 return
@@ -245,7 +263,7 @@ class Auditor:
         await self._store_result(job, LOSS if job.would_skip else LABEL, lost, (closed_answer, open_answer))
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
-        """Return the answers without and with passages; generate the one that is missing."""
+        """Return the answers without and with passages, in this order. The missing one is generated."""
         if job.open_answer is None:
             self.budget.spend()
             closed_answer = job.closed_answer or ""
@@ -257,7 +275,11 @@ class Auditor:
         return job.closed_answer, job.open_answer
 
     async def _answers_differ(self, job: AuditJob, closed_answer: str, open_answer: str) -> bool:
-        """Compare two answers by their words; if these differ and `asks_llm` is set, by the LLM's judgment."""
+        """Return whether two answers differ.
+
+        They are compared by their words. If the words differ and `asks_llm` is set, the LLM is asked, unless the answer
+        without passages only says that the LLM does not know.
+        """
         if not answers_differ(closed_answer, open_answer):
             return False
         if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):
@@ -268,7 +290,7 @@ class Auditor:
     async def _store_result(
         self, job: AuditJob, kind: str, lost: float, answers: tuple[str | None, str | None] = (None, None)
     ) -> None:
-        """Store the result of an audit, with the answers only if texts may be stored."""
+        """Store the result of an audit, and add it to the monitors. Answers are stored only if that is allowed."""
         assert self.store is not None
         texts = answers if self.recent.stores_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
@@ -277,29 +299,35 @@ class Auditor:
     # --- results of all server processes ------------------------------------------------------------
 
     def poll(self) -> None:
-        """Read the audits of other server processes in the background, every few seconds."""
+        """Read the audits of other server processes in the background, unless that was done seconds ago."""
         now = time.monotonic()
         if self.store is not None and now >= self._last_poll + POLL_SECONDS:
             self._last_poll = now
             self._poll_task = asyncio.get_running_loop().create_task(self._read_new(self.store))
 
     async def _read_new(self, store: AuditStore) -> None:
-        """Apply new audits of other server processes."""
+        """Read new audits of other server processes, and add them to the monitors."""
         try:
             self._apply(await store.read_new())
         except Exception as error:  # noqa: BLE001 - the next poll tries again
-            log.warning("The audits of other workers could not be read: %s", error)
+            log.warning("The audits of other server processes could not be read: %s", error)
 
     async def clear_alarm(self, arm_name: str) -> None:
-        """Discard the audits of an arm, and clear its alarm."""
+        """Discard the audits of an arm of the A/B test, and clear its alarm.
+
+        Raises:
+            ApiError: 404 if there is no such arm, or no decision log.
+        """
         arm = self.experiment.arms.get(arm_name)
         if arm is None or self.store is None:
-            raise ApiError(404, f"no gate is monitored under the name '{arm_name[:40]}'.", "no_arm")
+            known = ", ".join(self.experiment.arms)
+            message = f"no audits are stored for the arm '{arm_name[:40]}'. Arms of this server: {known}."
+            raise ApiError(404, message, "no_arm")
         self._apply(await self.store.add(AuditRecord("", arm_name, arm.scope, CLEARED)))
-        log.warning("The alarm of arm %s was cleared; its audits start again.", arm_name)
+        log.warning("The alarm of arm %s was cleared. Its audits start again from zero.", arm_name)
 
     def _apply(self, audits: Sequence[AuditRecord]) -> None:
-        """Feed audits to the monitors of the arms with the same scope."""
+        """Add audits to the monitors of the arms that have the same scope. Other audits are ignored."""
         for audit in audits:
             for arm in self.experiment.arms.values():
                 if arm.scope == audit.scope:
@@ -307,7 +335,7 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
-    """Apply one audit to the monitor of an arm, and log a new alarm."""
+    """Add one audit to the monitor of an arm. If this raises the alarm, log an error."""
     if audit.kind == CLEARED:
         arm.monitor.reset_loss()
     if audit.kind != LOSS or audit.lost is None:
@@ -316,4 +344,6 @@ def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
     arm.monitor.add_audit(audit.lost)
     if arm.monitor.alarm and not was_alarm:
         gate = arm.rag.gate.name
-        log.error("Alarm for gate %s: %s. The server retrieves until it is cleared.", gate, arm.monitor.alarm)
+        log.error(
+            "Alarm for gate %s: %s. The server always retrieves until the alarm is cleared.", gate, arm.monitor.alarm
+        )

@@ -1,8 +1,8 @@
 """Labels for the history of questions, from which the gates dhicl and skr learn.
 
-Two answers that agree, one with and one without passages, weakly indicate that the LLM knows the answer; two that
-differ indicate that it does not. Feedback of people outranks them. A skipped question with only one answer gets no
-label: otherwise a skip would confirm itself.
+A label says whether the LLM knows the answer to a question. If its answers with and without passages agree, it probably
+knows; if they differ, it probably does not. Labels from feedback of users take precedence. A question that was only
+answered without passages gets no label, because otherwise every skip would confirm itself.
 """
 
 from __future__ import annotations
@@ -24,26 +24,32 @@ log = logging.getLogger(__name__)
 
 
 def answers_differ(closed_answer: str, open_answer: str) -> bool:
-    """Whether retrieval changes the answer. A closed-book answer that says "I don't know" always differs."""
+    """Return whether the answers without and with passages differ.
+
+    If the answer without passages (`closed_answer`) says that the LLM does not know, they always differ.
+    """
     return RULES_ARBITER.abstains(closed_answer) or not answers_agree(closed_answer, open_answer)
 
 
 def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:
-    """Label a question by whether the answers without and with passages agree."""
+    """Label a question as known if the answers without and with passages agree, otherwise as unknown."""
     return KnowledgeLabel.UNKNOWN if answers_differ(closed_answer, open_answer) else KnowledgeLabel.KNOWN
 
 
 def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str, Any]) -> KnowledgeLabel | None:
-    """Label a question by a person's feedback; None if the feedback says nothing about the LLM's own knowledge.
+    """Label a question by the feedback of a user.
 
-    A rating refers to the answer that was sent. If that one was given with passages, the rating is informative only if
-    the closed-book answer is known, too.
+    A rating refers to the answer that was sent. If that answer used passages, the rating says something about the LLM's
+    own knowledge only if the answer without passages exists, too.
 
     Args:
         rating: "up" or "down".
-        correction: The right answer, if the person gave it.
-        answers: The answers that are known (`closed` without passages, `opened` with passages), and whether passages
-            were used (`retrieved`).
+        correction: The right answer, if the user gave it.
+        answers: The answers that exist (`closed` without passages, `opened` with passages), and whether the answer that
+            was sent used passages (`retrieved`).
+
+    Returns:
+        The label, or None if the feedback does not show whether the LLM knows the answer.
     """
     closed_answer, open_answer = answers.get("closed"), answers.get("opened")
     if correction and closed_answer is not None:
@@ -57,16 +63,16 @@ def label_by_feedback(rating: str, correction: str | None, answers: Mapping[str,
 
 @dataclass
 class HistoryLabeler:
-    """Adds labels to the history, for the LLM and prompts of a pipeline. Does nothing without a history."""
+    """Adds labels for the LLM and prompts of a pipeline to the history. Without a history, it does nothing."""
 
     rag: AdaptiveRAG
     history: TrafficLog | None = None
 
     def add(self, question: str, label: KnowledgeLabel, source: LabelSource) -> Future[bool] | None:
-        """Queue a label and return at once.
+        """Queue a label for storing, and return at once. Errors are logged.
 
         Returns:
-            A future that becomes true when the label is stored durably; None if there is no history.
+            A future that becomes true when the label is stored, or None if there is no history or an error occurred.
         """
         if self.history is None:
             return None

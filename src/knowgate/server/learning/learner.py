@@ -1,4 +1,4 @@
-"""Learns from traffic: samples requests for audits, labels the history, and takes feedback."""
+"""Learns from requests: samples them for audits, adds labels to the history, and processes feedback."""
 
 from __future__ import annotations
 
@@ -37,13 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrafficLearner:
-    """Observes requests and their responses.
+    """Observes requests and their responses, and learns from them.
 
     Attributes:
-        auditor: Runs the audits.
-        labeler: Adds labels to the history.
+        auditor: Runs audits of sampled requests.
+        labeler: Adds labels to the history of questions.
         recent: Recent decisions, which the dashboard shows with their answers.
-        audit_share: Share of requests to audit.
+        audit_share: Share of requests that are sampled for audits.
+        random: Random numbers for sampling.
     """
 
     auditor: Auditor
@@ -53,16 +54,21 @@ class TrafficLearner:
     random: random.Random = field(default_factory=random.SystemRandom)
 
     async def close(self) -> None:
+        """Cancel pending audits, and write pending labels."""
         await self.auditor.close()
         if self.labeler.history is not None:
             await asyncio.to_thread(self.labeler.history.close)
 
     def observe(self, response: Response, trace: RequestTrace) -> None:
-        """Observe a request whose response is about to be sent."""
+        """Observe a request whose response is about to be sent.
+
+        Requests without a decision and failed requests are ignored. If the answer is needed for an audit, a label or the
+        dashboard, it is captured while it is sent.
+        """
         if trace.decision is None or trace.question is None or response.status_code != 200:
             return
         if trace.client_request is not None and trace.client_request.body.get("echo"):
-            return  # the text of the completion contains its prompt
+            return  # with `echo`, the answer contains the prompt, so it cannot be compared
         self.auditor.poll()
         arm = self.auditor.experiment.arms.get(trace.arm)
         if arm is not None and not trace.decision.rule:
@@ -72,17 +78,27 @@ class TrafficLearner:
             capture_answer(response, lambda text: self._handle_answer(trace, text, sampled_arm))
 
     def _samples(self, trace: RequestTrace) -> bool:
-        """Decide by chance alone whether to audit; anything else, such as the cost, would bias the mean."""
+        """Return whether to audit a request, which is decided at random.
+
+        The choice must not depend on the answer or its cost, because that would bias the measured loss. Requests are not
+        audited if a rule or a fallback decided, or if the auditor has no capacity.
+        """
         assert trace.decision is not None
         is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
         return is_gate_decision and self.auditor.has_capacity and self.random.random() < self.audit_share
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
-        """Process a response that has been sent, with its text (None if it broke off)."""
+        """Process the answer of a response that has been sent.
+
+        Args:
+            trace: Trace of the request.
+            text: Text of the answer. Nothing happens if the answer is incomplete (None).
+            sampled_arm: Arm for which the request is audited, or None if it is not audited.
+        """
         if text is None or trace.decision is None or trace.client_request is None or trace.question is None:
             return
         if trace.passages:
-            # If the arbiter sent the draft, the answer with passages is in its choice.
+            # An arbiter may have sent the draft instead, so the answer with passages is taken from its choice.
             closed_answer, open_answer = _get_full_draft(trace), text if trace.choice is None else trace.choice.open
         else:
             closed_answer, open_answer = text, None
@@ -98,7 +114,7 @@ class TrafficLearner:
             )
 
     async def learn_from_feedback(self, feedback: FeedbackRequest, rating: str, decision: Mapping[str, Any]) -> bool:
-        """Add feedback on a decision to the history; return whether it was stored as a label."""
+        """Label the question of a decision by feedback on it, and return whether a label was stored."""
         self.recent.update(feedback.id, {"rating": rating})
         question = decision.get("question")
         if self.labeler.history is None or not isinstance(question, str):
@@ -109,7 +125,7 @@ class TrafficLearner:
         return stored is not None and await asyncio.wrap_future(stored)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was learnt, for GET /v1/learning and the dashboard."""
+        """Return the results of learning, for GET /v1/learning and the dashboard."""
         experiment, history = self.auditor.experiment, self.labeler.history
         return {
             "arms": {name: self._arm_to_json(arm) for name, arm in experiment.arms.items()},
@@ -121,12 +137,16 @@ class TrafficLearner:
         }
 
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
+        """Return the results of one arm, as in `ArmReport`."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
         return {"gate": arm.rag.gate.name, "threshold": arm.threshold, "audits": audits, **arm.monitor.to_json()}
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
-    """Return the closed-book answer, unless only its beginning was generated as a draft."""
+    """Return the draft (the answer without passages) of a request, or None if only its beginning was generated.
+
+    A draft may be incomplete if the request is streamed, or if a short draft was requested separately.
+    """
     draft, request = trace.draft, trace.client_request
     may_be_partial = request is not None and (bool(request.body.get("stream")) or request.path != CHAT_PATH)
     return draft.text if draft is not None and (draft.finished or not may_be_partial) else None
@@ -135,12 +155,18 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
 async def record_feedback(
     feedback: FeedbackRequest, decisions: DecisionLog, recent: RecentDecisions, learner: TrafficLearner | None
 ) -> FeedbackResponse:
-    """Answer POST /v1/feedback: store the feedback durably, and learn from it."""
+    """Answer POST /v1/feedback: store the feedback, and learn from it.
+
+    A correction without a rating counts as the rating "down".
+
+    Raises:
+        ApiError: 400 if there is neither a rating nor a correction, 404 if the decision does not exist.
+    """
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
-        raise ApiError(400, "give a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
+        raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
     if not await decisions.add_feedback(feedback.id, rating, feedback.comment):
-        raise ApiError(404, f"there is no decision '{feedback.id[:80]}'.", "no_decision")
+        raise ApiError(404, f"the decision log has no decision '{feedback.id[:80]}'.", "no_decision")
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
         audits = learner.auditor.store
@@ -163,7 +189,14 @@ def build_learner(
     decisions: DecisionLog | None,
     recent: RecentDecisions,
 ) -> TrafficLearner | None:
-    """Build the learner, and set the experiment of the gate service; None if no option asks for learning."""
+    """Build the learner, and set the experiment of the gate service.
+
+    Returns:
+        The learner, or None if no option enables audits, an A/B test, shadow or canary mode, or the history.
+
+    Raises:
+        BadSetting: The options contradict each other, or the second gate does not work.
+    """
     _check_options(options)
     if not (options.audit or options.gate_b or options.shadow or options.canary is not None or settings.log):
         return None
@@ -187,34 +220,51 @@ def build_learner(
 
 
 def _check_options(options: ServeOptions) -> None:
-    """Reject combinations of options that contradict or miss each other."""
+    """Raise an error if an option needs another one that is not set, or if two options contradict each other."""
     if options.audit and options.decisions is None:
-        raise BadSetting("`audit` needs `decisions`: the results must survive a restart.")
+        raise BadSetting(
+            "`audit` needs `decisions`, where the results of audits are stored. Set `decisions` to a file."
+        )
     if options.audit_compare == "llm" and options.upstream is None:
-        raise BadSetting("audit_compare='llm' needs `upstream`, whose LLM compares the answers.")
+        raise BadSetting(
+            "audit_compare='llm' needs `upstream`, whose LLM compares the answers. Set `upstream`, or use 'words'."
+        )
     if options.max_loss is not None and not options.audit:
-        raise BadSetting("`max_loss` needs `audit`: only audits measure what skipping loses.")
+        raise BadSetting(
+            "`max_loss` needs `audit`, because only audits measure the loss. Set `audit`, for example to 0.05."
+        )
     if options.shadow and options.canary is not None:
-        raise BadSetting("`shadow` and `canary` are mutually exclusive; use one.")
+        raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
     if options.threshold_b is not None and options.gate_b is None:
-        raise BadSetting("`threshold_b` needs `gate_b`.")
+        raise BadSetting(
+            "`threshold_b` needs `gate_b`, the gate whose threshold it is. Set `gate_b`, or remove `threshold_b`."
+        )
 
 
 def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag: AdaptiveRAG) -> AdaptiveRAG:
-    """Build the pipeline of the second gate of an A/B test, and check that it works."""
+    """Build the pipeline with the second gate of an A/B test.
+
+    Raises:
+        BadSetting: The gate is calibrated for another LLM or index, or does not work with the option `way`.
+    """
     gate = load_gate(str(options.gate_b), plug_in=settings.plug_in)
     second_rag = rag.replace(gate=gate, threshold=options.threshold_b)
     if staleness := describe_staleness(second_rag):
-        raise BadSetting(f"`gate_b` cannot be used: {staleness}.")
+        raise BadSetting(f"gate_b='{gate.name}' cannot be used: {staleness.rstrip('.')}.")
     if options.way == "question" and not second_rag.bound_gate.request.is_empty:
         raise BadSetting(
-            f"gate_b='{gate.name}' reads a draft: set `way` to draft or race, or use a gate that reads none."
+            f"way='question' does not work with gate_b='{gate.name}', which reads a draft. "
+            "Set `way` to draft or race, or use a gate that reads only the question."
         )
     return second_rag
 
 
 def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
-    """Build an arm whose alarm uses `max_loss`, or else the loss that the gate guarantees."""
+    """Build an arm of the A/B test.
+
+    Its alarm compares the measured loss with `max_loss`, or else with the loss that the gate guarantees. If there is
+    neither, a warning says that there is no alarm.
+    """
     guaranteed_loss = options.max_loss
     guarantee = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
     if (
@@ -225,12 +275,15 @@ def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> Experiment
     ):
         guaranteed_loss = float(guarantee["epsilon"])
     if guaranteed_loss is None and options.audit:
-        log.warning("Gate %s guarantees no loss, so there is no alarm. Set `max_loss` for one.", rag.gate.name)
+        log.warning(
+            "Gate %s has no guarantee about lost answers, so there is no alarm. Set `max_loss` to get one.",
+            rag.gate.name,
+        )
     return ExperimentArm(name, rag, LossMonitor(guaranteed_loss, 1 - options.confidence), _compute_scope(rag))
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:
-    """Hash everything that the loss depends on: gate, threshold, k, index, LLM and prompts."""
+    """Return a hash of everything that the loss depends on: gate, threshold, k, index, LLM and prompts."""
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
     threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
     index = rag.retriever.fingerprint if rag.retriever else ""

@@ -1,6 +1,6 @@
-"""Prometheus metrics of requests and of learning from traffic, combined over all workers of a server.
+"""Prometheus metrics of requests, and of audits and A/B tests, combined over all workers of a server.
 
-Label values are bounded (routes, statuses, gates) and never contain text of a question.
+The labels have few different values (routes, statuses, gates), and never contain the text of a question.
 """
 
 from __future__ import annotations
@@ -21,36 +21,50 @@ DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 
 
 class ServerMetrics:
-    """Metrics of one server, in a registry of their own, so that a process can run several servers."""
+    """Metrics of one server.
+
+    They are in a registry of their own, so that several servers can run in one process, as in tests.
+
+    Args:
+        breakers: Circuit breakers whose states are reported.
+    """
 
     def __init__(self, breakers: list[CircuitBreaker]):
         self.registry = CollectorRegistry()
         self.breakers = breakers
         self.requests = self._counter("requests", "Requests by route and status.", ["route", "status"])
         labels = ["decision", "reason", "gate", "way"]
-        self.decisions = self._counter("decisions", "Decisions by gate and reason.", labels)
-        self.degraded = self._counter("degraded", "Requests answered without a failed component.", ["part"])
+        self.decisions = self._counter(
+            "decisions", "Decisions to retrieve or skip, by reason, gate and way of answering.", labels
+        )
+        self.degraded = self._counter(
+            "degraded", "Requests that were answered although a component failed, by component.", ["part"]
+        )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
         self.duration = self._histogram(
-            "request_duration_seconds", "Time to the response; for streams, to its first byte.", ["route"]
+            "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
         )
-        self.stages = self._histogram("stage_duration_seconds", "Time of each stage of a request.", ["stage"])
+        self.stages = self._histogram(
+            "stage_duration_seconds", "Seconds that each stage of a request takes.", ["stage"]
+        )
         self.open_breakers = Gauge(
             "knowgate_breaker_open",
-            "1 while the circuit breaker of a component is not closed.",
+            "1 while the circuit breaker of a component is open or half-open, otherwise 0.",
             ["part"],
             registry=self.registry,
             multiprocess_mode="livemax",
         )
 
     def _counter(self, name: str, description: str, labels: list[str]) -> Counter:
+        """Create a counter in the registry of this server."""
         return Counter(f"knowgate_{name}_total", description, labels, registry=self.registry)
 
     def _histogram(self, name: str, description: str, labels: list[str]) -> Histogram:
+        """Create a histogram of durations in the registry of this server."""
         return Histogram(f"knowgate_{name}", description, labels, buckets=DURATION_BUCKETS, registry=self.registry)
 
     def add_request(self, route: str, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Count a request that was answered with this HTTP status after so many seconds."""
+        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one."""
         self.requests.labels(route, str(status)).inc()
         self.duration.labels(route).observe(seconds)
         for stage, milliseconds in trace.milliseconds.items():
@@ -64,13 +78,17 @@ class ServerMetrics:
             self.passages.inc(len(trace.passages))
 
     def format(self, learner: TrafficLearner | None) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in the text format of Prometheus.
+
+        Args:
+            learner: Component that runs audits and A/B tests, whose metrics are included if there is one.
+        """
         for breaker in self.breakers:
             self.open_breakers.labels(breaker.name).set(breaker.state != "closed")
         return self._format_requests() + (b"" if learner is None else _format_learning(learner))
 
     def _format_requests(self) -> bytes:
-        """Format the metrics of requests, of all workers if there are several."""
+        """Format the metrics of requests. If there are several workers, their metrics are combined."""
         if not _has_several_workers():
             return generate_latest(self.registry)
         registry = CollectorRegistry()
@@ -78,40 +96,49 @@ class ServerMetrics:
         return generate_latest(registry)
 
     def close(self) -> None:
-        """Remove the gauges of this worker; its counters stay."""
+        """Remove the gauges of this worker when it ends. Its counters still count."""
         if _has_several_workers():
             mark_process_dead(os.getpid())  # type: ignore[no-untyped-call]
 
 
 def _has_several_workers() -> bool:
-    """Whether several workers share their metrics; prometheus_client checks the same variable."""
+    """Return whether several workers share their metrics. `prometheus_client` checks the same variable."""
     return "PROMETHEUS_MULTIPROC_DIR" in os.environ
 
 
 def _format_learning(learner: TrafficLearner) -> bytes:
-    """Format the metrics of learning from traffic."""
+    """Format the metrics of audits and A/B tests."""
     registry = CollectorRegistry()
     registry.register(LearningCollector(learner))
     return generate_latest(registry)
 
 
 class LearningCollector(Collector):
-    """Reads the metrics of a TrafficLearner at the moment they are requested."""
+    """Prometheus collector that reads the current metrics of a `TrafficLearner` when they are requested."""
 
     def __init__(self, learner: TrafficLearner):
         self.learner = learner
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
-        """Yield the current loss, alarm, drift and audit counts of each arm."""
+        """Yield the current loss, alarm, drift and number of audits of each arm of the A/B test."""
         auditor = self.learner.auditor
         monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
         gauges: dict[str, tuple[str, dict[str, float | None]]] = {
-            "loss": ("Share of answers that skipping loses.", {k: m.loss.mean for k, m in monitors.items()}),
-            "loss_low": ("Its lower bound, valid at all times.", {k: m.loss.low for k, m in monitors.items()}),
-            "loss_high": ("Its upper bound, valid at all times.", {k: m.loss.high for k, m in monitors.items()}),
-            "loss_promised": ("The guaranteed loss.", {k: m.guaranteed_loss for k, m in monitors.items()}),
-            "alarm": ("1 while the alarm is on.", {k: float(bool(m.alarm)) for k, m in monitors.items()}),
-            "far": ("Share of questions unlike the training data.", {k: m.far.mean for k, m in monitors.items()}),
+            "loss": ("Share of answers that skipping retrieval loses.", {k: m.loss.mean for k, m in monitors.items()}),
+            "loss_low": ("Lower confidence bound of knowgate_loss.", {k: m.loss.low for k, m in monitors.items()}),
+            "loss_high": ("Upper confidence bound of knowgate_loss.", {k: m.loss.high for k, m in monitors.items()}),
+            "loss_promised": (
+                "Maximum loss that the gate guarantees.",
+                {k: m.guaranteed_loss for k, m in monitors.items()},
+            ),
+            "alarm": (
+                "1 while the loss exceeds the maximum, otherwise 0.",
+                {k: float(bool(m.alarm)) for k, m in monitors.items()},
+            ),
+            "far": (
+                "Share of questions that are unlike the training data.",
+                {k: m.far.mean for k, m in monitors.items()},
+            ),
         }
         yield from (_make_gauge(name, description, values) for name, (description, values) in gauges.items())
         audits = CounterMetricFamily("knowgate_audits", "Audits by result.", labels=["arm", "result"])
@@ -121,7 +148,7 @@ class LearningCollector(Collector):
 
 
 def _make_gauge(name: str, description: str, values: Mapping[str, float | None]) -> GaugeMetricFamily:
-    """Make a gauge with one value for each arm."""
+    """Make a gauge with one value for each arm. Arms without a value (None) are left out."""
     gauge = GaugeMetricFamily(f"knowgate_{name}", description, labels=["arm"])
     for arm, value in values.items():
         if value is not None:

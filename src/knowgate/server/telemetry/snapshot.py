@@ -1,7 +1,7 @@
-"""Statistics since the server started: counts, needs, timings and savings, combined over all server processes.
+"""Statistics for the dashboard since the server started, combined over all server processes.
 
-Savings are net: what the skipped requests would have spent on passages, minus the cost of drafts that were discarded.
-The cost of passages is the mean over the requests that got some, so savings are unknown before the first of them.
+Savings are estimated. A request that skips retrieval saves the mean cost of passages of the requests that got some. The
+cost of drafts that were discarded is subtracted. Before the first request with passages, the savings are unknown.
 """
 
 from __future__ import annotations
@@ -26,24 +26,37 @@ from knowgate.server.telemetry.trace import RequestTrace
 
 log = logging.getLogger(__name__)
 
-NEED_BINS = 20
+NEED_BINS = 20  # bins of the histogram of the need for retrieval, from 0 to 1
 MINUTES_SHOWN = 60
 MINUTE_SECONDS = 60.0
 MAX_STAGE_TIMES = 200  # timings stored for each stage
 RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
-SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"  # set by the parent of the workers
+# Environment variables that the parent process sets for the workers.
+SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
-WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a silent worker of another server is considered gone
+WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
 MAX_SNAPSHOT_AGE_SECONDS = 86_400.0
 UPSERT_SNAPSHOT = (
     "INSERT INTO figures VALUES (?, ?, ?, ?) "
     "ON CONFLICT (worker) DO UPDATE SET at = excluded.at, record = excluded.record"
 )
+# Workers of the same server count even after they have ended, other servers only while they write.
 SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
 
 class DecisionTotals(BaseModel):
-    """Sums over the requests that were decided, for one experiment arm or for all requests."""
+    """Sums over all requests with a decision, or over those of one arm of an A/B test.
+
+    Attributes:
+        decided: Number of decisions.
+        retrieved: Number of decisions to retrieve.
+        degraded: Number of requests during which a component failed.
+        with_passages: Number of requests that got passages.
+        search_seconds: Time that the searches for these passages took.
+        passage_tokens: Estimated number of tokens of these passages.
+        draft_seconds: Time that discarded drafts took.
+        draft_tokens: Number of tokens of discarded drafts.
+    """
 
     decided: int = 0
     retrieved: int = 0
@@ -51,10 +64,11 @@ class DecisionTotals(BaseModel):
     with_passages: int = 0
     search_seconds: float = 0.0
     passage_tokens: float = 0.0
-    draft_seconds: float = 0.0  # of drafts that were discarded
+    draft_seconds: float = 0.0
     draft_tokens: float = 0.0
 
     def add_request(self, trace: RequestTrace, passage_tokens: float) -> None:
+        """Add a request with a decision. `passage_tokens` is the number of tokens of its passages."""
         assert trace.decision is not None
         self.decided += 1
         self.retrieved += trace.decision.retrieve
@@ -68,19 +82,24 @@ class DecisionTotals(BaseModel):
             self.draft_seconds += trace.milliseconds.get("draft", trace.milliseconds.get("read", 0.0)) / 1000
 
     def merge(self, other: DecisionTotals) -> None:
+        """Add the sums of another process."""
         for name, value in other:
             setattr(self, name, getattr(self, name) + value)
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return counts, and what skipping saved: searches, tokens, seconds and money (None: unknown or unpriced)."""
+        """Return the counts, and how much skipping retrieval saved.
+
+        `saved` has the numbers of searches and tokens, the time in seconds, and the money. Values that are not known yet
+        are None. So is the money if the options contain no prices.
+        """
         skipped = self.decided - self.retrieved
         saved: dict[str, float | None] = {"retrievals": skipped, "tokens": None, "seconds": None, "money": None}
         if self.with_passages:
-            unread_tokens = skipped * self.passage_tokens / self.with_passages
-            saved["tokens"] = unread_tokens - self.draft_tokens
+            skipped_tokens = skipped * self.passage_tokens / self.with_passages
+            saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
             if options.price_retrieval or options.price_input_token or options.price_output_token:
-                money = skipped * options.price_retrieval + unread_tokens * options.price_input_token
+                money = skipped * options.price_retrieval + skipped_tokens * options.price_input_token
                 saved["money"] = money - self.draft_tokens * options.price_output_token
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded}
         return {**counts, "skipped": skipped, "saved": saved}
@@ -91,12 +110,12 @@ class MetricsSnapshot(BaseModel):
 
     Attributes:
         since: When the server started, in seconds since 1970.
-        requests: Number of requests by class of status, such as "2xx".
-        totals: Sums by experiment arm; "" for all requests.
-        retrieved_needs: Histogram of the needs of retrieved questions.
-        skipped_needs: Histogram of the needs of skipped questions.
-        minutes: Numbers of retrieved and skipped questions by minute since 1970.
-        times: The last timings of each stage, in milliseconds.
+        requests: Number of requests by class of HTTP status, such as "2xx".
+        totals: Sums by arm of the A/B test. The key "" is for all requests.
+        retrieved_needs: Histogram of the need for retrieval, for questions that retrieved.
+        skipped_needs: Histogram of the need for retrieval, for questions that skipped it.
+        minutes: Numbers of questions that retrieved and that skipped retrieval, by minute since 1970.
+        times: The latest durations of each stage of a request, in milliseconds.
     """
 
     since: float = Field(default_factory=time.time)
@@ -108,7 +127,7 @@ class MetricsSnapshot(BaseModel):
     times: dict[str, deque[float]] = Field(default_factory=dict)
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
-        """Count a request that was answered with this HTTP status after so many seconds."""
+        """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one."""
         self.requests[f"{status // 100}xx"] += 1
         if trace.decision is None:
             return
@@ -118,6 +137,7 @@ class MetricsSnapshot(BaseModel):
         if not trace.decision.rule and not trace.degraded:
             needs = self.retrieved_needs if trace.decision.retrieve else self.skipped_needs
             needs[min(NEED_BINS - 1, int(trace.decision.need * NEED_BINS))] += 1
+        # The first number of a minute counts retrieved questions, the second one skipped questions.
         self.minutes.setdefault(int(time.time() / MINUTE_SECONDS), [0, 0])[not trace.decision.retrieve] += 1
         if len(self.minutes) > MINUTES_SHOWN:
             del self.minutes[min(self.minutes)]
@@ -125,13 +145,19 @@ class MetricsSnapshot(BaseModel):
             self.times.setdefault(stage, deque(maxlen=MAX_STAGE_TIMES)).append(milliseconds)
 
     def combine(self, serialized: Sequence[str]) -> MetricsSnapshot:
-        """Return the sum of these statistics and of the serialized ones of other processes."""
+        """Return these statistics combined with those of other processes.
+
+        Args:
+            serialized: Statistics of other processes, as JSON. Those that cannot be read are skipped with a warning.
+        """
         combined = self.model_copy(deep=True)
         for text in serialized:
             try:
                 combined._merge(MetricsSnapshot.model_validate_json(text))
             except ValueError as error:
-                log.warning("The statistics of another worker are ignored because they cannot be read: %s", error)
+                log.warning(
+                    "The statistics of another server process are ignored, because they cannot be read: %s", error
+                )
         return combined
 
     def _merge(self, other: MetricsSnapshot) -> None:
@@ -148,7 +174,7 @@ class MetricsSnapshot(BaseModel):
             self.times[stage] = deque([*self.times.get(stage, ()), *times])
 
     def to_json(self, options: ServeOptions) -> dict[str, Any]:
-        """Return the statistics for the dashboard."""
+        """Return the statistics as JSON for the dashboard. The list of minutes covers the last hour."""
         now = int(time.time() / MINUTE_SECONDS)
         return {
             "since": self.since,
@@ -161,24 +187,26 @@ class MetricsSnapshot(BaseModel):
 
 
 def _add_lists(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    """Add two lists of the same length element by element."""
     return [a + b for a, b in zip(first, second, strict=True)]
 
 
 def _compute_percentiles(milliseconds: Iterable[float]) -> dict[str, float]:
-    """Return the number of timings and their median, 95th and 99th percentile."""
+    """Return the number of durations, and their median, 95th and 99th percentile."""
     ordered = sorted(milliseconds)
     indices = {percent: min(len(ordered) - 1, len(ordered) * percent // 100) for percent in (50, 95, 99)}
     return {"n": len(ordered), **{f"p{percent}": round(ordered[index], 3) for percent, index in indices.items()}}
 
 
 class SnapshotExchange:
-    """Shares the statistics of this process with other server processes, through a table.
+    """Exchanges statistics between server processes, through a table.
 
-    The table is in the decision log, so that several machines can share it. Without a decision log, the workers of one
-    server use a temporary file, named by an environment variable. Failures are logged and otherwise ignored.
+    The table is in the decision log, which can be shared by several machines. Without a decision log, the workers of one
+    server use a temporary file, which is named by an environment variable. If there is no such file either, nothing is
+    exchanged. Errors are logged and otherwise ignored.
 
     Args:
-        serialize: Returns the statistics of this process.
+        serialize: Function that returns the statistics of this process as JSON.
         decisions: The decision log, if there is one.
     """
 
@@ -193,34 +221,34 @@ class SnapshotExchange:
         self._write_task: asyncio.Task[None] | None = None
 
     def schedule_write(self) -> None:
-        """Write the statistics within a second."""
+        """Schedule that the statistics are written within a second."""
         now = asyncio.get_running_loop().time()
         if self._log is not None and (self._timer is None or self._timer.when() > now + WRITE_DELAY_SECONDS):
             self._set_timer(WRITE_DELAY_SECONDS)
 
     def _set_timer(self, seconds: float) -> None:
-        """Schedule the next write, in place of one that is already scheduled."""
+        """Schedule the next write. It replaces a write that is already scheduled."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start_write)
 
     def _start_write(self) -> None:
-        """Write in the background, and schedule the next heartbeat."""
+        """Write the statistics in the background, and schedule the next write, which shows that this process lives."""
         self._write_task = asyncio.get_running_loop().create_task(self._write())
         self._timer = None
         self._set_timer(HEARTBEAT_SECONDS)
 
     async def _write(self) -> None:
-        """Write the statistics of this process, and delete those of processes that are long gone."""
+        """Write the statistics of this process, and delete those of processes that ended more than a day ago."""
         now = time.time()
         row = [self._worker_id, self._server_id, now, self._serialize()]
         deletion = ("DELETE FROM figures WHERE at < ?", [now - MAX_SNAPSHOT_AGE_SECONDS])
         if self._log is not None:
-            with suppress(ApiError):  # already logged
+            with suppress(ApiError):  # the decision log has already logged the error
                 await self._log.execute((UPSERT_SNAPSHOT, row), deletion)
 
     async def read_others(self) -> list[str]:
-        """Return the serialized statistics of the other live server processes; none if they cannot be read."""
+        """Return the statistics of other server processes as JSON, or an empty list if they cannot be read."""
         if self._log is None:
             return []
         values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
@@ -231,7 +259,7 @@ class SnapshotExchange:
         return [str(row[0]) for row in rows]
 
     async def close(self) -> None:
-        """Write the final statistics."""
+        """Write the final statistics, and close the temporary file, if there is one."""
         if self._timer is not None:
             self._timer.cancel()
             await self._write()

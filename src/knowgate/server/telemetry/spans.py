@@ -1,4 +1,4 @@
-"""OpenTelemetry spans: one for each request, with child spans for gate, retrieval and generation.
+"""Exports OpenTelemetry spans: one for each request, with child spans for gate, retrieval and generation.
 
 Names and attributes follow the gen_ai semantic conventions (in development:
 https://github.com/open-telemetry/semantic-conventions-genai). The spans are created when a request has ended, from the
@@ -24,7 +24,11 @@ NANOSECONDS = 1_000_000_000
 
 
 def create_tracer_provider() -> TracerProvider:
-    """Create a provider that exports spans over OTLP."""
+    """Create an OpenTelemetry tracer provider that exports spans over OTLP.
+
+    Raises:
+        MissingExtra: The packages of the extra `otel` are not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -39,7 +43,7 @@ def create_tracer_provider() -> TracerProvider:
 
 
 class RequestSpans:
-    """Exports the traces of requests as spans.
+    """Exports the traces of requests as OpenTelemetry spans.
 
     Args:
         provider: OpenTelemetry's tracer provider.
@@ -52,7 +56,10 @@ class RequestSpans:
         self._includes_questions = includes_questions
 
     def export(self, method: str, route: str, status: int, trace: RequestTrace, headers: Mapping[str, str]) -> None:
-        """Export a request that has just ended. A `traceparent` in its headers becomes the parent span."""
+        """Export a request that has just ended, with one child span for each stage.
+
+        If the headers of the request contain a `traceparent`, the span becomes a child of that span.
+        """
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
 
@@ -79,7 +86,7 @@ class RequestSpans:
         request_span.end(end)
 
     def _describe_stage(self, stage: StageTiming, trace: RequestTrace) -> dict[str, Any]:
-        """Return the attributes of a stage."""
+        """Return the OpenTelemetry attributes of a stage of a request."""
         if stage.name in GENERATION_STAGES:
             model = {"gen_ai.request.model": trace.model_name} if trace.model_name else {}
             return {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", **model}
@@ -97,14 +104,14 @@ class RequestSpans:
 
 
 def _name_span(stage: StageTiming, trace: RequestTrace) -> str:
-    """Name the span of a stage after the gen_ai conventions."""
+    """Return the name of the span of a stage, according to the gen_ai conventions."""
     if stage.name in GENERATION_STAGES:
         return f"chat {trace.model_name}".strip()
     return "retrieval" if stage.name == "retrieve" else f"knowgate {stage.name}"
 
 
 def _describe_decision(trace: RequestTrace) -> dict[str, Any]:
-    """Return the attributes of a request and its decision."""
+    """Return the OpenTelemetry attributes of a request and, if there is one, of its decision."""
     attributes = {"knowgate.id": trace.id, "knowgate.way": trace.way, "knowgate.degraded": trace.degraded}
     if trace.decision is None:
         return attributes

@@ -1,4 +1,4 @@
-"""What happened to one request: decision, passages, failures and timings, as JSON and as response headers."""
+"""Trace of one request: its decision, passages, failures and timings, as JSON and as response headers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ MAX_HEADER_CHARS = 300
 
 
 def _create_request_id() -> str:
+    """Return a new random id for a request."""
     return f"kg-{secrets.token_hex(12)}"
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request as the client sent it. `path` is its path at the upstream."""
+    """A request as the client sent it. `path` is its API path without /v1."""
 
     body: Mapping[str, Any]
     headers: Headers
@@ -32,7 +33,7 @@ class ClientRequest:
 
 
 class StageTiming(NamedTuple):
-    """A stage of a request. `start` is a time of `time.perf_counter`."""
+    """Timing of one stage of a request, such as "gate" or "retrieve". `start` is a value of `time.perf_counter`."""
 
     name: str
     start: float
@@ -44,21 +45,25 @@ class RequestTrace:
     """Collects what happens to one request while it is processed.
 
     Attributes:
-        way: How the request is answered: "in-process", "draft", "race", "question" or "pass-through".
+        way: How the request is answered: "in-process" (by a model in this process), "draft", "race" or "question" (by
+            the upstream, see the option `way`), or "pass-through" (forwarded without a decision).
         id: Identifier of the request and of its decision.
-        decision: The decision of the gate, if one was made.
-        passages: Passages that the LLM was given.
-        degraded: Components that failed or were bypassed, such as "gate" or "retriever".
-        ungated_reason: Why no decision was made.
-        question: The question that was decided on. Never part of the JSON.
-        arm: Arm of the experiment that decided.
-        mode: Why the decision was not followed: "shadow", "canary" or "alarm".
-        client_request: The original request, for audits.
-        draft: The closed-book answer that the gate read.
-        choice: What the arbiter chose.
-        arbitration_gap: Why the arbiter was not used although there is a draft.
-        model_name: The LLM that answers.
-        ignored_fields: Request fields that have no effect on a model in this process.
+        decision: The decision whether to retrieve, if one was made.
+        passages: Passages that were inserted into the prompt.
+        degraded: Components that failed or were not used, such as "gate" or "retriever".
+        ungated_reason: Reason why no decision was made.
+        question: The question that was decided on. It is never part of the JSON.
+        arm: Arm of the A/B test whose gate decided.
+        mode: Why the server retrieves regardless of the gate: "shadow", "canary", "alarm", or "" if it does not.
+        client_request: The original request, which audits send again.
+        draft: The answer without passages that the gate read.
+        choice: Choice of the arbiter between the answers with and without passages.
+        arbitration_gap: Reason why the arbiter was not used although there is a draft.
+        model_name: Name of the LLM that answers.
+        ignored_fields: Request fields that a model in this process ignores.
+        milliseconds: Duration of each stage.
+        stages: Timings of the stages, in the order in which they ran.
+        start: When the request started, as a value of `time.perf_counter`.
     """
 
     way: str = "pass-through"
@@ -82,7 +87,7 @@ class RequestTrace:
 
     @contextmanager
     def measure(self, stage: str) -> Iterator[None]:
-        """Measure the time of the body as a stage of the request."""
+        """Measure how long the body of the `with` statement takes, and add it as a stage of the request."""
         start = time.perf_counter()
         try:
             yield
@@ -90,10 +95,16 @@ class RequestTrace:
             self.add_time(stage, time.perf_counter() - start, start)
 
     def add_time(self, stage: str, seconds: float, start: float | None = None) -> None:
-        """Add the time of a stage. Without `start`, it began when the previous stage ended."""
+        """Add the duration of a stage.
+
+        Args:
+            stage: Name of the stage. If it is the same as that of the previous stage, that stage is extended.
+            seconds: Duration of the stage.
+            start: When the stage started. Default: when the previous stage ended.
+        """
         last = self.stages[-1] if self.stages else StageTiming("", self.start, 0.0)
         start = last.start + last.seconds if start is None else start
-        if last.name == stage:  # the stage continues, for example with reading the body of a response
+        if last.name == stage:  # for example, first the headers and then the body of a response
             self.stages[-1] = StageTiming(stage, last.start, start + seconds - last.start)
         else:
             self.stages.append(StageTiming(stage, start, seconds))
@@ -117,7 +128,7 @@ class RequestTrace:
         }
 
     def _choice_json(self) -> dict[str, Any]:
-        """Return the arbiter's choice, or why there was none."""
+        """Return the choice of the arbiter, or the reason why the arbiter was not used, as fields of the JSON."""
         if self.choice is None:
             return {"unweighed": self.arbitration_gap} if self.arbitration_gap else {}
         source = "draft" if self.choice.is_closed_book else "passages"
@@ -125,7 +136,7 @@ class RequestTrace:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The same information as `to_json`, in short, as response headers."""
+        """The most important fields of `to_json` as response headers. Empty values are left out."""
         values = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated_reason}
         values |= {"arm": self.arm, "mode": self.mode}
         if self.decision is not None:
@@ -142,7 +153,10 @@ class RequestTrace:
 
 
 def _to_header_value(text: str) -> str:
-    """Shorten a text and replace everything that is not printable ASCII, which would allow header injection."""
+    """Shorten a text for a header, and replace characters other than printable ASCII by question marks.
+
+    Line breaks in a header would allow an attacker to inject other headers.
+    """
     text = text[:MAX_HEADER_CHARS]
     if text.isascii() and text.isprintable():
         return text

@@ -1,7 +1,7 @@
-"""HTTP client of the upstream, with timeouts and a circuit breaker.
+"""HTTP client that sends requests to the upstream, with timeouts and a circuit breaker.
 
-The URL comes from the settings only, and redirects are not followed. The API key is the one in the environment; if
-there is none and the clients of this server need no key, the client's own key is forwarded.
+The URL comes only from the settings, and redirects are not followed. The API key for the upstream comes from the
+environment. If there is none, and this server has no API keys of its own, the API key of the client is forwarded.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ MAX_CONNECTIONS = 256
 
 
 class UpstreamClient:
-    """Sends requests to the upstream. Connects at the first request, in the event loop that makes it.
+    """Sends requests to the upstream, over a pool of connections that is opened at the first request.
 
     Args:
-        url: URL of the upstream, up to /v1.
-        options: Timeouts, and whether this server has API keys of its own.
+        url: URL of the upstream, ending in /v1.
+        options: Options of the server, of which the timeouts and `keys` are used.
     """
 
     def __init__(self, url: str, options: ServeOptions):
@@ -47,11 +47,12 @@ class UpstreamClient:
         self._default_model: str | None = None
 
     async def close(self) -> None:
+        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 
     def _get_session(self) -> aiohttp.ClientSession:
-        """Return the HTTP session; open it at the first call."""
+        """Return the HTTP session, which is opened at the first call."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
@@ -68,17 +69,18 @@ class UpstreamClient:
 
         Args:
             method: HTTP method.
-            path: Path below the URL of the upstream.
+            path: API path, which is appended to the URL of the upstream.
             content: Request body.
-            headers: Headers of the client's request; some are forwarded.
+            headers: Headers of the client's request. Only some of them are forwarded.
             uses_breaker: Whether an open circuit breaker blocks the request.
 
         Raises:
-            ApiError: 503 while the breaker is open, 504 after the first-byte timeout, 502 if there is no connection.
+            ApiError: 503 while the circuit breaker is open, 504 if the response does not start in time, 502 if the
+                upstream cannot be reached.
         """
         if uses_breaker and not self.breaker.try_acquire():
             seconds = f"{max(1, round(self.breaker.seconds_until_probe))}"
-            message = f"the upstream failed repeatedly; try again in {seconds} seconds."
+            message = f"the upstream failed repeatedly, so no requests are sent to it. Try again in {seconds} seconds."
             raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
         try:
             async with asyncio.timeout(self._first_byte_timeout):
@@ -102,10 +104,10 @@ class UpstreamClient:
         return response
 
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
-        """Return the headers to send to the upstream, with the right API key."""
+        """Return the headers of a request to the upstream, with the API key of the environment or of the client."""
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
         headers["Content-Type"] = "application/json"
-        headers["Accept-Encoding"] = "identity"  # do not decompress and compress streams again
+        headers["Accept-Encoding"] = "identity"  # without compression, streams can be forwarded as they are
         key, _ = find_api_key()
         if key:
             headers["Authorization"] = f"Bearer {key}"
@@ -114,7 +116,7 @@ class UpstreamClient:
         return headers
 
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
-        """Return the upstream's models; an empty list if it does not list them."""
+        """Return the models that the upstream lists, or an empty list if it has no valid list of models."""
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         async with response:
             try:
@@ -124,13 +126,17 @@ class UpstreamClient:
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
     async def get_default_model(self, headers: Headers) -> str:
-        """Return the name of the first model that the upstream lists."""
+        """Return the name of the first model that the upstream lists. It is cached.
+
+        Raises:
+            ApiError: 404 if the upstream lists no models.
+        """
         if self._default_model is None:
             names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):
                 raise ApiError(
                     404,
-                    "the upstream lists no models. Name one in the request, or set `upstream_model` on the server.",
+                    "the upstream lists no models. Set the field `model` of the request, or `upstream_model` on the server.",
                     "model_not_found",
                 )
             self._default_model = names[0]
@@ -140,7 +146,7 @@ class UpstreamClient:
 def _find_proxy(url: str) -> dict[str, Any]:
     """Return the proxy settings of the environment for a URL, as arguments of `aiohttp.ClientSession`.
 
-    aiohttp's own `trust_env` would start two threads for each request, which costs more than the rest of it.
+    The option `trust_env` of aiohttp does the same, but it starts two threads for each request, which is slow.
     """
     parts = urlsplit(url)
     proxy_url = getproxies().get(parts.scheme)
@@ -152,13 +158,15 @@ def _find_proxy(url: str) -> dict[str, Any]:
 
 
 def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of the upstream's response that are forwarded, and our own."""
+    """Return the headers of a response to the client: some of the upstream's response, and those in `added`."""
     forwarded = {name: response.headers[name] for name in FORWARDED_RESPONSE_HEADERS if name in response.headers}
     return {**forwarded, **added}
 
 
 def make_connection_error(error: BaseException) -> ApiError:
-    """Turn a connection error or timeout into a 502 or 504 response."""
+    """Convert a connection error to an error response with status 502, and a timeout to one with status 504."""
     if isinstance(error, TimeoutError) and not isinstance(error, ClientError):
-        return ApiError(504, "the upstream did not respond in time.", "upstream_timeout")
-    return ApiError(502, f"the upstream cannot be reached ({type(error).__name__}).", "upstream_unreachable")
+        return ApiError(504, "the upstream did not respond in time. Try again later.", "upstream_timeout")
+    return ApiError(
+        502, f"the server cannot reach the upstream ({type(error).__name__}). Try again later.", "upstream_unreachable"
+    )

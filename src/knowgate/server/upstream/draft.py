@@ -1,4 +1,7 @@
-"""Drafts: the upstream's closed-book answer to a request, read completely or as far as the gate needs it."""
+"""Drafts, which are answers of the upstream without passages.
+
+A gate reads a draft to decide whether to retrieve. A streamed draft is read only as far as the gate needs it.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +24,22 @@ from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.server.streaming import LineTooLong, parse_event_data, remove_logprobs, split_lines
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
-MIN_TOP_LOGPROBS = 2  # the margin between the two best tokens needs both
-STREAM_END_TIMEOUT = 2.0  # seconds between the end of an answer and the end of its stream
+MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
+STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
 
 @dataclass
 class UpstreamDraft:
-    """An answer of the upstream, complete or still streaming.
+    """An answer of the upstream that was read completely or, if it is streamed, in part.
 
     Attributes:
         response: The HTTP response.
-        completion: The answer so far; None if it could not be parsed.
+        completion: The part of the answer that has been read, or None if it could not be parsed.
         calls_tool: Whether the LLM called a tool.
         content: Body of a response that is not streamed.
         lines: Lines of a stream that have been read.
-        remaining_lines: Lines of a stream that are still to come; None for a response that is not streamed.
-        hides_logprobs: Whether log-probabilities must be removed, because the client did not ask for them.
+        remaining_lines: Lines of a stream that have not been read yet. None if the response is not streamed.
+        hides_logprobs: Whether log-probabilities must be removed, because the client did not request them.
         has_ended: Whether a streamed answer has ended.
     """
 
@@ -51,13 +54,16 @@ class UpstreamDraft:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the whole answer has arrived, so that it can be sent to the client later."""
+        """Whether the whole answer has been read, so that it can be compared with another answer and sent later."""
         if self.remaining_lines is None:
             return True
         return self.has_ended and self.completion is not None and self.completion.finished
 
     async def read_to_end(self) -> None:
-        """Read the lines after the end of a streamed answer, such as usage and [DONE]."""
+        """Read the rest of a stream whose answer has ended, such as the usage and the [DONE] event.
+
+        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false).
+        """
         assert self.remaining_lines is not None
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
@@ -66,11 +72,11 @@ class UpstreamDraft:
             self.has_ended = False
 
     def close(self) -> None:
-        """Close the connection without reading the rest."""
+        """Close the connection without reading the rest of the response."""
         self.response.close()
 
     def get_client_content(self) -> bytes:
-        """Return the body of a response that is not streamed as the client may see it."""
+        """Return the body of a response that is not streamed, without log-probabilities that must be hidden."""
         if not self.hides_logprobs:
             return self.content
         completion = json.loads(self.content)
@@ -79,7 +85,12 @@ class UpstreamDraft:
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
-    """Return the request, also asking for log-probabilities if the gate or arbiter needs them."""
+    """Return the body of the request for a draft.
+
+    Args:
+        request: Body of the client's request.
+        reader: Gate or arbiter that reads the draft. If it needs log-probabilities, they are requested, too.
+    """
     if Signal.LOGPROBS not in reader.needs:
         return request
     top = request.get("top_logprobs")
@@ -91,7 +102,7 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
-    """Read a response that is not streamed."""
+    """Read a draft from a response that is not streamed. Without a valid completion, only `content` is set."""
     async with response:
         content = await response.read()
     try:
@@ -105,19 +116,19 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
-    """Read a stream until it has so many tokens, or to its end."""
+    """Read a streamed draft until it has `count` tokens or ends."""
     return await _read_stream(response, lambda answer: _count_tokens(answer) >= count)
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
-    """Read a stream until the text so far is enough, or to its end."""
+    """Read a streamed draft until `is_enough` returns true for its text, or until it ends."""
     return await _read_stream(response, lambda answer: is_enough("".join(answer.texts)))
 
 
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
-    """Read a stream until it has enough, calls a tool, or ends."""
+    """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true."""
     remaining_lines = split_lines(response.content.iter_any())
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     async for line in remaining_lines:
@@ -144,7 +155,7 @@ async def _read_stream(
 
 
 def _count_tokens(answer: StreamedResponse) -> int:
-    """Count the tokens so far; without log-probabilities, the pieces of text."""
+    """Count the tokens of a streamed answer. Without log-probabilities, each piece of text counts as a token."""
     tokens = answer.logprobs.get("content")
     return len(tokens) if tokens is not None else sum(bool(text) for text in answer.texts)
 
@@ -164,7 +175,7 @@ CURRENT_DRAFT: ContextVar[Completion | None] = ContextVar("the upstream's answer
 
 @contextmanager
 def use_draft(draft: Completion | None) -> Iterator[None]:
-    """Make a draft available to the gates that decide inside the context."""
+    """Context manager in which `UpstreamDraftModel` returns this draft to gates that read the LLM."""
     token = CURRENT_DRAFT.set(draft)
     try:
         yield
@@ -173,11 +184,14 @@ def use_draft(draft: Completion | None) -> Iterator[None]:
 
 
 class UpstreamDraftModel(Backend):
-    """A model whose only reading is the draft of the current context (`use_draft`); it never calls the upstream.
+    """Stands for the LLM of the upstream in the pipeline of the gate.
+
+    Gates read signals from a model. This model returns the draft that the server has already requested (`use_draft`). It
+    never calls the upstream itself.
 
     Args:
-        url: URL of the upstream, for the fingerprint that fitted gates are checked against.
-        model: Name of the upstream's LLM, if it is fixed.
+        url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
+        model: Name of the upstream's LLM, if the settings name one.
     """
 
     offers = frozenset({Signal.DRAFT, Signal.LOGPROBS})
@@ -193,7 +207,7 @@ class UpstreamDraftModel(Backend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Equal to the fingerprint of the same LLM as `openai:MODEL@URL`, on which gates are fitted."""
+        """The fingerprint that the same LLM has as the model `openai:MODEL@URL`, with which gates are fitted."""
         if self._model is None:
             return "openai-unnamed"
         model = OpenAIModel(self._model, self._url)
@@ -203,10 +217,14 @@ class UpstreamDraftModel(Backend):
             model.close()
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the draft of the current context as the reading of every prompt."""
+        """Return the draft of the current context for every prompt.
+
+        Raises:
+            UnsupportedSignal: There is no draft, for example because the upstream did not return one.
+        """
         draft = CURRENT_DRAFT.get()
         if draft is None:
-            raise UnsupportedSignal("the upstream was not asked for a draft.")
+            raise UnsupportedSignal("there is no draft of the upstream that the gate could read.")
         return [Reading(draft=draft) for _ in prompts]
 
     def generate(
@@ -219,11 +237,17 @@ class UpstreamDraftModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return empty completions, so that follow-up questions are joined to earlier ones instead of rewritten."""
+        """Return empty completions.
+
+        The pipeline asks the LLM to rewrite follow-up questions. If it returns nothing, the pipeline joins a follow-up
+        question with the earlier ones instead, which needs no call to the upstream.
+        """
         return [[Completion("")] for _ in prompts]
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
         return [True for _ in prompts]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        raise UnsupportedSignal("an upstream gives no label logits.")
+        raise UnsupportedSignal(
+            "an upstream does not return the logits that this gate reads. Use another gate, or a local model."
+        )

@@ -1,7 +1,8 @@
-"""Answers chats with the upstream: decides, retrieves if necessary, and forwards the client's own request.
+"""Answers chats with the upstream: decides, retrieves if necessary, and forwards the request of the client.
 
-There are three modes. `question`: the gate reads only the question. `draft`: the upstream answers first, and if the
-gate trusts that answer, it is the response. `race`: like draft, but the search already runs during the draft.
+There are three modes. In mode `question`, the gate reads only the question. In mode `draft`, the upstream first answers
+without passages (the draft), and the gate reads this answer. If it decides to skip retrieval, the draft is the response.
+Mode `race` is like `draft`, but the search already runs while the draft is generated.
 """
 
 from __future__ import annotations
@@ -40,22 +41,24 @@ from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, r
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
-PARTIAL_DRAFT_REASON = "only the beginning of this stream was drafted; without streaming, both answers are compared"
-LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # how servers refuse to return log-probabilities
+PARTIAL_DRAFT_REASON = (
+    "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
+)
+LOGPROBS_REFUSAL_STATUSES = (400, 404, 422, 501)  # statuses with which servers refuse to return log-probabilities
 
 
 @dataclass
 class ForwardedRequest:
-    """A request on its way to the upstream.
+    """A request that is forwarded to the upstream.
 
     Attributes:
-        body: The client's request.
-        raw_body: The same as bytes, forwarded as they are if nothing changes.
+        body: Body of the client's request.
+        raw_body: The same body as bytes, which are forwarded if the body is not changed.
         headers: Headers of the client's request.
-        trace: What happens to the request.
+        trace: Trace of the request.
         deadline: Time of the event loop's clock at which the request must have ended.
-        changed_body: The body to forward, if it differs from the client's.
-        draft: The closed-book answer that the gate did not trust.
+        changed_body: The body to forward, if it differs from that of the client.
+        draft: The answer without passages, if the gate read it and decided to retrieve.
     """
 
     body: dict[str, Any]
@@ -68,10 +71,12 @@ class ForwardedRequest:
 
     @property
     def upstream_body(self) -> dict[str, Any]:
+        """The body to forward."""
         return self.body if self.changed_body is None else self.changed_body
 
     @property
     def content(self) -> bytes:
+        """The body to forward, as bytes."""
         return self.raw_body if self.changed_body is None else json.dumps(self.changed_body).encode()
 
     @property
@@ -80,7 +85,7 @@ class ForwardedRequest:
 
 
 class UpstreamForwarder:
-    """Answers requests with the upstream."""
+    """Answers requests with the upstream, with passages if the gate decides so."""
 
     def __init__(self, upstream: UpstreamClient, gate_service: GateService, options: ServeOptions):
         self.upstream = upstream
@@ -88,7 +93,7 @@ class UpstreamForwarder:
         self.options = options
 
     async def chat(self, request: ForwardedRequest) -> Response:
-        """Answer a chat request."""
+        """Answer a chat request. If it does not end with a plain question, it is forwarded without a decision."""
         messages = parse_request(ChatRequest, request.body).messages
         rag = self.gate_service.prepare(request.body, request.trace)
         await self.set_model(request)
@@ -99,7 +104,11 @@ class UpstreamForwarder:
         return await self._answer_question(request, rag, question)
 
     async def set_model(self, request: ForwardedRequest) -> None:
-        """Remove our own field from the request, and replace our model names by one of the upstream's."""
+        """Prepare a request for the upstream, and store the name of the LLM in the trace.
+
+        The field `knowgate` is removed. The model names knowgate and knowgate/GATE are replaced by a model of the
+        upstream.
+        """
         if "knowgate" in request.body:
             request.changed_body = {name: value for name, value in request.body.items() if name != "knowgate"}
         if is_knowgate_model(request.body.get("model")):
@@ -137,7 +146,12 @@ class UpstreamForwarder:
     async def _answer_with_draft(
         self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question
     ) -> Response | None:
-        """Ask for a draft and let the gate decide; return the response if it is the draft, None to retrieve."""
+        """Request a draft, and let the gate decide.
+
+        Returns:
+            The draft as response if the gate skips retrieval or the LLM called a tool, or the upstream's error. None if
+            passages must be retrieved.
+        """
         gate = rag.bound_gate
         draft = await self._request_answer(
             request, gate, "draft", lambda response: read_first_tokens(response, gate.request.draft_tokens)
@@ -165,7 +179,10 @@ class UpstreamForwarder:
     # --- the answer with passages -----------------------------------------------------------------
 
     async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Forward the request with its passages; if there is a complete draft, let the arbiter choose."""
+        """Answer the request with its passages, if there are any.
+
+        If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
+        """
         if not request.trace.passages:
             return await self.forward(request)
         request.changed_body = insert_passages(request.upstream_body, request.trace.passages, self.options.place)
@@ -179,7 +196,10 @@ class UpstreamForwarder:
     async def _answer_with_arbiter(
         self, request: ForwardedRequest, arbiter: Arbiter, question: Question, draft: UpstreamDraft
     ) -> Response:
-        """Answer with passages or with the draft. A stream is held back while the arbiter may still replace it."""
+        """Generate the answer with passages, and send this answer or the draft, as the arbiter chooses.
+
+        A streamed answer is held back until the arbiter accepts its beginning, or until it ends.
+        """
         answer = await self._request_answer(
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
         )
@@ -192,7 +212,10 @@ class UpstreamForwarder:
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
     ) -> UpstreamDraft:
-        """Return the draft or the answer with passages, as the arbiter chooses; the latter if it fails."""
+        """Return the draft or the answer with passages, as the arbiter chooses.
+
+        If the arbiter fails, or one of the answers cannot be compared, the answer with passages is returned.
+        """
         if draft.completion is None or answer.completion is None or answer.calls_tool:
             return answer
         pair = AnswerPair(question, draft.completion, answer.completion, trace.passages)
@@ -213,13 +236,19 @@ class UpstreamForwarder:
         stage: str,
         read_stream: Callable[[aiohttp.ClientResponse], Awaitable[UpstreamDraft]],
     ) -> UpstreamDraft | aiohttp.ClientResponse:
-        """Request an answer with the signals that a gate or arbiter reads; return the response itself if it failed.
+        """Request an answer from the upstream, with the signals that a gate or arbiter reads.
 
         Args:
             request: The client's request.
             reader: The gate or arbiter that reads the answer.
             stage: Name of the stage in the trace.
-            read_stream: Reads as much of a streamed answer as the reader needs.
+            read_stream: Function that reads as much of a streamed answer as the reader needs.
+
+        Returns:
+            The answer, or the HTTP response if its status is not 200.
+
+        Raises:
+            ApiError: The connection failed.
         """
         body = build_draft_request(request.upstream_body, reader)
         with request.trace.measure(stage):
@@ -238,7 +267,7 @@ class UpstreamForwarder:
         return answer
 
     async def forward(self, request: ForwardedRequest, path: str = CHAT_PATH) -> Response:
-        """Forward the request as it is now, and annotate the response."""
+        """Forward the request, and add the `knowgate` object to the response."""
         with request.trace.measure("answer"):
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or not response.content_type.startswith("text/event-stream"):
@@ -246,7 +275,7 @@ class UpstreamForwarder:
         return _send_stream(response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
-        """Forward a request that is not decided on; only the headers of the response are annotated."""
+        """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type.startswith("text/event-stream"):
@@ -257,7 +286,16 @@ class UpstreamForwarder:
 async def forward_response(
     response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
-    """Read a response that is not streamed and return it, successful ones with our annotation, errors unchanged."""
+    """Read a response of the upstream that is not streamed, and return it for the client.
+
+    Args:
+        response: The response of the upstream.
+        trace: Trace of the request, which is added to the headers.
+        annotates_body: Whether to add the `knowgate` object to the body of a successful response.
+
+    Raises:
+        ApiError: The connection failed.
+    """
     async with response:
         try:
             content = await response.read()
@@ -268,7 +306,7 @@ async def forward_response(
 
 
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add a field `knowgate` to a JSON object without changing its other bytes."""
+    """Add the field `knowgate` at the end of a JSON object. All other bytes stay the same."""
     text = content.strip()
     if not (text.startswith(b"{") and text.endswith(b"}")):
         return content
@@ -277,7 +315,7 @@ def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
 
 
 def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Send an answer that was read, completely or in part, to the client."""
+    """Return a draft as the response to the client. If it was read only in part, the rest is streamed."""
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is None:
         return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
@@ -289,7 +327,7 @@ def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
 def _send_stream(
     response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
 ) -> Response:
-    """Forward a streaming response to the client."""
+    """Return a streaming response of the upstream as the response to the client."""
     events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
@@ -301,7 +339,17 @@ async def forward_stream(
     first_lines: list[bytes],
     remaining_lines: AsyncGenerator[bytes, None],
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the upstream's stream event by event; closes the upstream's connection when the client stops reading."""
+    """Yield the events of a stream of the upstream.
+
+    The connection to the upstream is closed at the end, or when the client stops reading. If the upstream closes the
+    connection too early, the last event is an error.
+
+    Args:
+        response: The response of the upstream.
+        annotator: Adds the `knowgate` object to events. None leaves them unchanged.
+        first_lines: Lines of the stream that have already been read.
+        remaining_lines: The rest of the stream.
+    """
     event = b""
     try:
         async for line in chain_lines(first_lines, remaining_lines):
@@ -312,7 +360,9 @@ async def forward_stream(
         if event:
             yield event
     except (ClientError, OSError, LineTooLong):
-        error = ApiError(502, "the upstream closed the connection before the answer ended.", "upstream_broke_off")
+        error = ApiError(
+            502, "the upstream closed the connection before the answer was complete.", "upstream_broke_off"
+        )
         yield format_event(error.to_json())
     finally:
         await remaining_lines.aclose()
@@ -320,14 +370,17 @@ async def forward_stream(
 
 
 class BackgroundSearch:
-    """A search that runs in the background. It is reported in the trace of the request only if its result is used."""
+    """A search that runs in the background.
+
+    Its timings and failures are added to the trace of the request only if its passages are used.
+    """
 
     def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
         self._trace = RequestTrace()
         self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
 
     async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages, and add the timings and failures of the search to the request's trace."""
+        """Wait for the passages, and add the timings and failures of the search to the trace of the request."""
         try:
             return await self._task
         finally:
@@ -337,6 +390,7 @@ class BackgroundSearch:
             trace.stages += self._trace.stages
 
     def cancel(self) -> None:
+        """Cancel the search if it still runs."""
         self._task.cancel()
-        # Retrieve the exception, so that asyncio does not log it as never retrieved.
+        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -44,8 +44,10 @@ GOLD_LABEL_WEIGHT = 0.5  # weight of the grade in a soft label; the rest is the 
 class JudgeGateOptions(AnswerJudgeFitOptions):
     """Options of `fit("judge", ...)`."""
 
-    both: bool = Field(default=False, description="Learn from the open-book answers, too.")
-    teacher: str | None = Field(default=None, description="Folder of a fitted judge to distill from.")
+    both: bool = Field(default=False, description="Also learn from the answers with passages.")
+    teacher: str | None = Field(
+        default=None, description="Folder of a fitted judge whose predictions this one learns from (distillation)."
+    )
 
 
 @with_options(JudgeGateOptions)
@@ -226,11 +228,14 @@ def limit_answer_tokens(examples: Examples, tokens: int) -> int:
 
 
 def check_trainable_bits(options: AnswerJudgeFitOptions) -> None:
-    """Raise if weights of few bits cannot be trained or are not available here."""
+    """Raise BadSetting if `bits` is set but quantized weights cannot be used here."""
     if not options.bits:
         return
     if options.full or is_encoder_spec(options.base or ""):
-        raise BadSetting(f"bits={options.bits} is only for LoRA on a causal base: quantized weights cannot be trained.")
+        raise BadSetting(
+            f"bits={options.bits} only works with LoRA on a causal base model, because quantized weights cannot be "
+            "trained. Leave `bits` out."
+        )
     from knowgate.models.hf.loader import check_bits
 
     check_bits(options.bits)
@@ -241,24 +246,25 @@ def check_judge_answers(examples: Examples, tokens: int, both: bool = False) -> 
     texts = draft_texts(examples.readings)
     if tokens and not any(text.strip() for text in texts):
         raise BadInput(
-            "every closed-book answer is empty, so there is nothing to judge. Label with more tokens, or judge the "
-            "question alone: tokens=0"
+            "every answer from memory is empty, so there is nothing to judge. Label with a larger `max_tokens`, or "
+            "judge the question alone with tokens=0."
         )
     if tokens and all(RULES_ARBITER.abstains(text) for text in texts):
         raise BadInput(
-            f"every closed-book answer abstains ('{texts[0][:60]}'), so there is nothing to judge. Label with prompts "
-            "that make the LLM guess, or judge the question alone: tokens=0"
+            f"every answer from memory declines to answer ('{texts[0][:60]}'), so there is nothing to judge. Label "
+            "with prompts that make the LLM guess, or judge the question alone with tokens=0."
         )
     if both and not any(row.open is not None and row.open.correct is not None for row in examples.rows):
         raise BadInput(
-            "both=True learns from graded open-book answers, and no row has one. Label with passages, or leave it out."
+            "both=True needs graded answers with passages, but no question has one. Label with passages, or leave the "
+            "option out."
         )
 
 
 def describe_cost(
     fitted: FittedJudge[Any], encode: Callable[[AnswerJudge, Sequence[int]], list[LabelPromptTokens]], n_rows: int
 ) -> str:
-    """Describe the mean number of judge tokens per question, on a sample of the rows."""
+    """Describe how many tokens the judge reads per question on average, measured on a sample of the questions."""
     indices = list(range(0, n_rows, max(1, n_rows // COST_SAMPLE_SIZE)))
     mean = sum(len(prompt.ids) for prompt in encode(fitted.judge, indices)) / len(indices)
     times = f", read {len(fitted.members)} times" if len(fitted.members) > 1 else ""
@@ -270,7 +276,7 @@ def describe_cost(
 
 @dataclass(frozen=True)
 class SoftLabels:
-    """The probability that each answer is right, as the judge learns it, and notes for the card."""
+    """The labels that a judge learns: the probability that each answer is right, and notes for the model card."""
 
     shares: FloatArray
     notes: list[str]
@@ -308,5 +314,6 @@ def _check_teacher(folder: str, gate: FittedGate) -> None:
         )
     if missing := gate.needs - {Signal.DRAFT}:
         raise BadSetting(
-            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge, or ik."
+            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge or ik "
+            "gate."
         )

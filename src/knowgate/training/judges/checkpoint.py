@@ -1,4 +1,7 @@
-"""Checkpoints of a training: weights, optimizer moments and progress, written atomically after each segment."""
+"""Checkpoints of a training: weights, optimizer state and progress, written atomically after each segment.
+
+A segment is a part of an epoch that ends with an evaluation on the dev split.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ def delete_checkpoint(out: Path) -> None:
 
 
 def load_training_state(work: Path, key: str) -> TrainingState:
-    """Load the progress of the training in a folder; a new state if there is none.
+    """Load the progress of an interrupted training; return a new state if there is none.
 
     Raises:
         BadSetting: The folder contains a training with other data or settings.
@@ -129,7 +132,10 @@ def load_training_state(work: Path, key: str) -> TrainingState:
 
 
 def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Save weights and moments after a segment. The state is written last: a killed run repeats the segment."""
+    """Save weights and optimizer state after a segment, and delete the previous checkpoint.
+
+    The progress file is written last, so a run that is killed while saving repeats the segment.
+    """
     from safetensors.torch import save_file
 
     with atomic_folder(_segment_folder(work, state.n_done)) as folder:
@@ -177,4 +183,4 @@ def _make_damage_error(work: Path, problem: str) -> ArtifactError:
 
 
 def _segment_folder(work: Path, number: int) -> Path:
-    return work / f"leg-{number}"
+    return work / f"leg-{number}"  # an old name of segments; unfinished trainings depend on it

@@ -33,7 +33,7 @@ ExampleFactory = Callable[[JudgeType, Sequence[int]], list[TrainingExample]]
 
 @dataclass(frozen=True)
 class EnsembleMember:
-    """One training: hyperparameters, and the indices of its training and dev rows."""
+    """One model of an ensemble: its hyperparameters, and the indices of its training and dev rows."""
 
     training: JudgeTrainingOptions
     train: tuple[int, ...]
@@ -41,7 +41,7 @@ class EnsembleMember:
 
     @property
     def seen(self) -> frozenset[int]:
-        """Rows that the training depends on."""
+        """Indices of all rows that this model was trained or tuned on."""
         return frozenset((*self.train, *self.dev))
 
 
@@ -60,7 +60,9 @@ def plan_ensemble(
     if folds and not 2 <= folds <= MAX_MEMBERS:
         raise BadSetting(f"folds={folds} is not allowed: use 2 to {MAX_MEMBERS}, or 0 for none.")
     if folds and seeds > 1:
-        raise BadSetting("`seeds` and `folds` are mutually exclusive: with folds every judge has its own seed already.")
+        raise BadSetting(
+            "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
+        )
     if not folds:
         rows = tuple(split.train.tolist()), tuple(split.dev.tolist())
         return [EnsembleMember(replace(training, seed=training.seed + number), *rows) for number in range(seeds)]
@@ -82,7 +84,10 @@ def assign_folds(texts: Sequence[str], folds: int, seed: int = 0) -> NDArray[np.
 def average_unseen_votes(
     votes: Sequence[FloatArray], members: Sequence[EnsembleMember], indices: Sequence[int]
 ) -> FloatArray:
-    """Average the votes of members that did not see a row; of all members if every one saw it."""
+    """Average for each row the predictions of the members that were not trained on it.
+
+    If all members were trained on a row, all of them are averaged.
+    """
     unseen: BoolArray = np.array([[index not in member.seen for index in indices] for member in members], dtype=bool)
     unseen |= ~unseen.any(axis=0)
     mean: FloatArray = np.average(np.array(votes), axis=0, weights=unseen)
@@ -113,7 +118,7 @@ class FittedJudge(Generic[JudgeType]):
         return frozenset().union(*(member.seen for member in self.members))
 
     def predict_known(self, prompts: Sequence[LabelPromptTokens], indices: Sequence[int]) -> FloatArray:
-        """Return P(known) of rows, by members that did not see them."""
+        """Return the probability that the LLM knows each answer, by members that were not trained on that row."""
         return average_unseen_votes(self.judge.predict_members(prompts), self.members, indices)
 
 
@@ -196,8 +201,8 @@ def _train_member(
     n_dropped = len(every_train) - len(train) + len(every_dev) - len(dev)
     if every_train and not train:
         raise BadInput(
-            f"there is no example to train on: all {len(every_train)} are longer than {max_tokens} tokens, the limit "
-            "of training. Shorten what the judge reads."
+            f"there is no example to train on, because all {len(every_train)} are longer than the limit of "
+            f"{max_tokens} tokens. Let the judge read fewer tokens or passages."
         )
     trained = train_judge(setup.model, train, dev, member.training, work, watch)
     return TrainedMember(trained, setup.model.fingerprint, n_dropped, setup.notes)

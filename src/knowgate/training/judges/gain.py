@@ -34,9 +34,9 @@ GAIN_PROMPTS = ("judge", "search")
 class GainOptions(AnswerJudgeFitOptions):
     """Options of `fit("gain", ...)`."""
 
-    tokens: Count = Field(default=64, description="Answer tokens it reads, at least 1.")
+    tokens: Count = Field(default=64, description="Maximum answer tokens that the judge reads, at least 1.")
     learning_rate: float | None = Field(
-        default=None, gt=0, description="Default: 7e-5; 1e-5 with `full`; 3e-5 for mpnet."
+        default=None, gt=0, description="Highest learning rate. Default: 7e-5, 1e-5 with `full`, 3e-5 for mpnet."
     )
 
 
@@ -91,8 +91,8 @@ def fit_gain(
 def _check_target(examples: Examples) -> None:
     if examples.target != "benefit":
         raise BadSetting(
-            f"gain is fitted on 'benefit', got target='{examples.target}': its need is what a search adds. Leave "
-            "`target` out, or fit a judge."
+            f"gain predicts whether retrieval helps, so it needs target='benefit', not target='{examples.target}'. "
+            "Leave `target` out, or fit the gate judge instead."
         )
 
 
@@ -116,7 +116,7 @@ class GainEncoder:
     def make_examples(self, judge: AnswerJudge, indices: Sequence[int]) -> list[TrainingExample]:
         """Make an example of each closed-book answer, and of each row with an open-book answer."""
         table = self.examples.table
-        opened = [index for index in indices if self.examples.rows[index].open is not None]
+        with_passages = [index for index in indices if self.examples.rows[index].open is not None]
         closed_book = zip(self.encode("judge", judge, indices), table.closed_right[list(indices)], strict=True)
-        open_book = zip(self.encode("search", judge, opened), table.always_right[opened], strict=True)
+        open_book = zip(self.encode("search", judge, with_passages), table.always_right[with_passages], strict=True)
         return [TrainingExample(prompt, (float(right),)) for prompt, right in (*closed_book, *open_book)]

@@ -101,14 +101,16 @@ def _check_gate(gate: FittedGate, out: Path) -> None:
     options, folder = gate.artifact.options, gate.artifact.path
     if gate.name not in JUDGE_PROMPTS or "base" not in options:
         raise BadSetting(
-            f"'{folder}' is a fitted {gate.name} gate without a judge of answers: use judge, gain or ik (lora)."
+            f"'{folder}' is a fitted {gate.name} gate without a judge of answers. Use a judge, gain or ik (lora) gate."
         )
     if options.get("pairs"):
-        raise BadSetting(f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run: use it as it is.")
+        raise BadSetting(
+            f"the judge in '{folder}' is a small encoder, which llama.cpp cannot run. Use the gate as it is."
+        )
     if options.get("gguf"):
-        raise BadSetting(f"the judge in '{folder}' is a GGUF file already: export the gate it was made from.")
+        raise BadSetting(f"the judge in '{folder}' is a GGUF file already. Export the original gate instead.")
     if out.exists() and out.resolve() == folder.resolve():
-        raise BadSetting(f"out='{out}' is the folder of the gate itself: give another folder.")
+        raise BadSetting(f"out='{out}' is the folder of the gate itself. Give another folder.")
     check_replaceable(out, GATE_MANIFEST, GATE_KIND)
 
 
@@ -190,7 +192,7 @@ def _update_card(gate: FittedGate, kind: GgufFormat) -> str:
 
 
 def _measure_deviation(folder: Path) -> float | None:
-    """Load the exported gate as `ask` will, and return its largest deviation; None without llama.cpp."""
+    """Return the largest change of a probability on the check questions; None if llama.cpp is not installed."""
     from knowgate.gates.judges import load_answer_judge
     from knowgate.gates.judges.causal_judge import LlamaJudge
 

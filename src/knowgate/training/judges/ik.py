@@ -31,12 +31,16 @@ IKMode = Literal["lora", "text"]
 class IKOptions(JudgeFitOptions):
     """Options of `fit("ik", ...)`."""
 
-    mode: IKMode = Field(default="lora", description="lora (fine-tuned judge) or text (head over embeddings).")
-    tokens: WholeNumber = Field(default=32, description="Draft tokens it reads, the paper's T (0, 32, 64, 128 there).")
-    rows: Count | None = Field(
-        default=None, description="Train on so many questions only (the paper: 5,000 or 20,000)."
+    mode: IKMode = Field(
+        default="lora", description="Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings)."
     )
-    accumulate: Count = Field(default=1, description="Portions a batch is run in, to save memory.")
+    tokens: WholeNumber = Field(
+        default=32, description="Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128)."
+    )
+    rows: Count | None = Field(
+        default=None, description="Maximum number of training questions (paper: 5,000 or 20,000). Default: all."
+    )
+    accumulate: Count = Field(default=1, description="Number of portions a batch is split into, to save memory.")
 
 
 @with_options(IKOptions)
@@ -48,7 +52,7 @@ def fit_ik(
     work: Path,
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
-    """Fine-tune a judge to say Yes where no retrieval is needed, or train a head over embeddings without an LLM."""
+    """Fine-tune a judge that says whether the LLM can answer from memory, or train a classifier of embeddings."""
     examples = limit_training_rows(examples, options.rows, seed)
     if options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
@@ -101,7 +105,7 @@ def fit_ik_text(examples: Examples, *, tokens: int = 32, embedder: str | Embedde
 
 
 def limit_training_rows(examples: Examples, rows: int | None, seed: int) -> Examples:
-    """Draw a number of training questions; the other splits stay as they are."""
+    """Draw `rows` training questions at random; the other splits stay as they are."""
     train = examples.split.train
     if rows is None or rows >= len(train):
         return examples
@@ -116,13 +120,13 @@ def _check_draft_length(examples: Examples, tokens: int) -> None:
     recorded = int(examples.settings.get("max_tokens", tokens))
     if recorded < tokens:
         raise BadSetting(
-            f"ik: the label runs have drafts of {recorded} tokens, got tokens={tokens}. Label again with "
+            f"ik: tokens={tokens} is longer than the drafts of the label runs ({recorded} tokens). Label again with "
             f"prompts='free' and max_tokens={tokens}, or use tokens={recorded}."
         )
 
 
 def _make_notes(examples: Examples, tokens: int) -> list[str]:
-    """Note another target than the paper's, and drafts that are so short that `tokens` has no effect."""
+    """Return notes for the card: if the target is not the paper's, and if most drafts are shorter than `tokens`."""
     notes = [] if examples.target == "known" else ["trained on 'benefit'; the paper's target is 'known'"]
     lengths = [len(row.closed.tokens) for row in examples.rows if row.closed and row.closed.tokens is not None]
     median = int(np.median(lengths)) if lengths else tokens

@@ -1,4 +1,7 @@
-"""Fit KBM: a judge that learns mastery and certainty, of bare questions and of questions with passages."""
+"""Fit KBM: a judge that predicts mastery and certainty of a question, alone or with passages.
+
+Mastery is the share of sampled answers that are right; certainty is how much the sampled answers agree.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +42,18 @@ NO_PASSAGES_NOTE = (
 class KBMOptions(JudgeFitOptions):
     """Options of `fit("kbm", ...)`."""
 
-    head: KBMHead = Field(default="mastery", description="What it decides by: mastery or certainty.")
-    tau: float | None = Field(
-        default=None, gt=0, le=1, description="Known from here on. Default: of .1 to 1, the best on the dev split."
+    head: KBMHead = Field(
+        default="mastery",
+        description="What the gate decides by: mastery (share of right samples) or certainty (agreement).",
     )
-    epochs: Count = Field(default=3, description="Passes over the examples.")
-    accumulate: Count = Field(default=1, description="Portions a batch of 4 is run in, to save memory.")
+    tau: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="Value from which a question counts as known. Default: best on the dev split.",
+    )
+    epochs: Count = Field(default=3, description="Passes over the training examples.")
+    accumulate: Count = Field(default=1, description="Number of portions a batch of 4 is split into, to save memory.")
 
 
 @with_options(KBMOptions)
@@ -120,7 +129,10 @@ def fit_kbm_judge(
 def _measure_verdict(
     examples: Examples, head: str, taus: Mapping[str, float], raw: Callable[[Sequence[int]], FloatArray]
 ) -> list[str]:
-    """Measure the judge's own True or False on the test split against its label."""
+    """Measure on the test split how often the judge's own verdict (True or False) matches the label.
+
+    Returns a note for the card; empty without test questions.
+    """
     test = examples.split.test.tolist()
     if not test:
         return []
@@ -157,12 +169,15 @@ def _make_example(judge: CausalJudge, text: str, answer: GradedAnswer, taus: Map
 
 
 def make_kbm_labels(answer: GradedAnswer, taus: Mapping[str, float]) -> tuple[bool, bool]:
-    """Return mastery and certainty as True or False; the known region [tau, 1] includes tau."""
+    """Return whether mastery and certainty of an answer reach their thresholds (taus)."""
     return (answer.mastery or 0.0) >= taus["mastery"], (answer.certainty or 0.0) >= taus["certainty"]
 
 
 def choose_tau(examples: Examples, head: str) -> float:
-    """Choose the tau that answers most dev questions right if questions at or above it skip retrieval."""
+    """Choose the threshold tau with the most right answers on the dev split.
+
+    Questions whose mastery or certainty is at least tau are answered without passages, the others with passages.
+    """
     rows = [examples.rows[index] for index in examples.split.dev]
     usable = [row for row in rows if row.open is not None and row.open.correct is not None]
     if not usable:
@@ -188,6 +203,6 @@ def _check_samples(examples: Examples) -> None:
     missing = sum(not _is_sampled(row.closed) for row in examples.rows)
     if missing:
         raise BadInput(
-            f"kbm learns mastery and certainty, which {missing} of {len(examples.rows)} rows do not have. Label with "
-            "samples=30."
+            f"kbm needs sampled answers, which {missing} of {len(examples.rows)} questions do not have. Label again "
+            "with samples=30."
         )

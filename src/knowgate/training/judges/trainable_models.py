@@ -52,7 +52,7 @@ class TrainingExample:
 
 
 def drop_long_examples(examples: Sequence[TrainingExample], max_tokens: int) -> list[TrainingExample]:
-    """Drop examples that are longer than a limit: the longest one determines the memory of a batch."""
+    """Drop examples with more than `max_tokens` tokens. The longest one determines the memory of a batch."""
     return [example for example in examples if len(example.prompt.ids) <= max_tokens]
 
 
@@ -82,7 +82,14 @@ class TrainableModel(Protocol):
 
 @dataclass
 class TrainableCausalModel:
-    """A causal model that predicts one of two labels; `columns` are the first tokens of the labels."""
+    """A causal model that is trained to answer with one of two labels, such as Yes and No.
+
+    Attributes:
+        base: The model to train.
+        columns: The first token of each label.
+        trained: The model with trainable weights; set by `prepare`.
+        whole_vocabulary: Whether the label competes with every token in the loss, or only with the other label.
+    """
 
     base: HFModel
     columns: Sequence[int]
@@ -119,6 +126,7 @@ class TrainableCausalModel:
     def compute_margins(self, examples: Sequence[TrainingExample]) -> list[float]:
         """Return the logit of the first label against the second at the last position of each example."""
         logits = self._compute_logits(examples, self.columns)
+        # Each example has one row of logits per target; this is the index of its last row.
         last = [sum(len(example.targets) for example in examples[: i + 1]) - 1 for i in range(len(examples))]
         return [float(margin) for margin in (logits[last, 0] - logits[last, 1]).tolist()]
 
@@ -190,7 +198,7 @@ class TrainableEncoder:
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
         """Return the parameters to optimize."""
         if not training.full:
-            raise BadSetting("an encoder is small, so all its weights are trained: use full=True.")
+            raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
         return list(self.encoder.model.parameters())
 
     def set_training(self, on: bool) -> None:

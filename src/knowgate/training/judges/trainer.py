@@ -71,7 +71,7 @@ def format_dev_evaluation(dev: DevEvaluation) -> str:
 
 @dataclass(frozen=True)
 class TrainedJudge:
-    """The files of the best segment, and the outcome of each segment."""
+    """A trained judge: the files of its best weights, and the losses of each segment of the training."""
 
     files: dict[str, bytes] = field(repr=False)
     folder: Path
@@ -106,7 +106,7 @@ def train_judge(
     The model is modified; load the judge from the returned files.
     """
     if not examples:
-        raise BadInput("there is no example to train on: all are longer than the token limit, or none was graded.")
+        raise BadInput("there is no example to train on: all are longer than the token limit, or none is graded.")
     state = checkpoint.load_training_state(work, _hash_training(model, examples, dev, training))
     if not state.is_finished(training.n_segments, training.patience):
         state = _TrainingRun(model, examples, dev, training, work, watch).run(state)
@@ -278,7 +278,7 @@ class _TrainingRun:
 
 
 def _free_memory(optimizer: Any) -> None:
-    """Free what an update that did not fit has left on the GPU."""
+    """Free the GPU memory that a failed update has left allocated."""
     import torch
 
     optimizer.zero_grad()
@@ -287,5 +287,6 @@ def _free_memory(optimizer: Any) -> None:
 
 
 def _cut(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    """Yield consecutive slices of at most `size` items."""
     for start in range(0, len(items), size):
         yield items[start : start + size]

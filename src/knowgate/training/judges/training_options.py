@@ -19,38 +19,51 @@ MAX_MEMBERS = 20
 Schedule = Literal["cosine", "one-cycle"]
 
 _MPNET = f"mpnet ({get_weights('mpnet').megabytes} MB to fetch)"
-ANY_BASE_HELP = f"small, {_MPNET} (no GPU needed), smollm, hf:NAME, gguf:FILE, encoder:DIR. Default: the LLM."
+ANY_BASE_HELP = (
+    f"Model to fine-tune: small or {_MPNET}, which need no GPU, smollm, hf:NAME, gguf:FILE or encoder:DIR. Default: "
+    "the LLM that was labeled."
+)
 
 
 class JudgeFitOptions(Options):
-    """Options of every fine-tuned judge."""
+    """Options of every fine-tuned judge (a model that predicts whether the LLM's answer is right)."""
 
     base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM that was labeled.")
     epochs: Count = Field(default=2, description="Passes over the examples.")
-    learning_rate: float | None = Field(default=None, gt=0, description="Default: 1e-4, and 1e-5 with `full`.")
-    full: bool = Field(default=False, description="Fine-tune all weights instead of LoRA.")
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="Highest learning rate. Default: 1e-4, or 1e-5 with `full`."
+    )
+    full: bool = Field(default=False, description="Fine-tune all weights instead of adding LoRA layers.")
 
 
 class EnsembleFitOptions(JudgeFitOptions):
-    """Options of judges that can be trained several times."""
+    """Options of judges that can be ensembles: several models whose predictions are averaged."""
 
-    seeds: int = Field(default=1, ge=1, le=MAX_MEMBERS, description="Judges to train and average.")
-    folds: WholeNumber = Field(default=0, description="Instead of `seeds`: judges that leave out a fold.")
+    seeds: int = Field(
+        default=1, ge=1, le=MAX_MEMBERS, description="Number of judges to train with different seeds and average."
+    )
+    folds: WholeNumber = Field(
+        default=0, description="Number of judges to train, each without one fold of the questions; excludes `seeds`."
+    )
 
 
 class AnswerJudgeFitOptions(EnsembleFitOptions):
     """Options of judges that read question and answer, causal models or small encoders."""
 
     base: str | None = Field(default=None, description=ANY_BASE_HELP)
-    tokens: WholeNumber = Field(default=64, description="Answer tokens it reads; 0: question alone.")
+    tokens: WholeNumber = Field(
+        default=64, description="Maximum answer tokens that the judge reads; 0 for the question alone."
+    )
     epochs: Count | None = Field(  # type: ignore[assignment]
-        default=None, description="Passes over the examples. Default: 2; of encoders 4."
+        default=None, description="Passes over the training examples. Default: 2, or 4 for encoders."
     )
     learning_rate: float | None = Field(
-        default=None, gt=0, description="Default: 1e-4; 1e-5 with `full`; 3e-5 for mpnet."
+        default=None, gt=0, description="Highest learning rate. Default: 1e-4, 1e-5 with `full`, 3e-5 for mpnet."
     )
-    batch: Count = Field(default=32, description="Examples per update.")
-    bits: Literal[0, 4, 8] = Field(default=0, description="4 or 8: of the base's weights (CUDA, LoRA).")
+    batch: Count = Field(default=32, description="Examples per training step.")
+    bits: Literal[0, 4, 8] = Field(
+        default=0, description="Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for all."
+    )
 
 
 @dataclass(frozen=True)
@@ -60,7 +73,7 @@ class JudgeTrainingOptions:
     Attributes:
         epochs: Passes over the examples.
         batch: Examples per update.
-        accumulate: Portions that a batch is run in, to save memory.
+        accumulate: Number of portions that a batch is split into, to save memory.
         rate: Peak learning rate; None for the default.
         max_tokens: Longer examples are left out.
         full: Train all weights instead of LoRA layers.
@@ -97,7 +110,9 @@ class JudgeTrainingOptions:
             if getattr(self, name) < 1:
                 raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
         if self.accumulate > self.batch:
-            raise BadSetting(f"training: accumulate={self.accumulate} is more than the batch of {self.batch} examples.")
+            raise BadSetting(
+                f"training: accumulate={self.accumulate} is larger than batch={self.batch}. Use at most the batch size."
+            )
         if self.rate is not None and not self.rate > 0:
             raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
         if self.patience < 0:
@@ -120,7 +135,10 @@ class JudgeTrainingOptions:
 
 
 def warm_cosine(update: int, updates: int) -> float:
-    """Return the share of the peak rate: linear over the first 2 % of the updates, then down along a cosine."""
+    """Return the learning rate of an update as a share of its peak.
+
+    It rises linearly over the first 2 % of the updates, then falls along a cosine.
+    """
     warm = max(1, round(WARM_UP_SHARE * updates))
     if update < warm:
         return (update + 1) / warm
@@ -128,7 +146,10 @@ def warm_cosine(update: int, updates: int) -> float:
 
 
 def one_cycle(update: int, updates: int) -> float:
-    """Return the share of the peak rate: up over 30 % of the updates, then down (Smith and Topin 2017)."""
+    """Return the learning rate of an update as a share of its peak (one-cycle, Smith and Topin 2017).
+
+    It rises over the first 30 % of the updates, then falls.
+    """
     top = max(1.0, RISE_SHARE * updates - 1)
     if update <= top:
         return _interpolate(START_SHARE, 1.0, update / top)
@@ -136,5 +157,5 @@ def one_cycle(update: int, updates: int) -> float:
 
 
 def _interpolate(start: float, end: float, progress: float) -> float:
-    """Interpolate along a cosine."""
+    """Interpolate from start to end along half a cosine; progress runs from 0 to 1."""
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * progress))
