@@ -61,7 +61,7 @@ def test_a_converted_folder_with_a_damaged_header_says_to_delete_it(call: Call, 
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
     outcome = call("ask", "who?", "--gate", "never", "--model", f"hf:{folder}")
     assert (outcome.code, outcome.out) == (1, "")
-    assert "Delete this folder: the model is converted again at the next start." in outcome.err
+    assert "Delete this folder. The model is then converted again at the next start." in outcome.err
 
 
 @pytest.mark.model

@@ -47,7 +47,7 @@ def test_other_numbers_of_bits_are_refused():
 @pytest.mark.parametrize("bits", [4, 8])
 def test_quantization_without_cuda_is_refused(bits, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(BadSetting, match=f"bits={bits} needs a GPU with CUDA, and there is none"):
+    with pytest.raises(BadSetting, match=f"bits={bits} needs a GPU with CUDA, but this machine has none"):
         check_bits(bits)
 
 

@@ -76,7 +76,7 @@ def test_top_p_and_top_k_are_sent_with_truncated_sampling():
 
 def test_top_k_on_a_server_without_it_is_an_error():
     model = connect(ChatServer(refuses=frozenset({"top_k", "min_p"})))
-    with pytest.raises(UnsupportedSignal, match="does not accept top_k"):
+    with pytest.raises(UnsupportedSignal, match="does not support top_k"):
         model.read(PROMPTS[:1], SignalRequest(samples=2, sampling=Sampling(top_k=50)))
 
 
@@ -242,7 +242,7 @@ def test_the_fingerprint_ignores_the_creation_time():
 def test_an_unknown_model_is_an_error_that_lists_the_known_ones():
     server = ChatServer()
     server.cards = [{"id": "m"}, {"id": "large"}]
-    with pytest.raises(ServerError, match=re.escape(f"{URL} has no model 'n'. It has: m, large.")):
+    with pytest.raises(ServerError, match=re.escape(f"{URL} has no model 'n'. Use one of its models: m, large.")):
         _ = connect(server, "n").offers
 
 
@@ -260,15 +260,15 @@ def test_a_400_contains_the_message_of_the_server():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda reply: [], "no choices"),
-        (lambda reply: {"object": "error"}, "no choices"),
-        (lambda reply: {"choices": []}, "no choices"),
-        (lambda reply: {"choices": [{"message": {"content": 3}}]}, "without text"),
-        (lambda reply: {"choices": [{"finish_reason": "stop"}]}, "without text"),
+        (lambda reply: [], "no field 'choices'"),
+        (lambda reply: {"object": "error"}, "no field 'choices'"),
+        (lambda reply: {"choices": []}, "no field 'choices'"),
+        (lambda reply: {"choices": [{"message": {"content": 3}}]}, "no answer text"),
+        (lambda reply: {"choices": [{"finish_reason": "stop"}]}, "no answer text"),
         (lambda reply: {"choices": [with_logprob(math.nan)]}, "NaN"),
         (lambda reply: {"choices": [with_logprob(-math.inf)]}, "-Infinity"),
         (lambda reply: {"choices": [with_logprob(0.5)]}, r"0\.5"),
-        (lambda reply: {"choices": [with_logprob(None)]}, "unknown form"),
+        (lambda reply: {"choices": [with_logprob(None)]}, "unknown format"),
     ],
 )
 def test_a_malformed_response_is_a_model_error(change, message):
@@ -290,7 +290,7 @@ def test_missing_logprobs_after_the_probe_are_an_error():
     model = connect(server)
     assert model.offers
     server.change = lambda reply: {"choices": [{"message": {"content": "a"}}]}
-    with pytest.raises(ModelError, match="left out the log-probabilities"):
+    with pytest.raises(ModelError, match="answer without log-probabilities"):
         model.read([Prompt("q")], SignalRequest(draft_tokens=2))
 
 

@@ -138,7 +138,7 @@ def test_a_label_run_checks_the_layers_before_it_starts(served):
 
 
 def test_states_of_samples_are_refused(served):
-    with pytest.raises(UnsupportedSignal, match="no hidden states of sampled answers"):
+    with pytest.raises(UnsupportedSignal, match="does not return hidden states of sampled answers"):
         served[0].read(PROMPTS, SignalRequest(samples=2, sample_layer=2))
 
 

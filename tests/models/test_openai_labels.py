@@ -255,9 +255,7 @@ def test_other_servers_are_refused_with_a_list_of_supported_ones(cards):
     ("maker", "path"), [("vllm", "/tokenize"), ("sglang", "/v1/tokenize"), ("sglang", "/generate")]
 )
 def test_a_hidden_endpoint_is_explained(maker, path):
-    with pytest.raises(
-        UnsupportedSignal, match=rf"{path} answered 404: no\. Labels and hidden states by token ids need"
-    ):
+    with pytest.raises(UnsupportedSignal, match=rf"{path} answered 404: no\. Reading labels or hidden states needs"):
         connect(aligned(maker, status={path: 404})).label_logits([PROMPT], LABELS)
 
 
@@ -314,36 +312,36 @@ CHOICE, META = ("choices", 0), ("meta_info",)
 @pytest.mark.parametrize(
     ("maker", "change", "message"),
     [
-        ("vllm", lambda reply: {"object": "error"}, "no choices"),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", value=None), "unknown form"),
+        ("vllm", lambda reply: {"object": "error"}, "no field 'choices'"),
+        ("vllm", edit(*CHOICE, "prompt_logprobs", value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", value=[None]), "of other tokens than those of the prompt"),
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"50": {"logprob": -1.0}}),
             "of other tokens than those of the prompt",
         ),
-        ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value=None), "unknown form"),
+        ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value=None), "unknown format"),
         ("vllm", edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": math.nan}}), "NaN"),
         (
             "vllm",
             edit(*CHOICE, "prompt_logprobs", FIRST, value={"900": {"logprob": -1.0}}),
             "of 1 tokens instead of 5",
         ),
-        ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown form"),
-        ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown form"),
+        ("vllm", edit(*CHOICE, "logprobs", value=None), "unknown format"),
+        ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"true": -1.0}]), "unknown format"),
         ("vllm", edit(*CHOICE, "logprobs", "top_logprobs", value=[{"token_id:900": -math.inf}]), "-Infinity"),
-        ("sglang", lambda reply: [], "unknown form"),
-        ("sglang", edit("meta_info", value={"id": "x"}), "unknown form"),
+        ("sglang", lambda reply: [], "unknown format"),
+        ("sglang", edit("meta_info", value={"id": "x"}), "unknown format"),
         (
             "sglang",
             edit(*META, "input_token_logprobs", 0, value=[None, 5, None]),
             "of other tokens than those of the prompt",
         ),
         ("sglang", edit(*META, "input_token_ids_logprobs", value=[None]), "of other tokens than those of the prompt"),
-        ("sglang", edit(*META, "input_token_ids_logprobs", 1, value=[[-1.0, TRUE, None]]), "unknown form"),
+        ("sglang", edit(*META, "input_token_ids_logprobs", 1, value=[[-1.0, TRUE, None]]), "unknown format"),
         ("sglang", edit(*META, "input_token_ids_logprobs", 1, 0, value=[math.nan, TRUE, None]), "NaN"),
-        ("sglang", edit(*META, "output_token_ids_logprobs", 0, 0, value=[None, TRUE, None]), "unknown form"),
-        ("sglang", edit(*META, "output_token_ids_logprobs", value=[]), "unknown form"),
+        ("sglang", edit(*META, "output_token_ids_logprobs", 0, 0, value=[None, TRUE, None]), "unknown format"),
+        ("sglang", edit(*META, "output_token_ids_logprobs", value=[]), "unknown format"),
     ],
 )
 def test_a_malformed_response_is_a_model_error(maker, change, message):

@@ -31,15 +31,15 @@ def test_a_model_takes_the_options_of_its_spec():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("layer=3", "after a server's URL. Give each of concurrency, layers, depth, storage at most once"),
+        ("layer=3", "after the server's URL. The options are concurrency, layers, depth, storage, each at most once"),
         ("layers=1&layers=2", "cannot parse the options"),
-        ("layers=", "layers of a server must be a whole number from 0 to 100,000, got ''"),
+        ("layers=", "the option 'layers' in the model spec must be a whole number from 0 to 100,000, got ''"),
         ("layers=1,x", "got 'x'"),
         ("layers=-1", "got '-1'"),
         ("layers=2,2", "names a layer twice"),
-        ("layers=30&depth=30", "depth=30 is too small for layer 30"),
-        ("storage=/tmp", "'storage' of a server needs the layers of its hidden states too"),
-        ("concurrency=0", "concurrency of a server must be a whole number from 1 to 1,024, got '0'"),
+        ("layers=30&depth=30", "depth=30 in the model spec is too small for layer 30"),
+        ("storage=/tmp", "the option 'storage' in the model spec needs the option 'layers' too"),
+        ("concurrency=0", "the option 'concurrency' in the model spec must be a whole number from 1 to 1,024, got '0'"),
         ("concurrency=1e3", "got '1e3'"),
     ],
 )

@@ -136,12 +136,13 @@ def test_a_gate_without_reference_states_is_rejected(folder, server, tmp_path):
 
 
 def test_a_gate_that_reads_unavailable_layers_is_rejected_when_bound(folder, server, tmp_path):
-    with pytest.raises(UnsupportedSignal, match="lists too few tokens for their entropies"):
+    with pytest.raises(UnsupportedSignal, match="returns too few log-probabilities per token to compute entropies"):
         bind_gate(load_gate(str(folder / "fusion")), connect(server, tmp_path), PROMPTS)
-    with pytest.raises(UnsupportedSignal, match="no hidden states of sampled answers"):
+    with pytest.raises(UnsupportedSignal, match="does not return hidden states of sampled answers"):
         bind_gate(load_gate(str(folder / "costly")), connect(server, tmp_path), PROMPTS)
     with pytest.raises(
-        UnsupportedSignal, match="'seakr' does not work with openai:m: this server gives no hidden states of sampled"
+        UnsupportedSignal,
+        match="'seakr' does not work with openai:m: this server does not return hidden states of sampled",
     ):
         bind_gate(load_gate("seakr"), connect(server, tmp_path), PROMPTS)
     assert server.ids == []

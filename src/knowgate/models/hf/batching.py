@@ -1,7 +1,8 @@
 """Run prompts in batches that fit the memory of the device.
 
-Prompts of similar length share a batch. A GPU may be shared with other programs, so a pass plans for part of the memory
-that is free when it starts, and PyTorch is kept from taking all of it. A batch that still runs out of memory is halved.
+Prompts of similar length share a batch. Other programs may use the same GPU. So batches are sized for only a part of the
+memory that is free at the start, and PyTorch is limited to a share of the GPU. If a batch still runs out of memory, it is
+split into halves.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 from knowgate.errors import DeviceError, OutOfMemory
 from knowgate.types import Result
 
-MAX_FREE_SHARE = 0.6  # of the free memory that a pass may take, including what PyTorch's allocator caches
-MAX_TOTAL_SHARE = 0.8  # of the GPU that this process may hold, however much is free
+MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
+MAX_TOTAL_SHARE = 0.8  # maximum share of the whole GPU that this process may hold
 # Share of the free memory that batches are planned for. Growing caches are copied, which can double their memory.
 PLANNED_SHARE = 0.25
-PLANNED_ANSWER_TOKENS = 64
+PLANNED_ANSWER_TOKENS = 64  # assumed length of an answer when memory is estimated
 # cuDNN and cuBLAS have no error of their own for lack of memory: they fail to plan, or to allocate a workspace.
 MEMORY_ERROR_MARKERS = (
     "out of memory",
@@ -47,13 +48,14 @@ BatchWork = Callable[[list[int]], list[Result]]  # takes the indices of a batch'
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How much one batch may hold.
+    """Maximum size of one batch.
 
     Args:
-        prompts: Number of prompts.
-        prompt_tokens: Number of prompt tokens, with padding.
-        rows: Number of answers generated in parallel.
-        row_tokens: Number of prompt tokens over all answers, if each answer copies the cache of its prompt.
+        prompts: Maximum number of prompts.
+        prompt_tokens: Maximum number of prompt tokens, including padding.
+        rows: Maximum number of answers generated in parallel.
+        row_tokens: Maximum number of prompt tokens summed over all answers. It matters if each answer has its own copy
+            of the prompt's keys and values; None if answers share them.
     """
 
     prompts: int
@@ -71,9 +73,9 @@ class GpuMemory:
     """Memory of a GPU in bytes.
 
     Args:
-        free: Free for everybody, or cached by this process but unused.
-        used: Used by this process.
-        total: Size of the memory.
+        free: Memory that no program uses, plus memory that PyTorch has reserved in this process but does not use.
+        used: Memory that the tensors of this process use.
+        total: Size of the GPU's memory.
     """
 
     free: int
@@ -82,18 +84,18 @@ class GpuMemory:
 
     @property
     def max_share(self) -> float:
-        """Share of the GPU that this process may hold during a pass; never less than it already uses."""
+        """Maximum share of the GPU that this process may hold; never less than it already uses."""
         used = self.used / self.total
         return max(used, min(MAX_TOTAL_SHARE, used + MAX_FREE_SHARE * self.free / self.total))
 
     @property
     def planned(self) -> float:
-        """Bytes to plan a pass for."""
+        """Number of bytes that batches should take at most."""
         return PLANNED_SHARE * self.free
 
 
 def read_gpu_memory(device: torch.device) -> GpuMemory:
-    """Measure the memory of a GPU."""
+    """Measure the free, used and total memory of a GPU."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
     return GpuMemory(free + torch.cuda.memory_reserved(device) - used, used, total)
@@ -119,7 +121,13 @@ def limit_gpu_memory(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Bytes that a model takes per prompt token, per prompt token of an answer, and per answer."""
+    """Estimated memory in bytes that a forward pass takes.
+
+    Args:
+        prompt_token: Bytes per token of a prompt.
+        row_token: Bytes per prompt token of each answer that has its own copy of the prompt's keys and values.
+        row: Bytes per answer, for its logits and its own tokens.
+    """
 
     prompt_token: int
     row_token: int
@@ -127,7 +135,7 @@ class MemoryCost:
 
 
 def estimate_memory_cost(model: Any) -> MemoryCost:
-    """Estimate the memory that a pass takes from the sizes in the model's configuration."""
+    """Estimate how much memory a forward pass takes, from the sizes in the model's configuration."""
     config = model.config.get_text_config()
     size = torch.empty(0, dtype=model.dtype).element_size()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
@@ -144,12 +152,12 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
 
 
 def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = False) -> BatchLimits:
-    """Return the batch limits of a device: fixed for the CPU, from the free memory for a GPU.
+    """Return the maximum batch size for a device. On a CPU it is fixed, on a GPU it depends on the free memory.
 
     Args:
         model: The transformers model.
-        device: Where it runs.
-        shared: Answers share the cache of their prompt, so they need no memory for copies of it.
+        device: The device that the model runs on.
+        shared: Whether all answers to a prompt share its keys and values, so that no memory is needed for copies.
     """
     if device.type != "cuda":
         return replace(CPU_LIMITS, row_tokens=None) if shared else CPU_LIMITS
@@ -177,8 +185,9 @@ def run_in_batches(
 
     Args:
         ids: Token ids of each prompt.
-        limits: Limits of a batch.
-        work: Function from the indices of a batch's prompts to their results.
+        limits: Maximum size of a batch.
+        work: Takes the indices of a batch's prompts and returns their results. It may be called again with half a batch
+            if memory runs out.
         rows: Number of answers generated per prompt.
         device: Where the model runs.
     """
@@ -190,7 +199,10 @@ def run_in_batches(
 
 
 def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -> Iterator[list[int]]:
-    """Yield batches of prompt indices, shortest prompts first; a prompt above the limits gets its own batch."""
+    """Yield batches of prompt indices, with the shortest prompts first.
+
+    A single prompt that exceeds the limits is put into a batch of its own.
+    """
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
         if batch and _exceeds(limits, len(batch) + 1, lengths[index], rows):
@@ -202,7 +214,10 @@ def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -
 
 
 def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
-    """Return whether this many prompts, padded to `length` tokens, exceed a limit."""
+    """Return whether a batch exceeds a limit if it has this many prompts, padded to `length` tokens.
+
+    `rows` is the number of answers per prompt.
+    """
     return (
         prompts > limits.prompts
         or prompts * length > limits.prompt_tokens
@@ -212,16 +227,16 @@ def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
 
 
 def run_single(work: Callable[[], Result]) -> Result:
-    """Run work on one prompt, with inference mode on and device errors translated.
+    """Run `work` on one prompt in PyTorch's inference mode, and translate GPU errors.
 
-    Inference mode belongs to a thread, so it is entered for each call and never held between two.
+    Inference mode applies to a thread, so it is entered for each call and not held between the steps of a stream.
     """
     with torch.inference_mode():
         return _run_halving([0], lambda _: [work()])[0]
 
 
 def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
-    """Run a batch; if memory runs out, run its halves instead."""
+    """Run a batch. If memory runs out, run its halves instead; raises OutOfMemory if one prompt is too much."""
     try:
         with translate_device_errors():
             return work(batch)
@@ -230,23 +245,23 @@ def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
             raise
         if len(batch) == 1:
             raise OutOfMemory(
-                "not enough GPU memory for a single question: end other programs that use the GPU, use a smaller "
-                f"model, or shorter or fewer passages. {RESUME_HINT}."
+                "there is not enough GPU memory for a single question. Stop other programs that use the GPU, use a "
+                f"smaller model, or use fewer or shorter passages. {RESUME_HINT}."
             ) from None
-    # Outside the except block, where the error no longer keeps tensors alive.
+    # This is outside the except block, because inside it the error would keep tensors alive.
     torch.cuda.empty_cache()
     middle = len(batch) // 2
     return _run_halving(batch[:middle], work) + _run_halving(batch[middle:], work)
 
 
 def is_memory_error(error: RuntimeError) -> bool:
-    """Return whether a smaller batch may avoid the error."""
+    """Return whether an error means that memory ran out, so that a smaller batch may succeed."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error) for word in MEMORY_ERROR_MARKERS)
 
 
 @contextlib.contextmanager
 def translate_device_errors() -> Iterator[None]:
-    """Raise DeviceError for a GPU that has failed; other errors, including lack of memory, pass unchanged."""
+    """Raise DeviceError if the GPU fails in the block. Other errors, including lack of memory, are not changed."""
     try:
         yield
     except RuntimeError as error:
@@ -254,6 +269,6 @@ def translate_device_errors() -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise DeviceError(
-            f"the GPU failed during a pass ({reason}), and this process cannot use it any more. {RESUME_HINT}; set "
-            "CUDA_VISIBLE_DEVICES= (empty) to use the CPU."
+            f"the GPU failed ({reason}), and this process can no longer use it. {RESUME_HINT}. To use the CPU instead, "
+            "set CUDA_VISIBLE_DEVICES= (empty)."
         ) from error

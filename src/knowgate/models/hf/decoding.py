@@ -1,7 +1,7 @@
-"""Generate tokens from one prefill: greedy drafts, samples, and continuations.
+"""Generate tokens with a transformers model: greedy drafts, samples, and continuations of drafts.
 
-The cache of a `DecodingBatch` holds the keys and values of every token fed so far, so drafting, sampling and a later
-continuation share the prefill. This module handles tensors only: no prompts and no text.
+Prefill is the forward pass over a whole prompt. A `DecodingBatch` keeps its keys and values, so drafts, samples and later
+continuations use the same prefill. This module works on token ids and tensors only, not on text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INITIAL_TOP_P_WIDTH = 256  # most probable tokens to try first; sorting a whole 
 
 @dataclass
 class DecodedRow:
-    """One answer while it is generated.
+    """One answer while it is being generated.
 
     Args:
         steps: Statistics of greedily chosen tokens; empty for sampled answers.
@@ -43,16 +43,17 @@ class DecodedRow:
 
 @dataclass
 class DecodingBatch:
-    """A batch of prompts during generation.
+    """A batch of prompts for which answers are being generated.
 
     Args:
         model: The transformers model.
-        cache: Keys and values of all tokens fed so far.
+        cache: Keys and values of all tokens that the model has read so far.
         mask: Attention mask (rows x tokens).
         logits: Logits of the next token; None while tokens are pending.
         hidden: Hidden states at the last token, by layer.
-        pending: Tokens that were chosen but not fed yet. A continuation feeds them; otherwise they cost nothing.
-        partial: The prefill, if it stopped below the upper layers.
+        pending: Tokens that were chosen but that the model has not read yet. It reads them only if more logits are
+            needed, which saves a forward pass at the end of an answer.
+        partial: The unfinished prefill, if only the lower layers have been run.
     """
 
     model: Any
@@ -67,7 +68,11 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token, after feeding pending tokens or finishing a partial pass."""
+        """Return the logits of the next token; first feeds pending tokens or finishes a partial prefill.
+
+        Args:
+            layers: Layers whose hidden states at fed tokens are stored in `hidden`.
+        """
         if self.pending is not None:
             tokens, self.pending = self.pending, None
             self._feed(tokens, layers)
@@ -78,7 +83,7 @@ class DecodingBatch:
         return self.logits
 
     def _feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> None:
-        """Feed one token per row, and store the logits and hidden states that follow."""
+        """Feed one token per row to the model, and store the resulting logits and hidden states."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self), 1)], dim=1)
         output = self.model(
             input_ids=tokens[:, None],
@@ -92,11 +97,11 @@ class DecodingBatch:
         self.hidden = {layer: output.hidden_states[layer][:, -1] for layer in layers}
 
     def append(self, tokens: torch.Tensor) -> None:
-        """Set the next token of every row; it is fed when logits are needed again."""
+        """Set the next token of every row. The model reads it when logits are needed again."""
         self.pending, self.logits = tokens, None
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop all other rows, in place."""
+        """Keep only the given rows of the batch and drop all others, in place."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.batch_select_indices(index)
         vars(self).update(vars(self._select(index, self.cache)))
@@ -111,7 +116,7 @@ class DecodingBatch:
         return self._select(index, cache)
 
     def _select(self, index: torch.Tensor, cache: Any) -> DecodingBatch:
-        """Return a batch of some rows, whose keys and values are in `cache`."""
+        """Return a batch of the rows in `index`, with `cache` as their keys and values."""
         return DecodingBatch(
             self.model,
             cache,
@@ -136,16 +141,17 @@ def prefill(
     *,
     states_only: bool = False,
 ) -> DecodingBatch:
-    """Run the model over prompts, up to the first answer token.
+    """Run the model over whole prompts, so that the first answer token can be chosen.
 
     Args:
         model: The transformers model.
         ids: Token ids of each prompt.
         pad_id: Token for padding on the left.
-        device: Where the model runs.
+        device: The device that the model runs on.
         layers: Layers whose hidden states at the last token are kept.
-        prefix_cache: Cache of shared prefixes.
-        states_only: Probably no tokens will be generated: stop at the highest of `layers`.
+        prefix_cache: Keys and values of prefixes that prompts share.
+        states_only: Run only the layers up to the highest of `layers`, because no tokens will be generated at first.
+            A later continuation runs the others.
     """
     computed, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     tokens, mask = pad_left([row[computed:] for row in ids], pad_id, device)
@@ -167,7 +173,10 @@ def prefill(
 def _prefill_lower_layers(
     model: Any, mask: torch.Tensor, layers: Sequence[int], inputs: dict[str, Any]
 ) -> DecodingBatch:
-    """Prefill up to the highest of `layers`, capturing the inputs of all of them."""
+    """Run the prefill only up to the highest of `layers`, and keep the hidden states at each of them.
+
+    The hidden state of a layer number is the input of the layer with that index, because number 0 is the embeddings.
+    """
     hidden: dict[int, torch.Tensor] = {}
 
     def capture_input(layer: int) -> Any:
@@ -204,12 +213,12 @@ def compute_positions(mask: torch.Tensor) -> torch.Tensor:
 def decode_greedily(
     batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> list[int]:
-    """Extend rows greedily up to `max_tokens` tokens in all.
+    """Extend answers greedily until they end or have `max_tokens` tokens.
 
     Args:
         batch: The decoding batch.
-        rows: Its rows, extended in place.
-        max_tokens: Limit of tokens per row, including those it has.
+        rows: The answers of the batch, extended in place.
+        max_tokens: Maximum number of tokens per answer, including those it already has.
         stop_ids: Tokens that end an answer.
         layers: Layers whose states at the last token are stored in `final_states`.
 
@@ -248,10 +257,10 @@ def iter_greedy_steps(
 
 @dataclass
 class FinalStates:
-    """The hidden states at the token that each row was fed last, by layer.
+    """Collects the hidden states at the last token that the model read of each answer, by layer.
 
-    If the next token ends the answer, they are the states of its last token. There is one block per layer for all rows:
-    with thousands of rows, slicing row by row takes longer than the pass itself.
+    If the next chosen token ends the answer, these are the states at the answer's last token. Each layer has one tensor
+    for all rows, because slicing thousands of rows one by one takes longer than the forward pass.
     """
 
     n_rows: int
@@ -267,7 +276,10 @@ class FinalStates:
             block[index] = state
 
     def finish(self, batch: DecodingBatch, rows: list[DecodedRow], active: list[int], layers: Sequence[int]) -> None:
-        """Feed the last token of rows that reached the limit, and set `final_states` of all rows."""
+        """Set `final_states` of all rows.
+
+        The last tokens of rows that reached the token limit are fed to the model first, which needs one more pass.
+        """
         if layers and active:
             batch.compute_logits(layers)
             self.store(batch, active)
@@ -276,7 +288,10 @@ class FinalStates:
 
 
 def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[int]) -> list[int]:
-    """Remove finished rows from the batch, unless all are finished: a batch is never empty. Returns the others."""
+    """Remove finished rows from the batch and return the indices of the unfinished ones.
+
+    If all rows are finished, the batch keeps them, because a batch must not be empty.
+    """
     unfinished = [index for index, i in enumerate(active) if not rows[i].finished]
     if unfinished and len(unfinished) < len(active):
         batch.keep(unfinished)
@@ -293,7 +308,7 @@ def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
 
 
 def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the fields of `TokenStep` for each row of logits, on the device."""
+    """Return tokens, log-probabilities, entropies and margins for rows of logits, as tensors on the device."""
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
     entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a forbidden token has p log p = 0 * -inf
@@ -317,8 +332,8 @@ def sample_rows(
 
     Args:
         batch: The decoding batch.
-        uniforms: Uniform numbers (rows x tokens). They make an answer independent of the rest of the batch.
-        sampling: Temperature and cut-offs.
+        uniforms: Uniform random numbers (rows x tokens). An answer depends only on its own numbers, not on the batch.
+        sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose states are stored in `final_states`.
         past_end: Store the states at the token that ended the answer, instead of at its last token.
@@ -346,7 +361,10 @@ def sample_rows(
 
 
 def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: Sampling) -> list[int]:
-    """Draw a token per row by inverse transform sampling: where the cumulative probability passes the number."""
+    """Draw one token per row by inverse transform sampling.
+
+    The token is the first one at which the cumulative probability exceeds the row's uniform number.
+    """
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=logits.device)[:, None]
     tokens, are_finite = draw_tokens_on_device(logits, numbers, sampling)
     if not bool(are_finite):
@@ -358,10 +376,10 @@ def draw_tokens(logits: torch.Tensor, uniforms: NDArray[np.float64], sampling: S
 def draw_tokens_on_device(
     logits: torch.Tensor, uniforms: torch.Tensor, sampling: Sampling
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one token per uniform number (rows x numbers) without waiting for the device.
+    """Draw one token per uniform number (rows x numbers) without making the host wait for the device.
 
     Returns:
-        The tokens, and whether all logits are finite.
+        The tokens, and a tensor that tells whether all probabilities are finite.
     """
     scaled = logits.float() / sampling.temperature
     if sampling.is_whole:
@@ -373,11 +391,16 @@ def draw_tokens_on_device(
 
 
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return probabilities and tokens, most probable first; tokens beyond top_p have probability 0."""
+    """Return the probabilities and ids of the tokens that top_k and top_p keep, most probable first.
+
+    Tokens that top_p excludes have probability 0.
+    """
     probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
-    inside = probabilities.cumsum(dim=-1) - probabilities < sampling.top_p
-    inside[:, 0] = True  # sums are rounded; the most probable token always stays
-    return probabilities.where(inside | probabilities.isnan(), 0), tokens
+    # A token is kept if the tokens before it do not reach top_p yet.
+    is_kept = probabilities.cumsum(dim=-1) - probabilities < sampling.top_p
+    is_kept[:, 0] = True  # sums are rounded; the most probable token always stays
+    # NaN is kept too, so that the caller can detect it.
+    return probabilities.where(is_kept | probabilities.isnan(), 0), tokens
 
 
 def _top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -399,9 +422,9 @@ def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tenso
 def _invert_cdf(
     probabilities: torch.Tensor, uniforms: torch.Tensor, last_column: torch.Tensor | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the columns where the cumulative probability passes the numbers, and whether all values are finite.
+    """Return the first columns at which the cumulative probability exceeds the numbers, and whether all are finite.
 
-    `last_column` bounds the result, because a uniform number may be rounded up to 1.
+    `last_column` is the maximum column, which matters because a uniform number may be rounded up to 1.
     """
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]
@@ -410,5 +433,8 @@ def _invert_cdf(
 
 
 def make_nan_error() -> ModelError:
-    """Return the error for a model whose logits are not numbers."""
-    return ModelError("the model gave NaN instead of token probabilities: its weights or number format are bad.")
+    """Return the error for a model whose token probabilities are NaN."""
+    return ModelError(
+        "the model returned NaN instead of token probabilities. Its weights may be damaged, or the number format does "
+        "not suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
+    )

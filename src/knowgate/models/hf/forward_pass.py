@@ -36,10 +36,10 @@ _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 
 @dataclass
 class PrefixCache:
-    """The keys and values of the prompt prefixes used last.
+    """Cache of the keys and values of recently used prompt prefixes.
 
-    Most prompts of a run begin with the same system turn and instruction. With the cache a batch computes them once;
-    results are the same up to rounding.
+    Most prompts of a run begin with the same system message and instruction. With the cache, the model computes these
+    tokens only once. The results are the same up to rounding.
     """
 
     entries: OrderedDict[tuple[int, ...], LayerCaches] = field(default_factory=OrderedDict)
@@ -47,13 +47,16 @@ class PrefixCache:
     def start(
         self, model: Any, ids: Sequence[Sequence[int]], device: torch.device, worth_keeping: int = 0
     ) -> tuple[int, DynamicCache]:
-        """Return the number of tokens that are already computed, and a cache holding them for every row.
+        """Return how many leading tokens of the prompts need not be computed, and their keys and values.
+
+        Computes and caches a shared prefix if that saves work.
 
         Args:
             model: The transformers model.
-            ids: Token ids of each row.
-            device: Where the model runs.
-            worth_keeping: Number of leading tokens that will come again: cached even if only one row has them now.
+            ids: Token ids of each prompt.
+            device: The device that the model runs on.
+            worth_keeping: Number of leading tokens that later prompts will share. They are cached even if there is only
+                one prompt now.
         """
         shared = tuple(find_common_prefix(ids))
         prefix = self._choose_prefix(shared, len(ids))
@@ -71,7 +74,11 @@ class PrefixCache:
         return len(prefix), DynamicCache(expanded)
 
     def _choose_prefix(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
-        """Return a cached prefix that covers most of the shared tokens, or the shared tokens if several rows gain."""
+        """Return the prefix to use for prompts that begin with the tokens `shared`; it may be empty.
+
+        That is a cached prefix if it covers most of the shared tokens. Otherwise the shared tokens themselves are
+        computed, if there are several prompts and enough tokens to make this worthwhile.
+        """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
         if len(longest) >= MIN_PREFIX_COVERAGE * len(shared) or rows == 1:
@@ -96,11 +103,11 @@ class _StopForward(Exception):
 
 @dataclass(frozen=True)
 class PartialPass:
-    """A forward pass that stopped below `layer`.
+    """A forward pass that ran only the lower layers of a model, and can be finished later.
 
     Args:
-        layer: The first layer that was not run.
-        states: Its input.
+        layer: Index of the first layer that was not run.
+        states: Hidden states that are the input of this layer.
         arguments: The other arguments that the model calls its layers with.
     """
 
@@ -133,7 +140,10 @@ def supports_partial_pass(model: Any) -> bool:
 
 
 def run_lower_layers(model: Any, layer: int, **inputs: Any) -> PartialPass:
-    """Run the layers below `layer`."""
+    """Run a forward pass only through the layers below `layer`, and return it unfinished.
+
+    A hook before that layer captures its input and stops the pass with an exception.
+    """
     captured: dict[str, Any] = {}
 
     def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -164,9 +174,10 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
 
 
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer: read-only ones of the prompts, and growing ones of the answers.
+    """Keys and values of one layer, where all answers to a prompt share those of the prompt.
 
-    The prompts' have the shape (prompts, heads, tokens, width), the answers' (prompts, heads, answers, tokens, width).
+    The prompts' tensors are read-only and have the shape (prompts, heads, tokens, width). The answers' tensors grow with
+    each token and have the shape (prompts, heads, answers, tokens, width).
     """
 
     is_sliding = False
@@ -208,7 +219,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: the buffers exist from the start."""
 
     def get_seq_length(self) -> int:
-        """Return the number of tokens per answer, with those of its prompt."""
+        """Return the current number of tokens per answer, including those of its prompt."""
         return int(self.prompt_keys.shape[2]) + self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -216,14 +227,18 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
-        """Return the largest number of tokens per answer, with those of its prompt."""
+        """Return the maximum number of tokens per answer, including those of its prompt."""
         return int(self.prompt_keys.shape[2] + self.keys.shape[3])
 
     get_max_cache_shape = get_max_length  # its name in transformers 5.0
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """The cache of all layers. `padding` is added to the scores of the prompts' tokens, -inf where they are padding."""
+    """Keys and values of all layers, where all answers to a prompt share those of the prompt.
+
+    `padding` is added to the attention scores of the prompts' tokens. It is -inf for padding tokens and 0 for others, or
+    None if there is no padding.
+    """
 
     def __init__(self, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int):
         layers = [SharedCacheLayer(layer.keys, layer.values, answers, max_tokens) for layer in prompt_cache.layers]
@@ -242,7 +257,10 @@ class SharedCache(Cache):  # type: ignore[misc]
 
 
 def supports_shared_cache(model: Any) -> bool:
-    """Return whether the model uses plain attention over all earlier tokens, which can be replaced."""
+    """Return whether the model can use `SharedCache`.
+
+    This requires plain attention over all earlier tokens, without sliding windows or soft caps.
+    """
     config = model.config.get_text_config()
     attention_kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     plain = not getattr(config, "sliding_window", None) and not getattr(config, "attn_logit_softcapping", None)
@@ -274,7 +292,7 @@ def compute_shared_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend from one new token per answer to its prompt and to the answer so far, with one softmax over both.
+    """Compute attention from one new token per answer to its prompt and to the answer so far.
 
     All answers of a prompt query the prompt's keys in one matrix product. `key` and `value` are those of the answers,
     from `SharedCacheLayer.update`; those of the prompts are in the active cache.
@@ -314,14 +332,14 @@ AttentionInterface.register(ATTENTION_NAME, compute_shared_attention)
 
 @dataclass
 class SharedDecodingBatch:
-    """Answers that are generated in parallel over a shared prompt cache.
+    """A batch of answers that are generated in parallel and share the keys and values of their prompts.
 
     Args:
         model: The transformers model.
-        cache: Keys and values.
+        cache: Keys and values of the prompts and answers.
         prompt_lengths: Number of tokens of each prompt.
-        rows: Numbers of the answers that are still in the batch (prompts x answers).
-        fed: Number of tokens fed per answer.
+        rows: Original indices of the answers that are still in the batch (prompts x answers).
+        fed: Number of answer tokens that the model has read so far, the same for all answers.
     """
 
     model: Any
@@ -356,7 +374,15 @@ class SharedDecodingBatch:
 def start_shared_decoding(
     model: Any, prompt_cache: Cache, mask: torch.Tensor, answers: int, max_tokens: int
 ) -> SharedDecodingBatch:
-    """Start `answers` answers of up to `max_tokens` tokens for each prompt of a prefill, which stays unchanged."""
+    """Create a batch with `answers` empty answers for each prompt of a prefill.
+
+    Args:
+        model: The transformers model.
+        prompt_cache: Keys and values of the prefill; not changed.
+        mask: Attention mask of the prefill.
+        answers: Number of answers per prompt.
+        max_tokens: Maximum number of tokens per answer.
+    """
     rows = torch.arange(len(mask) * answers, device=mask.device).view(len(mask), answers)
     cache = SharedCache(prompt_cache, mask, answers, max(1, max_tokens))
     return SharedDecodingBatch(model, cache, mask.sum(dim=1), rows)

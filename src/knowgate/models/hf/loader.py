@@ -1,4 +1,4 @@
-"""Load a transformers model: device, number format, quantization, LoRA adapters and fingerprint."""
+"""Load transformers models and LoRA adapters, and compute the fingerprint of weights."""
 
 from __future__ import annotations
 
@@ -88,15 +88,18 @@ def load_transformers_config(name_or_dir: str) -> Any:
 
 
 def choose_dtype(device: torch.device) -> torch.dtype:
-    """Return the number format from KNOWGATE_DTYPE, or bf16 on CUDA and fp32 on the CPU.
+    """Return the number format of the weights: KNOWGATE_DTYPE if it is set, else bf16 on CUDA and fp32 on a CPU.
 
-    Half precision is far too slow on a CPU.
+    The default on a CPU is fp32, because half precision is very slow there.
     """
     name = os.environ.get(DTYPE_VARIABLE, "")
     if not name:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise BadSetting(f"unknown number format {DTYPE_VARIABLE}={name}. Use one of {', '.join(DTYPES)}, or unset it.")
+        raise BadSetting(
+            f"unknown number format in the environment variable {DTYPE_VARIABLE}={name}. Use one of "
+            f"{', '.join(DTYPES)}, or unset the variable."
+        )
     return DTYPES[name]
 
 
@@ -109,14 +112,14 @@ def _move_to_device(model: Any, device: torch.device, name: str) -> Any:
         if not is_memory_error(error):
             raise
         raise OutOfMemory(
-            f"the model '{name}' does not fit into the GPU's memory. End other programs that use the GPU, use a "
+            f"the model '{name}' does not fit into the GPU's memory. Stop other programs that use the GPU, use a "
             "smaller model, or run on the CPU: set CUDA_VISIBLE_DEVICES= (empty)."
         ) from error
 
 
 @contextlib.contextmanager
 def translate_loading_errors(name: str) -> Iterator[None]:
-    """Raise WeightsError with advice for whatever goes wrong while a model is loaded."""
+    """Raise WeightsError with advice if loading the model `name` fails in the block."""
     try:
         yield
     except LOADING_ERRORS as error:
@@ -128,14 +131,17 @@ def translate_loading_errors(name: str) -> Iterator[None]:
 def _advise(name: str) -> str:
     """Return what to do about a model that cannot be loaded."""
     if (Path(name) / SOURCE_FILE).is_file():
-        return "Delete this folder: the model is converted again at the next start."
+        return "Delete this folder. The model is then converted again at the next start."
     if Path(name).is_file():
-        return "The file is damaged or of a kind that transformers cannot read: download it again."
+        return "The file is damaged, or transformers cannot read its format. Download it again."
     return "Expected: a folder with config.json, tokenizer files and safetensors weights, or a hub name."
 
 
 def _is_local_only(name: str) -> bool:
-    """Return whether to use local files only. Raises for a path that does not exist."""
+    """Return whether to load a model from local files only, without the hub.
+
+    True for folders and if the hub cannot be reached. Raises WeightsError for a path that does not exist.
+    """
     if Path(name).is_dir():
         return True
     if name.startswith(("/", ".", "~")):
@@ -158,7 +164,11 @@ def silence_transformers() -> Iterator[None]:
 
 
 def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
-    """Identify weights by their source GGUF file, by the files of a folder, or by a hub commit."""
+    """Return a hash that identifies the weights of a model.
+
+    It is computed from the GGUF file that the weights were converted from, from the files of the folder, or from the
+    name and commit on the hub.
+    """
     folder = Path(name_or_dir)
     if not folder.is_dir():
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
@@ -182,13 +192,16 @@ def _read_ends(path: Path) -> bytes:
 
 
 def check_bits(bits: int) -> None:
-    """Raise unless weights can be quantized to this many bits here; 0 means no quantization."""
+    """Raise BadSetting or MissingExtra if weights cannot be quantized to this many bits on this machine.
+
+    0 means no quantization and is always accepted.
+    """
     if not bits:
         return
     if bits not in SUPPORTED_BITS:
         raise BadSetting(f"bits={bits} is not supported. Use 4 or 8, or 0 for no quantization.")
     if not torch.cuda.is_available():
-        raise BadSetting(f"bits={bits} needs a GPU with CUDA, and there is none. Use bits=0.")
+        raise BadSetting(f"bits={bits} needs a GPU with CUDA, but this machine has none. Use bits=0.")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtra(f"a base in {bits} bits", "quantised")
 
@@ -207,10 +220,10 @@ def build_quantization_options(bits: int) -> dict[str, Any]:
 
 @dataclass
 class LoraAdapters:
-    """LoRA adapters of a model that also runs without them.
+    """LoRA adapters that can be switched on for a model, which also runs without them.
 
-    Every user of the model holds `lock`, a re-entrant lock, so no pass runs with an adapter that another thread
-    activated. The weights of the model are neither changed nor copied.
+    Everyone who runs the model must hold `lock`, a re-entrant lock, so that no pass uses an adapter that another thread
+    has activated. The weights of the model are neither changed nor copied.
     """
 
     model: Any
@@ -218,7 +231,7 @@ class LoraAdapters:
     peft_model: Any = field(default=None, repr=False)
 
     def add(self, name: str, folder: Path) -> None:
-        """Load an adapter, inactive. An adapter that is already loaded is not read again."""
+        """Load an adapter from a folder without activating it. Does nothing if it is already loaded."""
         with self.lock:
             if self.peft_model is not None and name in self.peft_model.peft_config:
                 return

@@ -1,4 +1,4 @@
-"""A transformers model on this machine: weights, tokenizer and context window, and scores of given tokens."""
+"""A transformers model that runs in this process: weights, tokenizer, and log-probabilities of given tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from knowgate.models.tokenization import (
 )
 from knowgate.types import Prompt, Result, Vector
 
-TOKEN_CACHE_SIZE = 4_096  # prompts; two portions of a label run
+TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LocalModel:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Identity of the weights, which fitted artifacts are bound to."""
+        """Hash that identifies the weights. Fitted gates store it, because they are valid only for these weights."""
         is_folder = Path(self.source).is_dir()
         commit = None if is_folder else getattr(self.config, "_commit_hash", None)
         return compute_fingerprint(self.source, commit)
@@ -126,7 +126,10 @@ class LocalModel:
         return bool(self.tokenizer.chat_template)
 
     def render(self, text: str) -> str:
-        """Return the text as a user turn, up to where the answer begins; unchanged without a chat template."""
+        """Return the text as a user message in the chat template, up to where the answer begins.
+
+        Returns the text unchanged if the model has no chat template.
+        """
         if not self.has_template:
             return text
         if self._plain_turn is not None and is_plain_text(text):
@@ -154,9 +157,10 @@ class LocalModel:
         return [ids.tolist() for ids in self._tokenize_all(list(texts), special=special)]
 
     def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the token ids of each prompt, in the chat template where there is one.
+        """Return the token ids of each prompt, inside the model's chat template if it has one.
 
-        The ids of recent prompts are cached: a prompt that is checked against the context window is read next.
+        The ids of recent prompts are cached, because a prompt is usually tokenized twice: first to check its length, and
+        then to read it.
         """
         cache = self._encoded_prompts
         missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
@@ -204,7 +208,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """Token ids of a prompt and its answer; the last `answer_length` of them are the answer."""
+    """Token ids of a prompt followed by its answer. The last `answer_length` ids are the answer."""
 
     ids: list[int]
     answer_length: int
@@ -213,12 +217,12 @@ class AnsweredPrompt:
 def read_label_logits(
     model: LocalModel, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
-    """Compute the logits of the labels at all label positions in one forward pass.
+    """Compute the logits of labels (such as 'true' and 'false') at all label positions in one forward pass.
 
     Args:
         model: The model.
         prompts: Tokenized label prompts.
-        label_ids: The label tokens.
+        label_ids: First tokens of the labels.
 
     Returns:
         An array (positions x labels) per prompt.
@@ -237,20 +241,24 @@ def read_label_logits(
         past_key_values=cache,
         use_cache=True,
     ).last_hidden_state
+    # Rows are padded on the left, so a position of a prompt is shifted by the number of padding tokens.
     width = tokens.shape[1]
     rows = [row for row, prompt in enumerate(prompts) for _ in prompt.positions]
     columns = [width - len(prompt.ids) + position for prompt in prompts for position in prompt.positions]
     values: Vector = apply_lm_head(model.loaded.model, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
-        raise ModelError("the model gave NaN instead of label logits: its weights or number format are bad.")
+        raise ModelError(
+            "the model returned NaN instead of label logits. Its weights may be damaged, or the number format does not "
+            "suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
+        )
     ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
     return [part.copy() for part in np.split(values, ends)]
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
-    """Compute logits from last hidden states, for the given tokens or the whole vocabulary.
+    """Compute logits from the last layer's hidden states, for the given tokens or the whole vocabulary.
 
-    Includes the bias, scale and soft cap that some models apply. Restricting it to a few tokens saves most of the work.
+    Applies the bias, scale and soft cap that some models have. With only a few tokens, most of the work is saved.
     """
     head = model.get_output_embeddings()
     selected = slice(None) if token_ids is None else torch.tensor(list(token_ids), device=states.device)
@@ -273,7 +281,7 @@ def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> 
     width = tokens.shape[1]
     row_indices = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
     columns = [width - row.answer_length + step for row in rows for step in range(row.answer_length)]
-    preceding = [column - 1 for column in columns]
+    preceding = [column - 1 for column in columns]  # the state at a token predicts the next token
     logp = torch.log_softmax(apply_lm_head(model.loaded.model, states[row_indices, preceding]), dim=-1)
     values = logp.gather(1, tokens[row_indices, columns][:, None])[:, 0]
     if not bool(torch.isfinite(values).all()):

@@ -32,7 +32,9 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalReque
 
 @dataclass(frozen=True)
 class HFResumeHandle:
-    """Where the draft of one prompt stopped. Continuing copies it, so a handle can be used again.
+    """A resume handle: the point at which the draft of one prompt stopped.
+
+    Continuing a draft copies it, so a handle can be used several times.
 
     Args:
         batch: The batch that the prompt was read in.
@@ -49,7 +51,7 @@ class HFResumeHandle:
         return DecodedRow(list(self.row.steps), list(self.row.tokens), self.row.finished)
 
     def copy(self) -> HFResumeHandle:
-        """Return the draft alone in a batch of its own."""
+        """Return a handle for a copy of the draft, in a batch that contains no other prompts."""
         if self.index is None:
             return HFResumeHandle(self.batch, None, self.copy_row())
         return HFResumeHandle(self.batch.copy([self.index]), 0, self.copy_row())
@@ -57,7 +59,13 @@ class HFResumeHandle:
 
 @dataclass(frozen=True)
 class _AnsweredBatch:
-    """What was generated for one batch. `active` are the drafts that the decoding batch still holds, in its order."""
+    """The answers generated for one batch of prompts.
+
+    Args:
+        drafts: The draft of each prompt.
+        active: Indices of the unfinished drafts, in the order in which the decoding batch holds them.
+        samples: The samples of all prompts, prompt by prompt.
+    """
 
     drafts: list[DecodedRow]
     active: list[int]
@@ -68,8 +76,9 @@ class _AnsweredBatch:
 class HFModel(LocalModel, LocalBackend):
     """A transformers model from a hub name or a folder (`hf:NAME_OR_DIR`).
 
-    Use it from one thread at a time: all calls share the tokenizer and the prefix cache. Streams have their own caches,
-    so other calls may run between two of their tokens, and so may a judge that is a LoRA adapter of the same weights.
+    Use the model from one thread at a time, because all calls share the tokenizer and the prefix cache. A stream has its
+    own cache, so other calls may run between two tokens of a stream. A judge that is a LoRA adapter on the same weights
+    may run in between too.
 
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
@@ -108,7 +117,14 @@ class HFModel(LocalModel, LocalBackend):
     def _read_batch(
         self, prompts: list[Prompt], ids: list[list[int]], request: SignalRequest, layer_names: dict[int, int]
     ) -> list[Reading]:
-        """Read one batch. `layer_names` maps layer numbers to the numbers in the request, which may be negative."""
+        """Return the readings of one batch of prompts.
+
+        Args:
+            prompts: The prompts of the batch.
+            ids: Their token ids.
+            request: The requested signals.
+            layer_names: Layer number -> the number in the request, which may be negative.
+        """
         layers, sample_layers = sorted(layer_names), self._sample_layers(request)
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
         batch = prefill(
@@ -182,7 +198,7 @@ class HFModel(LocalModel, LocalBackend):
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
-        """Return the samples of each prompt, and the states at their ends if there is a layer."""
+        """Return the samples of each prompt and, if `layers` is not empty, the hidden states at their ends."""
         # Many samples are equal, so each distinct one is decoded once.
         distinct = {(tuple(row.tokens), row.finished): row for row in rows}
         completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
@@ -198,7 +214,7 @@ class HFModel(LocalModel, LocalBackend):
     # --- continuing a draft -----------------------------------------------------------------------
 
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
-        """Continue drafts; those from the same pass continue in one batch."""
+        """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         rows = [draft.copy_row() for draft in drafts]
         groups: dict[int, list[int]] = {}
@@ -237,8 +253,11 @@ class HFModel(LocalModel, LocalBackend):
 
 
 def _to_numpy(state: torch.Tensor) -> Vector:
-    """Copy hidden states to the host as float32, and raise if they are not finite."""
+    """Copy hidden states from the device to a float32 array; raises ModelError if they are not finite."""
     values: Vector = state.float().cpu().numpy().copy()
     if not np.isfinite(values).all():
-        raise ModelError("the model gave NaN or infinite hidden states: its weights or number format are bad.")
+        raise ModelError(
+            "the model returned NaN or infinite hidden states. Its weights may be damaged, or the number format does not "
+            "suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
+        )
     return values

@@ -1,7 +1,7 @@
-"""Generate drafts and samples on the device, over prompt caches that all answers of a prompt share.
+"""Generate drafts and samples quickly, where all answers to a prompt share its keys and values.
 
-The results equal those of `decoding`, but cannot be continued later. Chosen tokens stay on the device until the end. The
-host checks only now and then which answers have ended, and then removes them from the batch.
+The results equal those of `decoding`, but the answers cannot be continued later. Chosen tokens stay on the device until
+all answers are complete. Only every few tokens, the host checks which answers have ended and removes them from the batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
 NO_TOKEN = -1  # stands in place of a token after the end of an answer
-# Steps between two checks for ended answers. A check makes other devices than the CPU wait for the host.
+# Number of tokens between two checks for ended answers. On a GPU, each check makes the host wait for the device.
 CHECK_INTERVALS = {"cpu": 1}
 DEFAULT_CHECK_INTERVAL = 4
 COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its rows would remain
@@ -33,7 +33,7 @@ COMPACTION_THRESHOLD = 0.9  # compact the batch if at most this share of its row
 
 @dataclass(frozen=True)
 class DraftsAndSamples:
-    """The draft of each prompt, and the samples of all prompts, prompt by prompt."""
+    """The draft of each prompt, and the samples of all prompts in the order of the prompts."""
 
     drafts: list[DecodedRow]
     samples: list[DecodedRow]
@@ -41,7 +41,7 @@ class DraftsAndSamples:
 
 @dataclass
 class SharedGeneration:
-    """The state of a generation on the device.
+    """Generates a batch of answers on the device. The fields hold the current state.
 
     Args:
         batch: The answers still in the batch.
@@ -137,7 +137,11 @@ class SharedGeneration:
             block[rows] = state.where(self.is_fed[..., None], block[rows])
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
-        """Remove ended answers from the batch, if there are many. Returns the tokens to feed, None if all have ended."""
+        """Remove ended answers from the batch if that makes it clearly smaller.
+
+        Returns:
+            The tokens to feed next, or None if all answers have ended.
+        """
         is_fed = self.is_fed.cpu().numpy()
         fed_per_prompt = is_fed.sum(axis=1)
         if not is_fed.any():
@@ -163,7 +167,7 @@ class SharedGeneration:
         self.are_finite = []
 
     def collect(self) -> DraftsAndSamples:
-        """Copy the answers from the device, each tensor in one piece."""
+        """Copy all answers from the device to the host and return them."""
         self.check_finite()
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
@@ -232,7 +236,10 @@ def _start(
     with_drafts: bool = False,
     past_end: bool = False,
 ) -> SharedGeneration:
-    """Allocate a generation for the prompts of a prefill."""
+    """Allocate the tensors for generating answers to the prompts of a prefill.
+
+    The rows of `uniforms` are divided evenly among the prompts. With `with_drafts`, each prompt also gets a draft.
+    """
     device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
     if with_drafts:  # drafts need no numbers, but come first among the answers of a prompt

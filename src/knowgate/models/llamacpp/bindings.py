@@ -1,7 +1,7 @@
-"""ctypes bindings of llama.cpp, as the package xllamacpp exports it on Linux and macOS.
+"""ctypes bindings for the llama.cpp library in the package xllamacpp, on Linux and macOS.
 
-llama.cpp passes its parameters as structures whose layout changes between releases. So the library's own defaults are
-compared with the known ones first, and a release with another layout is refused.
+llama.cpp takes parameters as C structures whose layout changes between releases. So the defaults that the library
+returns are first compared with the expected ones. A release with a different layout is refused with an error.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG_CALLBACK_TYPE = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 
 
 class OpaqueParams(ctypes.Structure):
-    """A parameter structure of llama.cpp. It is larger than the real ones, and the rest is ignored."""
+    """A parameter structure of llama.cpp as raw bytes. It is larger than the real structures; the rest is unused."""
 
     _fields_ = (("bytes", ctypes.c_uint8 * 512),)
 
@@ -126,7 +126,14 @@ def _find_library_file() -> Path:
 
 
 def check_params_layout(defaults: bytes) -> int:
-    """Return the offset of `kv_unified`; raise UnsupportedSignal unless all defaults are where they are expected."""
+    """Check the layout of llama.cpp's context parameters and return the byte offset of the field `kv_unified`.
+
+    Args:
+        defaults: The default parameters of the library, as bytes.
+
+    Raises:
+        UnsupportedSignal: A default value is not at the expected offset, so the layout is different.
+    """
     end_of_types = CACHE_TYPES_OFFSET + 8
     switches = defaults.find(DEFAULT_SWITCHES, end_of_types)
     has_fields = struct.unpack_from("<9i", defaults) == DEFAULT_FIRST_FIELDS

@@ -23,10 +23,10 @@ LOG_QUIET = -1
 
 @dataclass(frozen=True)
 class LlamaCppClassifier:
-    """Compares the probabilities of two tokens after a prompt.
+    """A binary classifier that compares the probabilities of two tokens after a prompt.
 
-    Text is tokenized with the tokenizer file of the training, whatever llama.cpp makes of it. llama.cpp caches the last
-    prompt, so prompts with the same beginning compute it once. Threads take turns.
+    Text is tokenized with the tokenizer file from training, not with that of llama.cpp. llama.cpp caches the last prompt,
+    so consecutive prompts with the same beginning compute it only once. A lock lets one thread run at a time.
 
     Args:
         file: The GGUF file, opened on first use.
@@ -91,7 +91,7 @@ class LlamaCppClassifier:
         """
         if len(ids) >= CONTEXT_TOKENS:
             raise BadInput(
-                f"the judge's prompt has {len(ids)} tokens, and the judge reads only {CONTEXT_TOKENS}. "
+                f"the judge's prompt has {len(ids)} tokens, but the judge can read fewer than {CONTEXT_TOKENS}. "
                 "Shorten the question."
             )
         request = {

@@ -1,4 +1,4 @@
-"""Generate answers in parallel on an engine, and reuse the prefixes that prompts share. Plain numpy."""
+"""Generate answers in parallel with llama.cpp, and reuse the computation of prefixes that prompts share."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def iter_decoding_steps(
 ) -> Iterator[None]:
     """Extend all answers until they are complete, yielding after each token.
 
-    The last token of an answer is not fed: a continuation feeds it, or whoever needs its states.
+    The last token of an answer is not fed to the model here. A continuation feeds it, or a caller that needs the hidden
+    states at this token.
 
     Args:
         engine: The engine.
@@ -160,16 +161,17 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
     """Draw a token after applying top_k and top_p."""
     order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
     top = probabilities[order] / (probabilities[order].sum() if sampling.top_k else np.float32(1))
-    inside = np.cumsum(top) - top < sampling.top_p
-    inside[0] = True  # sums are rounded; the most probable token always stays
-    return int(order[min(_invert_cdf(top * inside, uniform), int(inside.sum()) - 1)])
+    # A token is kept if the tokens before it do not reach top_p yet.
+    is_kept = np.cumsum(top) - top < sampling.top_p
+    is_kept[0] = True  # sums are rounded; the most probable token always stays
+    return int(order[min(_invert_cdf(top * is_kept, uniform), int(is_kept.sum()) - 1)])
 
 
 # --- shared prefixes ------------------------------------------------------------------------------
 
 
 class CachedPrefix(NamedTuple):
-    """The first `length` tokens of a prompt are in this sequence already."""
+    """A sequence of the engine whose first `length` tokens are the first tokens of a prompt."""
 
     sequence: int
     length: int
@@ -180,10 +182,10 @@ NO_PREFIX = CachedPrefix(0, 0)
 
 @dataclass
 class EnginePrefixCache:
-    """Prompt prefixes in the first sequences of an engine.
+    """Cache of prompt prefixes, stored in the first sequences of an engine.
 
-    Prompts of one kind begin with the same system turn and instruction. A prompt takes over, by reference, as many
-    tokens as it has in common with a cached prefix; results are the same up to rounding.
+    Prompts of one kind begin with the same system message and instruction. A prompt reuses, without copying memory, the
+    tokens that it has in common with a cached prefix. The results are the same up to rounding.
 
     Args:
         prefixes: Sequence number -> its tokens; the one used last is at the end.
@@ -194,13 +196,15 @@ class EnginePrefixCache:
     times_cleared: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Prepare sequences PREFIX_ROWS, PREFIX_ROWS + 1, ... for prompts; other sequences above the prefixes are removed.
+        """Prepare the engine's sequences PREFIX_ROWS, PREFIX_ROWS + 1, ... for prompts, reusing a cached prefix.
+
+        The sequences of earlier prompts and answers are removed.
 
         Args:
             engine: The engine.
             ids: Token ids of each prompt.
             n_cells: Number of tokens that the prompts and their answers may take.
-            max_length: Maximum number of tokens to take over.
+            max_length: Maximum number of tokens to reuse.
 
         Returns:
             The number of tokens of each prompt that are already computed.
@@ -228,7 +232,10 @@ class EnginePrefixCache:
             self.prefixes[sequence] = tokens
 
     def _find_prefix(self, engine: LlamaEngine, ids: Sequence[list[int]]) -> CachedPrefix:
-        """Return the best cached prefix; if several prompts share more tokens, compute those first."""
+        """Return the longest cached prefix of the prompts.
+
+        If several prompts share many more tokens than any cached prefix has, these are computed and cached first.
+        """
         shared = find_common_prefix(ids)
         best = max(
             (CachedPrefix(row, count_common_tokens(tokens, shared)) for row, tokens in self.prefixes.items()),

@@ -77,7 +77,10 @@ class LlamaEngine:
         if not self._model:
             raise _make_open_error(file)
         if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
-            raise WeightsError(f"'{file}' is not a decoder with attention, which llamacpp: needs. Use another model.")
+            raise WeightsError(
+                f"the model in '{file}' is not supported by llamacpp: because it has an encoder or is recurrent. "
+                "Use a decoder model with attention."
+            )
         self.vocabulary = lib.llama_model_get_vocab(self._model)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocabulary))
         self.width, self.depth = int(lib.llama_model_n_embd(self._model)), int(lib.llama_model_n_layer(self._model)) + 1
@@ -215,7 +218,10 @@ class LlamaEngine:
             raise ModelError("llama.cpp returned no logits for a token that needs them.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         if not np.isfinite(values).any() or np.isnan(values).any():
-            raise ModelError("the model gave NaN instead of token probabilities: its weights are bad.")
+            raise ModelError(
+                "the model returned NaN instead of token probabilities. Its weights may be damaged. Download the file "
+                "again."
+            )
         return values
 
     # --- hidden states ----------------------------------------------------------------------------
@@ -251,14 +257,20 @@ class LlamaEngine:
         block = self._captured.states.get(layer)
         # llama.cpp computes the last layers only for tokens that need output.
         if block is None or len(block) not in (n_tokens, len(outputs)):
-            raise ModelError(f"llama.cpp did not give the hidden states of layer {layer} of this model.")
+            raise ModelError(
+                f"llama.cpp did not return the hidden states of layer {layer} of this model. Use gguf:FILE instead."
+            )
         states: Vector = block[list(outputs)] if len(block) == n_tokens else block
         return states
 
     # --- self-test --------------------------------------------------------------------------------
 
     def run_self_test(self) -> float:
-        """Return the largest difference, in nats, between log-probabilities from one pass and token by token."""
+        """Compute a test text in one pass and again token by token, and compare the log-probabilities.
+
+        Returns:
+            The largest difference in nats. It is near 0 if llama.cpp computes correctly.
+        """
         ids = self.tokenize(SELF_TEST_TEXT, special=True)
         self.clear()
         tokens = [InputToken(token, position, 1, needs_output=True) for position, token in enumerate(ids)]
@@ -300,7 +312,10 @@ class EngineTokenizer:
             raise WeightsError(f"the chat template of the GGUF file is invalid: {error}.") from None
 
     def render(self, text: str) -> str:
-        """Return the text as a user turn, up to where the answer begins; unchanged without a chat template."""
+        """Return the text as a user message in the chat template, up to where the answer begins.
+
+        Returns the text unchanged if the model has no chat template.
+        """
         if not self.template:
             return text
         message = {"role": "user", "content": escape_special_tokens(text, self.special_tokens)}
@@ -317,7 +332,7 @@ class EngineTokenizer:
 
 
 def check_engine(engine: LlamaEngine, file: Path) -> None:
-    """Raise ModelError if one pass and token-by-token evaluation disagree, so one of them is wrong."""
+    """Run the engine's self-test; raises ModelError if llama.cpp computes wrong results on this machine."""
     if not (difference := engine.run_self_test()) <= SELF_TEST_TOLERANCE:
         raise ModelError(
             f"llama.cpp computes '{file}' wrongly on this machine: log-probabilities from one pass and token by token "

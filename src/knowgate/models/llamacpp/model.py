@@ -48,7 +48,7 @@ MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention r
 
 @dataclass(frozen=True)
 class LlamaCppResumeHandle:
-    """Where the draft of one prompt stopped.
+    """A resume handle: the point at which the draft of one prompt stopped.
 
     Args:
         ids: Token ids of the prompt.
@@ -70,7 +70,10 @@ class LlamaCppResumeHandle:
 
 @dataclass
 class EngineMemory:
-    """What the engine's cache holds. Every prefill replaces the sequences of the previous one."""
+    """Keeps track of what the engine's cache holds.
+
+    Every prefill replaces the sequences of the previous one, so `prefill_number` tells whether a draft is still there.
+    """
 
     prefill_number: int = 0
     prefix_cache: EnginePrefixCache = field(default_factory=EnginePrefixCache)
@@ -112,7 +115,7 @@ class LlamaCppModel(LocalBackend):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Identity of the file, which fitted artifacts are bound to."""
+        """Hash that identifies the file. Fitted gates store it, because they are valid only for this model."""
         return f"llamacpp-{cached_sha256_file(self.file)[:16]}"
 
     @functools.cached_property
@@ -207,7 +210,9 @@ class LlamaCppModel(LocalBackend):
         """Split prompts into groups that share a pass: by length, within the limits of sequences and memory."""
         sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS
         if sequences > available:
-            raise BadSetting(f"samples={samples} is too many: llamacpp: draws at most {available - 1} at once.")
+            raise BadSetting(
+                f"samples={samples} is too many for a llamacpp: model, which supports at most {available - 1} samples."
+            )
         groups: list[list[int]] = []
         used = self.context_window
         for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):

@@ -1,13 +1,15 @@
 """The `openai:` backend: any OpenAI-compatible server, such as vLLM, SGLang, llama.cpp, Ollama or OpenAI itself.
 
-It offers what the server turns out to give: drafts and samples always, log-probabilities and labels if the server gives
-token log-probabilities, entropies if it lists thousands of tokens (llama.cpp), and hidden states if its spec says that it
-was started for them. The key comes from KNOWGATE_API_KEY, else OPENAI_API_KEY.
+The first request probes which signals the server supports. Drafts and samples always work. Log-probabilities and labels
+need a server that returns token log-probabilities, and entropies need one that returns thousands of them per token (such
+as llama.cpp). Hidden states work if the spec says that the server was started with them. The API key is read from the
+environment variable KNOWGATE_API_KEY or, if that is not set, OPENAI_API_KEY.
 
-A draft that ended by itself is the answer and costs no second request. Other drafts are continued if the server can (see
-`continuation`); otherwise the answer is generated again, and may differ from the draft.
+If a draft is already complete, it is used as the answer without a second request. Other drafts are continued if the
+server supports that (see `continuation`). Otherwise the answer is generated again, and may differ from the draft.
 
-The fingerprint relies on what the server says about the model: if its weights change under the same name, nobody notices.
+The fingerprint is computed from what the server reports about the model. If the weights change under the same name, the
+fingerprint does not change.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, S
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 TopTokens = tuple[tuple[str, float], ...]
-MARGIN_TOP_TOKENS = 2  # listed for the margin of a draft's tokens
-MAX_CHOICES = 128  # OpenAI's limit of `n`
+MARGIN_TOP_TOKENS = 2  # number of tokens to list for the margin, the difference between the two most probable ones
+MAX_CHOICES = 128  # maximum `n` of a request, as OpenAI limits it
 
 
 def open_openai(value: str) -> OpenAIModel:
@@ -53,7 +55,7 @@ def open_openai(value: str) -> OpenAIModel:
 
 
 class DraftResponse(NamedTuple):
-    """A draft, if one was requested, and its token ids, if they were."""
+    """A draft and its token ids. `completion` is None, or `ids` is empty, if it was not requested."""
 
     completion: Completion | None
     ids: Sequence[int] = ()
@@ -66,9 +68,9 @@ class OpenAIModel(Backend):
         model: Name of the model on the server.
         url: Base URL of the server, which usually ends in /v1.
         retry: Timeouts and retries.
-        concurrency: Number of requests in flight.
-        transport: Replaces the network in tests.
-        hidden_states: The hidden states that the server was started to give, if any.
+        concurrency: Maximum number of simultaneous requests.
+        transport: An httpx transport that replaces the network in tests.
+        hidden_states: The hidden states that the server was started with; None if it returns none.
     """
 
     def __init__(
@@ -93,14 +95,14 @@ class OpenAIModel(Backend):
 
     @property
     def name(self) -> str:
-        """Name of the model."""
+        """The spec of the model, without the URL."""
         return f"openai:{self._endpoint.model}"
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the model's name and of what GET /models says about it.
+        """Hash of the model's name and of what the server's GET /models reports about it.
 
-        `created` is left out: vLLM and llama.cpp give the time of the request there.
+        The field `created` is left out, because vLLM and llama.cpp set it to the time of the request.
         """
         model = self._endpoint.model
         card = next((card for card in self._endpoint.list_models() if card.get("id") == model), {})
@@ -109,7 +111,7 @@ class OpenAIModel(Backend):
 
     @property
     def offers(self) -> frozenset[Signal]:
-        """The signals that the server gives; probed on first use."""
+        """The signals that the server supports. The first use sends a request to find out."""
         offered = {Signal.DRAFT, Signal.SAMPLES}
         if self._endpoint.capabilities.logprobs:
             offered.add(Signal.LOGPROBS)
@@ -131,23 +133,26 @@ class OpenAIModel(Backend):
 
     @property
     def has_entropies(self) -> bool:
-        """Whether the server lists enough tokens per position to compute their entropy."""
+        """Whether the server returns enough log-probabilities per token to compute an entropy."""
         return self._endpoint.lists_wide_logprobs
 
     @property
     def reads_inner_labels(self) -> bool:
-        """Whether labels can be read inside a prompt, not only at its end."""
+        """Whether the server can read labels (such as 'true') inside a prompt, not only at its end."""
         return self._endpoint.server in LABEL_SERVERS
 
     def count_tokens(self, text: str) -> int | None:
-        """Return the number of tokens of a text, or None if the server does not tell."""
+        """Return the number of tokens of a text, or None if the server does not offer its tokenizer."""
         try:
             return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
         except UnsupportedSignal:  # behind a gateway
             return None
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt: a server does not tell its context window, but refuses longer prompts."""
+        """Return True for every prompt.
+
+        Servers do not report their context window. They refuse prompts that are too long when they are sent.
+        """
         return [True for _ in prompts]
 
     def close(self) -> None:
@@ -155,22 +160,22 @@ class OpenAIModel(Backend):
         self._client.close()
 
     def check_request(self, request: SignalRequest) -> None:
-        """Raise UnsupportedSignal for signals that this server cannot give, before anything is sent."""
+        """Raise UnsupportedSignal if this server does not support a requested signal."""
         if request.sample_layer is not None or (request.layers and self._state_reader is None):
             what = "sampled answers" if request.sample_layer is not None else "prompts"
-            raise UnsupportedSignal(f"this server gives no hidden states of {what}. Use an hf: model for them.")
+            raise UnsupportedSignal(f"this server does not return hidden states of {what}. Use an hf: model.")
         if request.layers and self._state_reader is not None:
             self._state_reader.check(request.layers)
         if request.entropies and not self.has_entropies:
             raise UnsupportedSignal(
-                "the server lists too few tokens for their entropies. Use another statistic (logprob:first, "
-                "logprob:mean, logprob:min or logprob:margin), or set the max-logprobs of vLLM to 2000."
+                "the server returns too few log-probabilities per token to compute entropies. Use another statistic "
+                "(logprob:first, logprob:mean, logprob:min or logprob:margin), or start vLLM with max-logprobs 2000."
             )
 
     # --- reading and generating -------------------------------------------------------------------
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; see `knowgate.types.Model.read`."""
         self.check_request(request)
         drafts = self._read_drafts(prompts, request)
         samples = self._sample(prompts, request.sample_tokens, request.sampling, request.samples, request.seed)
@@ -196,7 +201,10 @@ class OpenAIModel(Backend):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt. `max_tokens` includes a resumed draft; samples have no logprobs."""
+        """Return `n` completions per prompt; with `resume`, continue the drafts of earlier readings.
+
+        `max_tokens` counts the tokens of a resumed draft too. Sampled completions have no log-probabilities.
+        """
         if resume is not None:
             check_resume_options(temperature, n)
             drafts = [check_resume_handle(item, ServerDraft) for _, item in zip(prompts, resume, strict=True)]
@@ -209,7 +217,11 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: [self._generate_greedily(prompt, max_tokens, seed)] * n, prompts)
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
-        """Yield text as the server sends it. A draft that cannot be continued is not part of the stream."""
+        """Yield the text of the greedy answer as the server sends it, then return it as a `Completion`.
+
+        A resumed draft comes first. If the server cannot continue the draft, it is left out and the stream contains a
+        new answer.
+        """
         draft = ServerDraft(prompt, None) if resume is None else check_resume_handle(resume, ServerDraft)
         if draft.completion is not None and draft.is_complete(max_tokens):
             if draft.completion.text:
@@ -223,7 +235,10 @@ class OpenAIModel(Backend):
         return self._check_logprobs(completion)
 
     def _read_drafts(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[DraftResponse]:
-        """Generate the drafts of a reading, with token ids if hidden states after them are requested."""
+        """Generate the drafts that a reading asks for.
+
+        Their token ids are included if the hidden states after the drafts are requested too.
+        """
         if request.draft_tokens == 0:
             return [DraftResponse(None) for _ in prompts]
         top = WIDE_TOP_TOKENS if request.entropies and self.has_entropies else MARGIN_TOP_TOKENS
@@ -242,7 +257,7 @@ class OpenAIModel(Backend):
     def _read_states(
         self, prompts: Sequence[Prompt], drafts: Sequence[DraftResponse], request: SignalRequest
     ) -> list[StatesAroundDraft]:
-        """Read the hidden states before and after the drafts."""
+        """Return the hidden states before and after each draft; empty if none are requested."""
         reader = self._state_reader
         if reader is None or not request.layers:
             return [StatesAroundDraft({}, {}) for _ in prompts]
@@ -250,7 +265,11 @@ class OpenAIModel(Backend):
         return self._map(lambda pair: reader.read(pair[0], pair[1].ids, request), pairs)
 
     def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
-        """Return a complete answer: the draft itself, its continuation, or a new answer."""
+        """Return the complete answer for a draft.
+
+        That is the draft itself if it is complete, else its continuation, or a new answer if the server cannot continue
+        it.
+        """
         if draft.completion is not None and draft.is_complete(max_tokens):
             return draft.completion
         if max_tokens == 0:
@@ -261,7 +280,7 @@ class OpenAIModel(Backend):
         return self._check_logprobs(completion)
 
     def _make_remaining_fields(self, draft: ServerDraft, max_tokens: int) -> dict[str, Any]:
-        """Return the request fields for the tokens after a draft."""
+        """Return the request fields for greedily generating the tokens after a draft."""
         n_tokens = draft.completion.n_tokens if draft.completion else 0
         return self._make_greedy_fields(draft.prompt, max_tokens - n_tokens, None)
 
@@ -278,10 +297,14 @@ class OpenAIModel(Backend):
     def _make_greedy_fields(
         self, prompt: Prompt, max_tokens: int, seed: int | None, top: int = MARGIN_TOP_TOKENS
     ) -> dict[str, Any]:
-        """Return the request fields of a greedy answer, with the log-probabilities that the server can give."""
+        """Return the request fields for a greedy answer, with log-probabilities if the server supports them.
+
+        `top` is the number of most probable tokens to list at each position.
+        """
         fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0.0, **self._make_seed_field(seed)}
         capabilities = self._endpoint.capabilities
         if capabilities.logprobs:
+            # A larger `top` is requested only after `has_entropies` has shown that the server allows it.
             fields |= _make_logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top))
         return fields
 
@@ -289,13 +312,20 @@ class OpenAIModel(Backend):
         return {} if seed is None or not self._endpoint.capabilities.seed else {"seed": seed}
 
     def _check_logprobs(self, completion: Completion) -> Completion:
-        """Return the completion, or raise if the server left out log-probabilities that it can give."""
+        """Return the completion; raises ModelError if the server left out log-probabilities that it supports."""
         if self._endpoint.capabilities.logprobs and completion.tokens is None and completion.text:
-            raise ModelError(f"{self.name} left out the log-probabilities that it gave when it was probed.")
+            raise ModelError(
+                f"{self.name} returned an answer without log-probabilities, although the server supports them. "
+                "Check the server's log."
+            )
         return completion
 
     def _open_stream(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """Start a streamed answer. If there are no logprobs to count tokens by, the server is asked for the count."""
+        """Request a streamed answer and return its chunks.
+
+        The tokens of a stream are counted by their log-probabilities. If the server does not support those, it is asked
+        for the count (`include_usage`), unless it refuses that option.
+        """
         if not self._endpoint.capabilities.logprobs:
             try:
                 usage = {"stream_options": {"include_usage": True}}
@@ -310,7 +340,7 @@ class OpenAIModel(Backend):
     def _sample(
         self, prompts: Sequence[Prompt], max_tokens: int, sampling: Sampling, n: int, seed: int | None
     ) -> list[list[Completion]]:
-        """Draw `n` samples per prompt: in one request if the server honors `n`, else in `n` requests."""
+        """Draw `n` samples per prompt, in one request if the server supports `n`, otherwise in `n` requests."""
         if not prompts or n == 0:
             return [[] for _ in prompts]
         check_sampling(sampling)
@@ -333,21 +363,30 @@ class OpenAIModel(Backend):
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
-        """Return top_p and top_k, and switch off the server's own cut-offs."""
+        """Return the fields for top_p and top_k, and the fields that switch off the server's own defaults."""
         fields = {"top_p": sampling.top_p, **self._endpoint.capabilities.sampling}
         if sampling.top_k and "top_k" not in fields:
-            raise UnsupportedSignal(f"{self.name} does not accept top_k. Leave it out, or use vLLM or SGLang.")
+            raise UnsupportedSignal(
+                f"the server of {self.name} does not support top_k={sampling.top_k}. Use top_k=0, or a vLLM or SGLang "
+                "server."
+            )
         return {**fields, "top_k": sampling.top_k} if sampling.top_k else fields
 
     # --- labels -----------------------------------------------------------------------------------
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels; for unlisted ones see `compute_label_logprobs`."""
+        """Return the log-probabilities of the labels at each label position of each prompt.
+
+        If the server does not list a label, its log-probability is an upper bound; see `compute_label_logprobs`.
+        """
         for prompt in prompts:
             if len(prompt.parts) != 1:
                 self._label_reader.check(prompt)
         if prompts and Signal.LABELS not in self.offers:
-            raise UnsupportedSignal(f"{self.name} does not list the most probable tokens, so labels cannot be read.")
+            raise UnsupportedSignal(
+                f"cannot read labels with {self.name}: the server does not return the log-probabilities of the most "
+                "probable tokens (top_logprobs). Use another server, or an hf: model."
+            )
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
@@ -362,15 +401,21 @@ class OpenAIModel(Backend):
         return np.array([compute_label_logprobs(top, labels)], dtype=np.float32)
 
     def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
-        """Return the `n` most probable first tokens of the answer."""
+        """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
         fields = {"max_tokens": 1, "temperature": 0.0, **_make_logprob_fields(prompt, n)}
         tokens = parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
-            raise ModelError(f"{self.name} did not list the most probable tokens, so labels cannot be read.")
+            raise ModelError(
+                f"cannot read labels with {self.name}: the server's response has no log-probabilities of the most "
+                "probable tokens. Check the server's log."
+            )
         return tokens[0].top
 
     def _list_more_tokens(self, prompt: Prompt, labels: Sequence[str], top: TopTokens) -> TopTokens:
-        """Extend the listed tokens by missing labels: by token id on vLLM and SGLang, with longer lists on llama.cpp."""
+        """Return the listed tokens together with labels that are missing among them, if the server supports it.
+
+        vLLM and SGLang are asked for the labels by token id, llama.cpp for longer lists.
+        """
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)
             return top + tuple(pair for pair in requested if pair not in top)
@@ -386,7 +431,7 @@ class OpenAIModel(Backend):
         return top
 
     def _map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Apply `work` to all items in parallel threads, in order. The first failure is raised."""
+        """Apply `work` to all items in parallel threads and return the results in order; raises the first error."""
         if not items:
             return []
         _ = self._endpoint.capabilities  # probed before the threads start
@@ -395,7 +440,10 @@ class OpenAIModel(Backend):
 
 
 def _make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
-    """Return the fields that request log-probabilities, which the two endpoints name differently."""
+    """Return the fields that request log-probabilities of the `top` most probable tokens.
+
+    The endpoints for raw prompts and for chat messages name these fields differently.
+    """
     if prompt.raw:
         return {"logprobs": top}
     return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

@@ -1,7 +1,8 @@
-"""Parse the responses of an OpenAI-compatible server; malformed ones raise ModelError.
+"""Parse the responses of an OpenAI-compatible server; malformed responses raise ModelError.
 
-Chat responses list tokens under logprobs.content. Raw completions list them in parallel arrays or, on llama.cpp, as chat
-does. Servers list only the most probable tokens, so the entropy is None unless they list thousands.
+Chat responses list tokens under logprobs.content. Responses to raw prompts list them in parallel arrays, except on
+llama.cpp, which uses the chat format for both. Servers list only the most probable tokens of each position, so the
+entropy is None unless they list thousands.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from knowgate.errors import ModelError, ServerError
 from knowgate.models.openai.client import STREAM_END
 from knowgate.types import Completion, Token
 
-LOGPROB_TOLERANCE = 1e-3  # servers with half precision give log-probabilities this far above 0
+LOGPROB_TOLERANCE = 1e-3  # servers with half precision may return log-probabilities this far above 0
 MIN_LOGPROB = -9999.0  # vLLM writes this for probability 0, llama.cpp the lowest float
 MAX_TOKEN_COUNT = 2**31
-MIN_TOKENS_FOR_ENTROPY = 1_000
-LARGE_VOCABULARY = 150_000
-NEGLIGIBLE_MASS = 1e-9
-NOT_OPENAI_HINT = "it is not an OpenAI-compatible API. Check the URL; most end in /v1."
+MIN_TOKENS_FOR_ENTROPY = 1_000  # minimum number of listed tokens to estimate an entropy from
+LARGE_VOCABULARY = 150_000  # assumed vocabulary size in the upper bound of the entropy
+NEGLIGIBLE_MASS = 1e-9  # probability of all unlisted tokens that is treated as 0
+NOT_OPENAI_HINT = "The server is not an OpenAI-compatible API. Check the URL, which usually ends in /v1."
 TopTokens = Sequence[tuple[str, float]]  # texts and log-probabilities, most probable first
 
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """A token of a response, with the most probable tokens at its position."""
+    """A token of a response, its log-probability, and the most probable tokens at its position (`top`)."""
 
     text: str
     logprob: float
@@ -38,10 +39,10 @@ class TokenLogprobs:
 
     @property
     def entropy(self) -> float | None:
-        """The entropy in nats, or None if too few tokens are listed.
+        """Estimated entropy of the distribution in nats, or None if the server lists too few tokens.
 
-        The mass of unlisted tokens adds least if they are as probable as the last listed token, and most if they are
-        spread evenly over a large vocabulary. The mean of the two is used.
+        The contribution of the unlisted tokens is estimated as the mean of two bounds. It is smallest if each is as
+        probable as the last listed token, and largest if their probability is spread evenly over a large vocabulary.
         """
         if len(self.top) < MIN_TOKENS_FOR_ENTROPY:
             return None
@@ -54,7 +55,7 @@ class TokenLogprobs:
 
     @property
     def margin(self) -> float | None:
-        """Probability of the first listed token minus that of the second, or None if there are fewer."""
+        """Probability of the most probable token minus that of the second, or None if fewer than two are listed."""
         return None if len(self.top) < 2 else math.exp(self.top[0][1]) - math.exp(self.top[1][1])
 
 
@@ -62,28 +63,28 @@ class TokenLogprobs:
 
 
 def parse_completions(response: Any) -> list[Completion]:
-    """Return the completions of a response, in the server's order."""
+    """Return the completions in a response, in the order in which the server lists them."""
     choices = _get_choices(response)
     counts = _split_token_count(response, len(choices))
     return [_parse_completion(choice, count) for choice, count in zip(choices, counts, strict=True)]
 
 
 def parse_token_logprobs(response: Any) -> list[TokenLogprobs] | None:
-    """Return the tokens of the first choice with their alternatives, or None if the server gave none."""
+    """Return the tokens of the first completion with their log-probabilities, or None if there are none."""
     return _parse_logprobs(get_first_choice(response))
 
 
 def get_first_choice(response: Any) -> dict[str, Any]:
-    """Return the first choice as the server wrote it."""
+    """Return the first of the response's `choices` (completions) as JSON."""
     return _get_choices(response)[0]
 
 
 def parse_answer_ids(response: Any) -> list[int]:
-    """Return the token ids of the first choice, without the token that ended it."""
+    """Return the token ids of the first completion, without the token that ended it."""
     choice = get_first_choice(response)
     ids = choice.get("token_ids", choice.get("response_token_ids"))
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-        raise ModelError("the server did not give the token ids of its answer. Use a newer release of it.")
+        raise ModelError("the server did not return the token ids of its answer. Use a newer release of the server.")
     if choice.get("finish_reason") != "stop" or not ids:
         return ids
     # SGLang always names the stop token, vLLM only if it is not the usual one.
@@ -92,21 +93,21 @@ def parse_answer_ids(response: Any) -> list[int]:
 
 
 def _get_choices(response: Any) -> list[dict[str, Any]]:
-    """Return the choices of a response; raises ModelError if there are none."""
+    """Return the `choices` (completions) of a response as JSON; raises ModelError if there are none."""
     choices = response.get("choices") if isinstance(response, dict) else None
     if not isinstance(choices, list) or not choices or not all(isinstance(item, dict) for item in choices):
-        raise ModelError(f"the server's response has no choices: {NOT_OPENAI_HINT}")
+        raise ModelError(f"the server's response has no field 'choices'. {NOT_OPENAI_HINT}")
     return choices
 
 
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
-    """Convert a choice; `n_tokens` is used if it has no log-probabilities."""
+    """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
     logprobs = _parse_logprobs(choice)
     tokens = None if logprobs is None else tuple(Token(x.text, x.logprob, x.entropy, x.margin) for x in logprobs)
     message = choice.get("message")
     text = message.get("content") if isinstance(message, dict) else choice.get("text", choice)
     if text is not None and not isinstance(text, str):
-        raise ModelError("the server's response has a choice without text.")
+        raise ModelError(f"the server's response has no answer text. {NOT_OPENAI_HINT}")
     return Completion(
         text=text or "",  # null means that nothing was generated
         tokens=tokens,
@@ -116,7 +117,7 @@ def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
 
 
 def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
-    """Split the token count of a response evenly over its choices, because servers only give the sum."""
+    """Split the token count of a response evenly over its `n` completions, because servers report only the sum."""
     usage = response.get("usage")
     total = usage.get("completion_tokens") if isinstance(usage, dict) else None
     share, remainder = divmod(total if isinstance(total, int) and 0 <= total < MAX_TOKEN_COUNT else 0, n)
@@ -127,7 +128,7 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 
 def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
-    """Return the tokens of a choice with their alternatives, or None."""
+    """Return the tokens of a choice with their log-probabilities, or None if it has none."""
     logprobs = choice.get("logprobs")
     if not isinstance(logprobs, dict):
         return None
@@ -145,7 +146,7 @@ def _parse_chat_token(item: dict[str, Any]) -> TokenLogprobs:
 
 
 def _parse_parallel_arrays(logprobs: dict[str, Any]) -> list[TokenLogprobs]:
-    """Parse the log-probabilities of a raw completion."""
+    """Parse the log-probabilities of a response to a raw prompt, which are in parallel arrays."""
     texts, values = logprobs["tokens"], logprobs["token_logprobs"]
     tops = logprobs.get("top_logprobs") or [None] * len(texts)
     return [
@@ -160,29 +161,41 @@ def _parse_top(pairs: Iterable[tuple[Any, Any]]) -> tuple[tuple[str, float], ...
 
 
 def check_logprob(value: Any) -> float:
-    """Return a log-probability in [MIN_LOGPROB, 0], or raise ModelError if the value cannot be one."""
+    """Check a log-probability from a server and limit it to [MIN_LOGPROB, 0].
+
+    Raises:
+        ModelError: The value is NaN, infinite or clearly above 0.
+    """
     number = float(value)
     if math.isnan(number):
-        raise ModelError("the server gave NaN as a log-probability: its weights or number format are bad.")
+        raise ModelError(
+            "the server returned NaN as a log-probability. Check its model weights and number format (dtype)."
+        )
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(f"the server gave {number} as a log-probability.")
+        raise ModelError(f"the server returned {number} as a log-probability, which must be finite and at most 0.")
     return min(0.0, max(MIN_LOGPROB, number))
 
 
 @contextlib.contextmanager
 def translate_format_errors(what: str) -> Generator[None, None, None]:
-    """Raise ModelError if a part of a response does not have the expected form."""
+    """Raise ModelError if the block fails because a part of a response does not have the expected format.
+
+    `what` names that part in the message, such as 'log-probabilities'.
+    """
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ModelError(f"the server's response has {what} of an unknown form.") from None
+        raise ModelError(
+            f"the server's response has {what} in an unknown format. Check the server's version."
+        ) from None
 
 
 def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]:
-    """Return the log-probability of each label, from the most probable tokens at one position.
+    """Return the log-probability of each label, from the most probable tokens that a server lists at one position.
 
-    A label that is not listed gets an upper bound: the smallest listed probability or, if it may consist of several
-    tokens, that of the listed tokens it begins with. So no label has probability 0.
+    A label that is not listed gets an upper bound, so that no label has probability 0. The bound is the smallest listed
+    probability. If the label begins with listed tokens, it may consist of several tokens, and the bound is the
+    probability of those if it is larger.
     """
     exact = [[value for text, value in top if text.strip() == label.strip()] for label in labels]
     return [
@@ -192,19 +205,20 @@ def compute_label_logprobs(top: TopTokens, labels: Sequence[str]) -> list[float]
 
 
 def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
-    """Return whether a label is not among the listed tokens."""
+    """Return whether any label is not among the listed tokens."""
     listed = {text.strip() for text, _ in top}
     return any(label.strip() not in listed for label in labels)
 
 
 def _bound_logprob(top: TopTokens, label: str) -> float:
-    """Return the largest log-probability that an unlisted label can have."""
+    """Return the largest log-probability that a label can have if the server did not list it."""
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(value for _, value in top)
     return max(smallest, _log_sum_exp(beginnings)) if beginnings else smallest
 
 
 def _log_sum_exp(values: Sequence[float]) -> float:
+    """Return the log of the summed probabilities, at most 0 in spite of rounding."""
     return min(0.0, float(np.logaddexp.reduce(values)))
 
 
@@ -212,7 +226,10 @@ def _log_sum_exp(values: Sequence[float]) -> float:
 
 
 def assemble_stream(chunks: Generator[Any, None, None]) -> Generator[str, None, dict[str, Any]]:
-    """Yield the text of each chunk and return the whole response. Closing it closes `chunks`."""
+    """Yield the text of each chunk of a stream, then return the whole response as JSON.
+
+    Closing this generator also closes `chunks`, and with it the connection.
+    """
     response = StreamedResponse()
     with contextlib.closing(chunks):
         for chunk in chunks:
@@ -223,13 +240,13 @@ def assemble_stream(chunks: Generator[Any, None, None]) -> Generator[str, None, 
 
 @dataclass
 class StreamedResponse:
-    """The first choice of a streamed response, assembled from its chunks.
+    """Assembles the first completion of a streamed response from its chunks.
 
     Args:
-        texts: Text of each chunk.
-        finish_reason: Why the server stopped, if it said so.
-        logprobs: Log-probabilities so far, under the server's names for them.
-        usage: Token counts, if the server sent them.
+        texts: Text of each chunk so far.
+        finish_reason: Why the server ended the answer, such as 'stop' or 'length'; None if it did not say.
+        logprobs: Lists of log-probabilities so far, by their field names in the response.
+        usage: Token counts; None if the server did not send them.
         ended: Whether the server sent STREAM_END.
     """
 
@@ -245,7 +262,7 @@ class StreamedResponse:
             self.ended = True
             return ""
         if not isinstance(chunk, dict):
-            raise ModelError(f"the server's stream has a chunk that is not an object: {NOT_OPENAI_HINT}")
+            raise ModelError(f"the server's stream has a chunk that is not a JSON object. {NOT_OPENAI_HINT}")
         self.usage = chunk.get("usage") or self.usage
         choices = chunk.get("choices")
         choices = choices if isinstance(choices, list) else []
@@ -262,7 +279,11 @@ class StreamedResponse:
         return text
 
     def build(self) -> dict[str, Any]:
-        """Return the response as it would have been without streaming."""
+        """Return the response in the format of a server that does not stream.
+
+        Raises:
+            ServerError: The stream ended before the answer was complete.
+        """
         if not self.ended and self.finish_reason is None:  # some servers send only one of the two
             raise ServerError("the server closed the connection in the middle of its answer. Send the question again.")
         choice = {"text": "".join(self.texts), "finish_reason": self.finish_reason, "logprobs": self.logprobs or None}
@@ -274,5 +295,5 @@ def _get_chunk_text(choice: dict[str, Any]) -> str:
     message = choice.get("delta", choice.get("message"))
     text = message.get("content") if isinstance(message, dict) else choice.get("text")
     if text is not None and not isinstance(text, str):
-        raise ModelError("the server's stream has a choice without text.")
+        raise ModelError(f"the server's stream has a chunk without answer text. {NOT_OPENAI_HINT}")
     return text or ""

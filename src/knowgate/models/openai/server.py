@@ -1,4 +1,4 @@
-"""One model on one server: what the server supports, requests for prompts, and its tokenizer."""
+"""Send requests for one model to one server: find out what it supports, complete prompts, and tokenize text."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from knowgate.types import Prompt
 
 Result = TypeVar("Result")
 PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body -> response
-PROBE_TOKENS = 4
-# Parameters to probe, and their values, best first. -1 switches top_k off in vLLM, SGLang and llama.cpp; some gateways
-# expect 0.
+PROBE_TOKENS = 4  # length of the answer to the request that finds out what a server supports
+# Parameters to probe, and the values to try, best first. top_k=-1 means no limit in vLLM, SGLang and llama.cpp, but some
+# gateways expect 0.
 PROBED_PARAMETERS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "logprobs": ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}, {"logprobs": True}),
     "n": ({"n": 2},),
     "seed": ({"seed": 0},),
     "sampling": ({"top_k": -1, "min_p": 0.0}, {"top_k": 0, "min_p": 0.0}),
 }
-WIDE_TOP_TOKENS = 2_000  # listed by servers without a limit: enough for entropies, 100 kB per position
+# Number of tokens to request from servers that have no low limit. Enough for entropies, and 100 kB per position.
+WIDE_TOP_TOKENS = 2_000
 REFUSAL_STATUSES = (400, 422, 500, 501)  # some servers crash on parameters that they do not know
-MISSING_STATUSES = (404, 405, 501)  # of endpoints that a server does not have
-MAX_SHOWN_MODELS = 20
+MISSING_STATUSES = (404, 405, 501)  # returned for endpoints that a server does not have
+MAX_SHOWN_MODELS = 20  # maximum number of model names in an error message
 # Server -> the fields that make it continue the last message instead of replying to it.
 CONTINUATION_FIELDS: Mapping[str, Mapping[str, bool]] = {
     "vllm": {"continue_final_message": True, "add_generation_prompt": False},
@@ -53,14 +54,14 @@ NEUTRAL_SAMPLING: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class ServerCapabilities:
-    """What a server really supports.
+    """What a server supports, as found out by a test request.
 
     Args:
-        logprobs: Whether it gives log-probabilities.
-        top: Number of tokens that it lists at each position.
-        n: Whether it returns several completions per request.
+        logprobs: Whether the server returns log-probabilities.
+        top: Number of most probable tokens that it lists at each position.
+        n: Whether it can return several completions per request.
         seed: Whether it accepts a seed.
-        sampling: Parameters that switch off its own truncation of samples.
+        sampling: Request fields that switch off the server's own top_k and min_p, if it accepts them.
     """
 
     logprobs: bool
@@ -79,10 +80,10 @@ class _AcceptedRequest:
 
 
 def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
-    """Find out what a server supports, from the response to a short request with all parameters.
+    """Find out what a server supports by sending a short request with all parameters.
 
-    If it is refused, the parameters are added one by one. A server may also accept a parameter and ignore it, so only
-    the response counts.
+    If the server refuses it, a plain request is sent and the parameters are added one by one. A server may accept a
+    parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
     """
     plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
     everything = {key: value for options in PROBED_PARAMETERS.values() for key, value in options[0].items()}
@@ -103,7 +104,7 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
 
 
 def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
-    """Return whether a server lists thousands of tokens per position. llama.cpp does; most stop at about 20."""
+    """Return whether a server lists thousands of tokens per position, as llama.cpp does. Most list about 20."""
     body = {**_make_greeting(model), "max_tokens": 1, "temperature": 0.0}
     accepted = _try_request(post, {**body, "logprobs": True, "top_logprobs": WIDE_TOP_TOKENS})
     tokens = parse_token_logprobs(accepted.response) if accepted else None
@@ -115,7 +116,7 @@ def _make_greeting(model: str) -> dict[str, Any]:
 
 
 def _try_request(post: PostFunction, body: Mapping[str, Any]) -> _AcceptedRequest | None:
-    """Send a request; returns None if the server refuses it."""
+    """Send a chat request; returns None if the server refuses its parameters."""
     try:
         return _AcceptedRequest(body, post("/chat/completions", dict(body)))
     except StatusError as error:
@@ -146,7 +147,7 @@ class ModelEndpoint:
 
     @property
     def capabilities(self) -> ServerCapabilities:
-        """What the server supports; probed once, also if several threads ask at the same time."""
+        """What the server supports. The first use sends test requests, once for all threads."""
         with self._probe_lock:
             if self._capabilities is None:
                 self._capabilities = self._explain_missing_model(lambda: probe_server(self._post, self.model))
@@ -161,34 +162,37 @@ class ModelEndpoint:
 
     @property
     def lists_requested_tokens(self) -> bool:
-        """Whether the server gives log-probabilities of chosen tokens. vLLM 0.32 crashes if it also extracts states."""
+        """Whether a request can name the tokens whose log-probabilities are returned.
+
+        vLLM and SGLang support this. vLLM 0.32 crashes, however, if it was also started with hidden states.
+        """
         return self.server == "sglang" or (self.server == "vllm" and not self.gives_hidden_states)
 
     def complete_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Any:
-        """Return the response to a prompt; with `draft`, its continuation.
+        """Send a prompt and return the server's response as JSON.
 
         Args:
-            prompt: A user turn, or raw text.
+            prompt: A chat message, or raw text.
             fields: Other fields of the request.
-            draft: The beginning of the answer.
+            draft: The beginning of the answer, for the server to continue; empty for a new answer.
         """
         path, body = self._make_request(prompt, fields, draft)
         return self._explain_missing_model(lambda: self._post(path, body))
 
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """Return the response to a prompt as a generator of chunks; see `ApiClient.stream`."""
+        """Send a prompt and return the streamed response as a generator of chunks; see `ApiClient.stream`."""
         path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
         chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
         return chunks if self.on_response is None else self._report_at_end(chunks)
 
     def complete_ids(self, ids: Sequence[int], fields: dict[str, Any], *, report: bool = True) -> Any:
-        """Return the response to a raw prompt of token ids. With report=False, `on_response` is not called."""
+        """Send a raw prompt as token ids and return the response. With report=False, `on_response` is not called."""
         body = {"model": self.model, **fields, "prompt": list(ids)}
         post = self._post if report else self.client.post
         return self._explain_missing_model(lambda: post("/completions", body))
 
     def _make_request(self, prompt: Prompt, fields: dict[str, Any], draft: str) -> tuple[str, dict[str, Any]]:
-        """Return the path and the body of a request."""
+        """Return the path and the body of a request for a prompt, with the beginning of its answer if there is one."""
         body = {"model": self.model, **fields}
         if prompt.raw:
             return "/completions", {**body, "prompt": prompt.text + draft}
@@ -199,7 +203,7 @@ class ModelEndpoint:
         return "/chat/completions", {**body, "messages": messages}
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Send a POST request and report its response."""
+        """Send a POST request, and call `on_response` with the id of its response."""
         response = self.client.post(path, body)
         self._report(response)
         return response
@@ -209,7 +213,7 @@ class ModelEndpoint:
             self.on_response(response["id"])
 
     def _report_at_end(self, chunks: Generator[Any, None, None]) -> Generator[Any, None, None]:
-        """Yield the chunks of a stream and report its last one."""
+        """Yield the chunks of a stream, then call `on_response` with the id in the last one."""
         last: Any = None
         with contextlib.closing(chunks):
             for chunk in chunks:
@@ -221,25 +225,28 @@ class ModelEndpoint:
 
     @functools.cached_property
     def card(self) -> dict[str, Any]:
-        """The server's description of the model, or of its first model if it does not list this name."""
+        """The server's entry for the model in GET /models, or its first entry if it does not list this name."""
         cards = self.list_models()
         return next((card for card in cards if card.get("id") == self.model), cards[0] if cards else {})
 
     @property
     def server(self) -> str:
-        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'nothing' if it does not say.
+        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'nothing' if the server does not report it.
 
-        Taken from `owned_by` in GET /models. Other servers have GET /version too, so that would not tell.
+        Taken from the field `owned_by` in GET /models.
         """
         return str(self.card.get("owned_by") or "nothing")
 
     @property
     def adapter(self) -> str:
-        """Name of the LoRA adapter if the model is one, on SGLang: listed with a parent, or as BASE:ADAPTER."""
+        """Name of the LoRA adapter on SGLang, or '' if the model is not an adapter.
+
+        SGLang lists an adapter as a model with a parent, or accepts it in the model's name as BASE:ADAPTER.
+        """
         return self.model if self.card.get("parent") else self.model.partition(":")[2]
 
     def list_models(self) -> list[dict[str, Any]]:
-        """Return the models that GET /models lists, or none if the server has no such endpoint."""
+        """Return the server's list of models (GET /models), or an empty list if it has no such endpoint."""
         try:
             response = self.client.get("/models")
         except StatusError as error:
@@ -250,7 +257,7 @@ class ModelEndpoint:
         return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
     def _explain_missing_model(self, send: Callable[[], Result]) -> Result:
-        """Send a request; status 404 becomes an error that lists the server's models."""
+        """Call `send`; if it fails with status 404, raise an error that lists the server's models."""
         try:
             return send()
         except StatusError as error:
@@ -266,24 +273,27 @@ class ModelEndpoint:
             names = []
         if not names:
             message = str(error).rstrip(".")
-            return ServerError(f"{message}. Check the URL (most end in /v1) and the model's name '{self.model}'.")
+            return ServerError(
+                f"{message}. Check the URL, which usually ends in /v1, and the model's name '{self.model}'."
+            )
         if self.model in names:
             return error
         more = ", ..." if len(names) > MAX_SHOWN_MODELS else ""
         return ServerError(
-            f"{self.client.url} has no model '{self.model}'. It has: {', '.join(names[:MAX_SHOWN_MODELS])}{more}."
+            f"the server {self.client.url} has no model '{self.model}'. Use one of its models: "
+            f"{', '.join(names[:MAX_SHOWN_MODELS])}{more}."
         )
 
     # --- endpoints that OpenAI does not have ------------------------------------------------------
 
     def tokenize_text(self, text: str, special: bool) -> tuple[int, ...]:
-        """Tokenize text with the server's tokenizer; `special` adds the tokens that begin a text."""
+        """Tokenize text with the server's tokenizer; `special` adds the special tokens that begin a text."""
         if self.server == "llamacpp":
             return self._tokenize({"content": text, "add_special": special})
         return self._tokenize({"model": self.model, "prompt": text, "add_special_tokens": special})
 
     def tokenize_prompt(self, prompt: Prompt) -> tuple[int, ...]:
-        """Tokenize a prompt, up to where the answer begins, on vLLM or SGLang."""
+        """Tokenize a prompt on vLLM or SGLang, inside the chat template and up to where the answer begins."""
         if prompt.raw:
             return self.tokenize_text(prompt.text, True)
         messages = [{"role": "user", "content": prompt.text}]
@@ -295,11 +305,14 @@ class ModelEndpoint:
         response = call_native_endpoint(post, "/tokenize", body)
         tokens = response.get("tokens") if isinstance(response, dict) else None
         if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
-            raise ModelError(f"{self.client.url}: the server's tokenizer did not return a list of token ids.")
+            raise ModelError(
+                f"the tokenizer of the server {self.client.url} did not return a list of token ids. "
+                "Check the server's version."
+            )
         return tuple(tokens)
 
     def generate_on_sglang(self, ids: Sequence[int], fields: dict[str, Any]) -> Any:
-        """Return the response of SGLang's /generate to token ids, with one token of answer."""
+        """Send token ids to SGLang's /generate and return the response. The answer has one token."""
         body = {"input_ids": list(ids), "sampling_params": {**NEUTRAL_SAMPLING, "max_new_tokens": 1}, **fields}
         if self.adapter:  # /generate does not take a model name
             body["lora_path"] = self.adapter
@@ -307,13 +320,17 @@ class ModelEndpoint:
 
 
 def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) -> Any:
-    """Call an endpoint that OpenAI does not have; raises UnsupportedSignal if a gateway hides it."""
+    """Call an endpoint that is not part of the OpenAI API, such as /tokenize.
+
+    Raises:
+        UnsupportedSignal: The server does not have the endpoint, or a gateway in front of it hides it.
+    """
     try:
         return post(path, body)
     except StatusError as error:
         if error.status not in MISSING_STATUSES:
             raise
         raise UnsupportedSignal(
-            f"{str(error).rstrip('.')}. Labels and hidden states by token ids need {path} of the server itself: use "
-            "its own URL, ending in /v1, or a newer server."
+            f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the URL "
+            "of the server itself, not of a gateway, or a newer release of the server."
         ) from None

@@ -21,12 +21,12 @@ SPEC_FORM = "openai:MODEL@URL, such as openai:Qwen/Qwen3-8B@http://127.0.0.1:800
 
 @dataclass(frozen=True)
 class HiddenStateConfig:
-    """The hidden states that a server was started to give.
+    """Which hidden states a server was started to return.
 
     Args:
         layers: Layer numbers in the server's order, counted as in transformers (0 is the embeddings).
-        depth: Number of hidden states that transformers has for this model.
-        storage: The folder that vLLM writes them to, as this machine sees it.
+        depth: Number of hidden states of the model: its number of layers plus one for the embeddings.
+        storage: Path on this machine of the folder that vLLM writes hidden states to; None for SGLang.
     """
 
     layers: tuple[int, ...]
@@ -36,7 +36,7 @@ class HiddenStateConfig:
 
 @dataclass(frozen=True)
 class OpenAISpec:
-    """A model on a server, with the options of its spec."""
+    """The parts of a spec `openai:MODEL@URL#OPTIONS`."""
 
     model: str
     url: str
@@ -45,7 +45,10 @@ class OpenAISpec:
 
 
 def parse_openai_spec(value: str) -> OpenAISpec:
-    """Parse what follows 'openai:' in a model spec.
+    """Parse a model spec after its prefix 'openai:'.
+
+    Raises:
+        BadSetting: The spec is malformed, or an option is unknown or out of range.
 
     Example:
         >>> parse_openai_spec("m@http://127.0.0.1:8000/v1#concurrency=32").concurrency
@@ -53,51 +56,61 @@ def parse_openai_spec(value: str) -> OpenAISpec:
     """
     match = re.fullmatch(r"(?P<model>\S+?)@(?P<url>https?://[^\s#]+)(#(?P<options>\S*))?", value)
     if match is None:
-        raise BadSetting(f"'openai:{redact_secrets(value)}' is not of the form {SPEC_FORM}.")
+        raise BadSetting(f"the model spec 'openai:{redact_secrets(value)}' is not of the form {SPEC_FORM}.")
     pairs = parse_qsl(match["options"] or "", keep_blank_values=True)
     options = dict(pairs)
     if not set(options) <= set(SPEC_OPTIONS) or len(options) < len(pairs):
         raise BadSetting(
-            f"cannot parse the options '#{match['options']}' after a server's URL. Give each of "
-            f"{', '.join(SPEC_OPTIONS)} at most once, as in #layers=15,23&storage=/mnt/states&concurrency=32."
+            f"cannot parse the options '#{match['options']}' after the server's URL. The options are "
+            f"{', '.join(SPEC_OPTIONS)}, each at most once, as in #layers=15,23&storage=/mnt/states&concurrency=32."
         )
     concurrency = _parse_number("concurrency", options.get("concurrency", str(DEFAULT_CONCURRENCY)), MAX_CONCURRENCY)
     return OpenAISpec(match["model"], match["url"], concurrency, _parse_hidden_states(options))
 
 
 def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
-    """Parse the options layers, depth and storage."""
+    """Parse the options layers, depth and storage; returns None if none of them is given."""
     if "layers" not in options:
         if others := [name for name in ("depth", "storage") if name in options]:
-            raise BadSetting(f"'{others[0]}' of a server needs the layers of its hidden states too: #layers=15,23.")
+            raise BadSetting(
+                f"the option '{others[0]}' in the model spec needs the option 'layers' too, which lists the layers of the "
+                "server's hidden states: #layers=15,23."
+            )
         return None
     layers = tuple(_parse_number("layers", word, 100_000, minimum=0) for word in options["layers"].split(","))
     if len(set(layers)) < len(layers):
-        raise BadSetting(f"layers={options['layers']} of a server names a layer twice.")
+        raise BadSetting(f"layers={options['layers']} in the model spec names a layer twice. List each layer once.")
     depth = _parse_number("depth", options.get("depth", str(max(layers) + 1)), 100_001)
     if depth <= max(layers):
         raise BadSetting(
-            f"depth={depth} is too small for layer {max(layers)}: it counts the embeddings and every layer."
+            f"depth={depth} in the model spec is too small for layer {max(layers)}. The depth is the model's number of "
+            "layers plus one for the embeddings."
         )
     return HiddenStateConfig(layers, depth, expand_path(options["storage"]) if options.get("storage") else None)
 
 
 def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
-    """Parse a whole number within limits."""
+    """Parse the option `name` as a whole number; raises BadSetting if it is not within the limits."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
     if not minimum <= number <= maximum:
-        raise BadSetting(f"{name} of a server must be a whole number from {minimum} to {maximum:,}, got '{text}'.")
+        raise BadSetting(
+            f"the option '{name}' in the model spec must be a whole number from {minimum} to {maximum:,}, got '{text}'."
+        )
     return number
 
 
 def check_server_url(url: str) -> None:
-    """Raise BadSetting for a URL that is invalid or contains a login, which would be shown in messages."""
+    """Raise BadSetting if a URL is invalid, or contains a login (user:password@), which messages would show."""
     redacted = redact_secrets(url)
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadSetting(f"'{redacted}' is not a URL: {error}.") from None
+        raise BadSetting(f"'{redacted}' is not a valid URL: {error}.") from None
     if parsed.userinfo:
-        raise BadSetting(f"'{redacted}' contains a login. Put the key into KNOWGATE_API_KEY.")
+        raise BadSetting(
+            f"the URL '{redacted}' contains a login. Remove it, and set the environment variable KNOWGATE_API_KEY."
+        )
     if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise BadSetting(f"'{redacted}' must be http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1.")
+        raise BadSetting(
+            f"the URL '{redacted}' must have the form http(s)://HOST[:PORT]/PATH, such as http://127.0.0.1:8000/v1."
+        )
