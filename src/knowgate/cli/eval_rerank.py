@@ -13,7 +13,7 @@ from pydantic import Field
 from knowgate.cli.console import STDERR_CONSOLE, print_tables, print_text
 from knowgate.cli.options import PreferencesOption, parse_integers, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
-from knowgate.core.display import render_markdown_tables
+from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
 from knowgate.core.options import Count, Options, Share
 from knowgate.core.validation import expand_path
@@ -103,16 +103,21 @@ def eval_rerank(
     _print_warnings(specs, sources, options.split)
     comparison = _compare(sources, specs, out, options)
     tables = comparisons.build_reranker_tables(comparison)
-    write_json(out / "rerank.json", comparisons.reranker_comparison_to_dict(comparison))
-    write_text(out / "rerank.md", render_markdown_tables(tables))
-    write_reranker_page(comparison, out / "report.html")
-    write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
+    _write_results(comparison, tables, out)
     print_tables(tables)
     verdict = build_reranker_verdict(comparison)
     print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
     STDERR_CONSOLE.print(
         f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired."
     )
+
+
+def _write_results(comparison: RerankerComparison, tables: Sequence[TextTable], out: Path) -> None:
+    """Write the comparison as JSON, Markdown and HTML, and the predictions of each question."""
+    write_json(out / "rerank.json", comparisons.reranker_comparison_to_dict(comparison))
+    write_text(out / "rerank.md", render_markdown_tables(tables))
+    write_reranker_page(comparison, out / "report.html")
+    write_text(out / "predictions.jsonl", "".join(comparisons.iter_prediction_lines(comparison)))
 
 
 def _compare(

@@ -107,9 +107,7 @@ def fit(
     """
     function, folder = load_fit_function(name), Path(out)
     if not runs:
-        raise BadSetting(
-            f"fit {name} has no label runs to learn from. Give `labels`: folders made by `knowgate label`."
-        )
+        raise BadSetting(f"fit {name} has no label runs to learn from. Give `labels`, made by `knowgate label`.")
     paths = resolve_run_paths(runs)
     _check_options(name, function, options, len(paths))
     check_fit_options(name, function, gate_options)
