@@ -34,7 +34,7 @@ def test_a_broken_file_is_rejected_and_not_changed(tmp_path):
     path = tmp_path / "log.db"
     path.write_bytes(b"this is no database, but somebody may want it back" * 50)
     before = path.read_bytes()
-    with pytest.raises(ArtifactError, match="It was not changed"):
+    with pytest.raises(ArtifactError, match="The file was not changed"):
         SqliteHistory(path, HashEmbedder()).add([entry("one")])
     assert path.read_bytes() == before
 
@@ -50,6 +50,8 @@ def test_a_log_of_another_version_is_rejected(log):
 def test_a_full_disk_says_what_is_safe_and_what_to_do(log):
     log.add([entry("one")])
     log._database.connection().execute("PRAGMA max_page_count = 1")
-    with pytest.raises(KnowgateError, match=r"database or disk is full. Earlier entries are saved; free some space"):
+    with pytest.raises(
+        KnowgateError, match=r"database or disk is full. Earlier entries are saved. Free some disk space"
+    ):
         log.add([entry(f"question {i} " + "x" * 3000) for i in range(50)])
     assert [one.question for one in log.entries()] == ["one"]
