@@ -75,7 +75,7 @@ def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Pat
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--docs", "nowhere"], "the folder or file 'nowhere' does not exist"),
+        (["--docs", "nowhere"], "there is no folder or file 'nowhere'"),
         (["--docs", "empty"], "no documents in 'empty'"),
         (["--docs", "lamps", "--questions", "none.txt"], "there is no file 'none.txt' with questions"),
         (["--docs", "lamps", "--model", "gpt-4o"], "Did you mean openai:gpt-4o@"),
@@ -97,7 +97,7 @@ def test_on_a_terminal_it_asks_again_for_what_cannot_be_used(call: Call, lamps: 
     answers = b"nowhere\nlamps\nsmoll\nfake:t.json\nnone.txt\nq.jsonl\n"
     outcome = call("start", stdin=answers)
     assert outcome.code == 0
-    assert "the folder or file 'nowhere' does not exist" in outcome.err
+    assert "there is no folder or file 'nowhere'" in outcome.err
     assert "unknown model 'smoll'" in outcome.err
     assert "there is no file 'none.txt' with questions" in outcome.err
 

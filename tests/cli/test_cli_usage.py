@@ -9,4 +9,4 @@ def test_a_question_mark_ends_its_sentence(call: Call):
 def test_a_matrix_of_gates_needs_gates(call: Call):
     done = call("sweep", "plug-in", "--labels", "run")
     assert done.code == 1
-    assert "Name their folders: --gates GATE,GATE" in done.err
+    assert "Give their folders: --gates GATE,GATE" in done.err

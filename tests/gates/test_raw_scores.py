@@ -64,7 +64,7 @@ def test_the_own_verdict_is_the_raw_score_at_one_half(tmp_path):
 @pytest.mark.parametrize("option", ["verdict=mine", "k=3", "own"])
 def test_another_option_of_a_fitted_gate_is_rejected(tmp_path, option):
     folder = write_gate(tmp_path / "mine")
-    with pytest.raises(BadSetting, match="allowed: verdict=need or verdict=own"):
+    with pytest.raises(BadSetting, match="Allowed: verdict=need or verdict=own"):
         load_gate(f"{folder},{option}")
 
 

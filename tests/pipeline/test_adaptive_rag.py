@@ -412,11 +412,11 @@ class Careless(Gate):
 @pytest.mark.parametrize(
     ("gate", "said"),
     [
-        (Careless([]), "gate 'careless' gave 0 needs for 1 questions"),
-        (Careless([0.1, 0.2]), "gave 2 needs for 1 questions"),
+        (Careless([]), "gate 'careless' returned 0 needs for 1 questions"),
+        (Careless([0.1, 0.2]), "returned 2 needs for 1 questions"),
         (Careless(None), "did not return a list of numbers"),
         (Careless([None]), "did not return a list of numbers"),
-        (Careless(reasons=("a", "b")), "gave 2 explanations for 1 questions"),
+        (Careless(reasons=("a", "b")), "returned 2 explanations for 1 questions"),
     ],
 )
 def test_a_careless_gate_is_named(gate, said):

@@ -63,5 +63,5 @@ def test_a_vector_that_is_not_a_number_is_an_error():
 
 
 def test_a_model_of_another_width_is_an_error():
-    with pytest.raises(ModelError, match="returns vectors of 5 numbers, the index holds vectors of 8"):
+    with pytest.raises(ModelError, match="returns vectors of 5 numbers, but the index holds vectors of 8"):
         retriever(unit_vectors(4), CountingEmbedder(5)).search(["a"], 1)

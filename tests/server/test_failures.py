@@ -93,7 +93,7 @@ def test_a_gate_that_times_out_retrieves_and_reports_it(serve):
     address, _ = serve(gate="always", change=use_gate(FailingGate(lambda questions: time.sleep(1.5) or [0.0])))
     report = ask(address).json()["knowgate"]
     assert (report["retrieve"], report["degraded"]) == (True, ["gate"])
-    assert "longer than 0.5 seconds" in report["reason"]
+    assert "timeout after 0.5 seconds" in report["reason"]
 
 
 def test_a_gate_that_failed_repeatedly_is_not_called(serve):

@@ -26,7 +26,7 @@ def list_gates() -> None:
     for name, point in find_plugins("knowgate.fitted_gates").items():
         rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(f"default: the gate that knowgate ships for the LLM (smollm has one), or else {FALLBACK_GATE}", err=True)
+    typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE}", err=True)
     typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 

@@ -40,7 +40,7 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
         table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
     create_console(soft_wrap=False).print(table)
     STDERR_CONSOLE.print("Try them: knowgate rules test QUESTIONS.txt")
-    STDERR_CONSOLE.print("Use your own rules: knowgate ask --rules FILE. Use no rules: knowgate ask --no-rules")
+    STDERR_CONSOLE.print("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
 
 
 @app.command("test")

@@ -185,7 +185,7 @@ def test_a_recorded_gate_that_lacks_questions_is_rejected(runs):
         write_needs(run, [RecordedNeeds("half", 0.5, {row.id: 0.5 for row in rows[:10]})])
     for one in both_ways(runs):
         missing = sum(key.partition("/")[2] not in {row.id for row in rows[:10]} for key in one.keys)
-        with pytest.raises(BadSetting, match=f"lacks {missing} of {len(one.rows)} questions"):
+        with pytest.raises(BadSetting, match=f"for {missing} of {len(one.rows)} questions"):
             score_gates(one, ["half"])
 
 
