@@ -97,7 +97,7 @@ def test_on_a_terminal_it_asks_again_for_what_cannot_be_used(call: Call, lamps: 
     answers = b"nowhere\nlamps\nsmoll\nfake:t.json\nnone.txt\nq.jsonl\n"
     outcome = call("start", stdin=answers)
     assert outcome.code == 0
-    assert "there is no folder or file 'nowhere'" in outcome.err
+    assert "the folder or file 'nowhere' does not exist" in outcome.err
     assert "unknown model 'smoll'" in outcome.err
     assert "there is no file 'none.txt' with questions" in outcome.err
 
