@@ -16,11 +16,13 @@ from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_manifest import StatePosition
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
+from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import logit
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
+GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)
 TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
 MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
 MAX_NAMED_SIGNALS = 2  # explanations name at most two signals for and two against retrieval
@@ -51,12 +53,14 @@ class FusionOptions:
         probes: Classifiers of hidden states.
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
+        heads: Names of the two regressions of a gate that was fitted on 'gain'; empty if there is one.
     """
 
     features: tuple[str, ...]
     probes: tuple[FusionProbe, ...]
     embedder: str = ""
     embedder_fingerprint: str = ""
+    heads: tuple[str, ...] = ()
 
     @property
     def width(self) -> int:
@@ -68,7 +72,9 @@ class FusionOptions:
 class FusionGate(FittedGate):
     """Combines token statistics, hidden-state probes, samples and self-assessment in a logistic regression.
 
-    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them.
+    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them. If it was
+    fitted on the target `gain`, it has two regressions: P(right with passages) and P(right from memory). The need is
+    their difference, mapped from [-1, 1] to [0, 1].
 
     Needs: the signals that it was fitted with. Cost per question: the cost of its most expensive signal.
     Reference: ours.
@@ -87,10 +93,13 @@ class FusionGate(FittedGate):
         options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
-        heads = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
-        for name in heads:
-            claim_network(tensors, f"{name}.")
-        claim_network(tensors, "fusion.", options.width)
+        if options.heads and options.heads != GAIN_HEADS:
+            raise BadInput(f"unknown heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
+        classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
+        for prefix in self._head_prefixes:
+            for name in classifiers:
+                claim_network(tensors, f"{prefix}{name}.")
+            claim_network(tensors, f"{prefix}fusion.", options.width)
         tensors.finish()
 
     @property
@@ -103,35 +112,56 @@ class FusionGate(FittedGate):
         """Build the prompt that asks the LLM whether it can answer each question."""
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval with the logistic regression."""
-        return apply_network(self.artifact.tensors, self.compute_signals(questions, readings), "fusion.")
+    @property
+    def _head_prefixes(self) -> list[str]:
+        """Start of the tensor names of each regression."""
+        return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
-    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-        """Compute the inputs of the logistic regression, one row per question.
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute the uncalibrated need for retrieval with the logistic regression, or the expected gain with two."""
+        needs = self._predict(questions, readings)
+        return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
+
+    def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
+        """Compute the probability that each regression predicts."""
+        signals = self.compute_signals(questions, readings)
+        pairs = zip(self._head_prefixes, signals, strict=True)
+        return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
+
+    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Compute the inputs of each regression, one row per question.
 
         The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [_add_self_assessment(reading, self.name) for reading in readings]
-        columns = [feature_matrix(options["features"], questions, readings)]
-        for probe in options["probes"]:
-            states = stack_hidden_states(readings, probe["layer"], probe["position"])
-            columns.append(_to_logits(apply_network(tensors, states, f"{probe['name']}.")))
+        features = feature_matrix(options["features"], questions, readings)
+        inputs = {
+            probe["name"]: stack_hidden_states(readings, probe["layer"], probe["position"])
+            for probe in options["probes"]
+        }
         if "embedder" in options:
-            embeddings = embed_drafts(self.encoder, questions, readings)
-            columns.append(_to_logits(apply_network(tensors, embeddings, f"{TEXT_SIGNAL}.")))
-        return np.hstack(columns)
+            inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
+        return [
+            np.hstack(
+                [features, *(_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items())]
+            )
+            for prefix in self._head_prefixes
+        ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Name the signals that contributed most for and against retrieval.
+        """Name the signals that contributed most for and against retrieval; with two heads, their probabilities.
 
         Explanations are empty if the gate embeds texts or if its classifier is not linear.
         """
         options = self.artifact.options
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
-        signals = self.compute_signals(questions, readings)
+        if options.get("heads"):
+            closed, with_passages = self._predict(questions, readings)
+            pairs = zip(1 - closed, 1 - with_passages, strict=True)
+            return [f"expected to be right: {p:.0%} from memory, {q:.0%} with passages" for p, q in pairs]
+        (signals,) = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
         if contributions is None:
             return ["" for _ in questions]

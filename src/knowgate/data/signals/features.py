@@ -24,15 +24,16 @@ Feature = Callable[[Question, Reading], float | None]  # None if the reading lac
 FeatureFormatter = Callable[[float], str]
 
 
-def _make_token_feature(statistic: Callable[[Sequence[Token]], float]) -> Feature:
+def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: str = "logprob") -> Feature:
     """Make a feature: the logarithm of a statistic over the tokens of the draft.
 
-    The feature is None if the draft has no tokens with entropy and margin.
+    The feature is None if the draft has no tokens, or a token lacks the field that the statistic reads: servers return
+    log-probabilities, but not always entropies and margins.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
         tokens = reading.draft.tokens if reading.draft else None
-        if tokens is None or any(token.entropy is None or token.margin is None for token in tokens):
+        if tokens is None or any(getattr(token, field) is None for token in tokens):
             return None
         return math.log(max(statistic(tokens), MIN_PROBABILITY) if tokens else MIN_PROBABILITY)
 
@@ -85,8 +86,8 @@ FEATURES: dict[str, Feature] = {
     "first": _make_token_feature(confidence.first_probability),
     "mean": _make_token_feature(confidence.geometric_mean),
     "min": _make_token_feature(confidence.min_probability),
-    "entropy": _make_token_feature(confidence.inverse_perplexity),
-    "margin": _make_token_feature(confidence.mean_margin),
+    "entropy": _make_token_feature(confidence.inverse_perplexity, "entropy"),
+    "margin": _make_token_feature(confidence.mean_margin, "margin"),
     "length": _compute_length,
     "unfinished": _is_unfinished,
     "question_length": _compute_question_length,
