@@ -91,7 +91,10 @@ def test_an_answer_that_is_never_right_has_no_head(tmp_path):
     rows, states = planted_rows(100)
     rows = [
         replace(
-            row, closed=replace(row.closed, correct=False), open=GradedAnswer("a", correct=right), benefit=int(right)
+            row,
+            closed=replace(row.closed, correct=False),
+            open=GradedAnswer("a", correct=bool(right)),
+            benefit=int(right),
         )
         for row, right in zip(rows, np.arange(100) % 2 > 0, strict=True)
     ]

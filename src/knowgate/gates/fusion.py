@@ -1,18 +1,21 @@
-"""The gate `fusion`: a logistic regression that combines all signals of one LLM pass."""
+"""The gates `fusion` and `stack`: a logistic regression over all signals of one LLM pass, and scores of judges."""
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from knowgate.core.schema import read_record
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.data.signals.features import FEATURES, describe_feature, feature_matrix
 from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text_features
 from knowgate.errors import BadInput
+from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
@@ -26,6 +29,7 @@ GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)
 TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
 MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
 MAX_NAMED_SIGNALS = 2  # explanations name at most two signals for and two against retrieval
+MARGIN_FLOOR = 1e-4  # a judge that is very sure of itself does not outvote all other signals
 MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
 
 
@@ -54,6 +58,7 @@ class FusionOptions:
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
         heads: Names of the two regressions of a gate that was fitted on 'gain'; empty if there is one.
+        judges: Number of judges whose scores are further signals (gate `stack`).
     """
 
     features: tuple[str, ...]
@@ -61,11 +66,12 @@ class FusionOptions:
     embedder: str = ""
     embedder_fingerprint: str = ""
     heads: tuple[str, ...] = ()
+    judges: Annotated[int, NumberRange(0, 4)] = 0
 
     @property
     def width(self) -> int:
         """Number of inputs of the logistic regression."""
-        return len(self.features) + len(self.probes) + bool(self.embedder)
+        return len(self.features) + len(self.probes) + bool(self.embedder) + self.judges
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class FusionGate(FittedGate):
         The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
-        readings = [_add_self_assessment(reading, self.name) for reading in readings]
+        readings = [add_self_assessment(reading, self.name) for reading in readings]
         features = feature_matrix(options["features"], questions, readings)
         inputs = {
             probe["name"]: stack_hidden_states(readings, probe["layer"], probe["position"])
@@ -174,6 +180,56 @@ class FusionGate(FittedGate):
         return load_fitted_embedder(self.artifact, self.embedder)
 
 
+@dataclass(frozen=True)
+class StackGate(FusionGate):
+    """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
+
+    Hidden states and a judge of the text make different mistakes, so together they rank questions better than each
+    alone. Each judge lies in a sub-folder of the gate. While fitting, rows that judges learn from are scored by
+    members of the ensemble that did not see them; all others are scored by all members, as in use.
+
+    Needs: the signals that it was fitted with, and a draft. Cost per question: that of its most expensive signal, and
+    one prefill of 70 tokens for each judge.
+    Reference: ours.
+
+    Example:
+        >>> gate = StackGate.load("my-stack")  # doctest: +SKIP
+    """
+
+    @functools.cached_property
+    def judges(self) -> list[FittedGate]:
+        """The judges, loaded on first use and bound to the LLM of this gate."""
+        folders = [self.artifact.path / name_judge(number) for number in range(int(self.artifact.options["judges"]))]
+        gates = [load_fitted_gate(str(folder), plug_in=self.plug_in) for folder in folders]
+        return gates if self.llm is None else [gate.bind(self.llm, self.artifact.manifest["prompts"]) for gate in gates]
+
+    @property
+    def request(self) -> SignalRequest:
+        """The signals of the fusion and those of the judges, in one request."""
+        return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
+
+    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Compute the inputs of each regression: those of the fusion, then the margin of each judge."""
+        readings = [add_self_assessment(reading, self.name) for reading in readings]
+        scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
+        margins = np.column_stack([compute_margin(score) for score in scores])
+        return [np.hstack([signals, margins]) for signals in super().compute_signals(questions, readings)]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Return no explanations: the judges would have to read every question a second time."""
+        return ["" for _ in questions]
+
+
+def name_judge(number: int) -> str:
+    """Return the name of the sub-folder of a judge."""
+    return f"judge-{number}"
+
+
+def compute_margin(scores: FloatArray) -> Vector:
+    """Return the log-odds of a judge's uncalibrated scores, as a signal."""
+    return logit(scores, MARGIN_FLOOR).astype(np.float32)
+
+
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
     """Embed the question alone and the question with its draft, and concatenate the two vectors."""
     return text_features(encoder, questions, draft_texts(readings), MAX_DRAFT_TOKENS)
@@ -206,7 +262,7 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
     )
 
 
-def _add_self_assessment(reading: Reading, gate: str) -> Reading:
+def add_self_assessment(reading: Reading, gate: str) -> Reading:
     """Copy the LLM's answer to the gate's self-assessment prompt into the signals of a reading, if there is one."""
     if gate not in reading.labels:
         return reading

@@ -51,6 +51,7 @@ def fit_fusion(
     ] = False,
     text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
     embedder: str | Embedder = DEFAULT_EMBEDDER,
+    margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
 
@@ -64,12 +65,15 @@ def fit_fusion(
         text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
             states, as with LLMs behind an API.
         embedder: The sentence embedder of `text`.
+        margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
+            scored by a judge that did not see them.
     """
     if cheap and early:
         raise BadSetting("cheap=True and early=True are mutually exclusive: use one. `early` uses the fewest signals.")
     names = _select_features(examples, cheap, early)
     positions = ("pre",) if early else ("pre", "post")
-    inputs = FusionInputs(names, feature_matrix(names, examples.questions, examples.readings), positions)
+    features = feature_matrix(names, examples.questions, examples.readings)
+    inputs = FusionInputs(names, features, positions, margins=margins or {})
     check_finite(inputs.features)
     encoder_options: dict[str, Any] = {}
     if not (examples.readings[0].hidden or early) if text is None else text:
@@ -105,12 +109,14 @@ class FusionInputs:
         features: One row of features per question.
         positions: Positions of the hidden states that probes read.
         embeddings: Embeddings of question and draft; None if no text is read.
+        margins: Further signals by name.
     """
 
     names: list[str]
     features: Vector
     positions: Sequence[str]
     embeddings: Vector | None = None
+    margins: Mapping[str, Vector] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,8 @@ def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
     columns.add_probes(inputs.positions)
     if inputs.embeddings is not None:
         columns.add_probe(TEXT_SIGNAL, inputs.embeddings)
+    for name, margin in inputs.margins.items():
+        columns.add(name, margin)
     signals = np.hstack(columns.blocks).astype(np.float32)
     if signals.shape[1] == 0:
         raise BadSetting(
@@ -201,6 +209,10 @@ class SignalColumns:
         texts = [self.examples.questions[index].text for index in indices]
         column[indices] = logit(predict_out_of_fold(train, texts, tuned.strength))
         self.tensors |= {f"{name}.{key}": value for key, value in tuned.tensors.items()}
+        self.add(name, column)
+
+    def add(self, name: str, column: Vector) -> None:
+        """Add a signal, one value per question."""
         self.names.append(name)
         self.blocks.append(column[:, None].astype(np.float32))
 
