@@ -76,6 +76,21 @@ GATES = {
         cost="20 sampled answers",
         paper="Yao et al. 2025 (SeaKR)",
     ),
+    "consistency": RegistryEntry(
+        "knowgate.gates.consistency:ConsistencyGate",
+        "three sampled answers disagree; works with LLMs that return only text",
+        needs="samples",
+        cost="three LLM calls",
+        extra="local",
+        paper="uqlm 2025; LM-Polygraph 2023",
+    ),
+    "tool": RegistryEntry(
+        "knowgate.gates.tool:ToolGate",
+        "the LLM calls a search tool that it is offered, as in agent frameworks",
+        needs="tools",
+        cost="one prefill of 200 tokens; on a server one LLM call",
+        paper="Schick et al. 2023 (Toolformer)",
+    ),
     "selfrag": RegistryEntry(
         "knowgate.gates.prompt:SelfragGate",
         "the token [Retrieval] is more probable than [No Retrieval]; for LLMs trained with them",
@@ -112,6 +127,14 @@ FITTED_GATES = {
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
         fit="knowgate.training.adaptive:fit_adaptive",
+    ),
+    "question": RegistryEntry(
+        "knowgate.gates.question:QuestionGate",
+        "the type, length and words of the question are those of unknown answers",
+        cost="no LLM call, 0.1 ms",
+        extra="train",
+        paper="Marina et al. 2025",
+        fit="knowgate.training.question:fit_question",
     ),
     "ik": RegistryEntry(
         "knowgate.gates.ik:IkGate",
