@@ -6,8 +6,9 @@
 Protocol, written before any test row was scored:
 
 1. Rows: recorded closed-book answers of Llama-3.1-8B (six data sets), GPT-4, ChatGPT and text-davinci-003 (NQ, graded by
-   people), Qwen2.5-Coder-1.5B and SmolLM2-135M (the committed label runs of NQ, TriviaQA, SQuAD and HotpotQA). Per LLM, the
-   1,000 train and 600 test rows with the smallest hash of their question are used, so that two CPU cores are enough.
+   people), Qwen2.5-Coder-1.5B and SmolLM2-135M (the committed label runs of NQ, TriviaQA, SQuAD and HotpotQA). Variants
+   without vectors use all rows. Variants with vectors use, per LLM, the 600 train and 400 test rows with the smallest hash
+   of their question, so that two shared CPU cores are enough; the best variant without vectors is repeated on those rows.
 2. For each LLM X, a head is trained on the train rows of the other five, without any question (after normalization) that
    X's test rows contain, and scored on X's test rows. So neither X nor a test question was seen in training.
 3. Frozen MiniLM vectors of the question and of question + draft, features of the text (`knowgate.data.signals.answer_text`)
@@ -60,7 +61,7 @@ RECORDED = {
 LABELED = {"Qwen2.5-Coder-1.5B": "qwen2.5-coder-1.5b", "SmolLM2-135M": "smollm"}
 LABELED_SETS = ("nq_ctx", "triviaqa_ctx", "squad_ctx", "hotpotqa_ctx")
 LLMS = (*RECORDED, *LABELED)
-SAMPLE_SIZES = {"train": 1_000, "test": 600}  # rows per LLM
+SAMPLE_SIZES = {"train": 600, "test": 400}  # rows per LLM for variants with vectors
 DRAFT_WORDS = 32
 MIN_AUROC = 0.60
 PENALTIES = (0.01, 0.1, 1.0)  # C of the logistic regression: smaller is simpler
@@ -86,8 +87,8 @@ class RecordedAnswer:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def load_answers(split: str) -> list[RecordedAnswer]:
-    """Load the recorded answers of all LLMs in a split ('train' or 'test')."""
+def load_answers(split: str, *, sampled: bool) -> list[RecordedAnswer]:
+    """Load the recorded answers of all LLMs in a split ('train' or 'test'), or a sample of each LLM's."""
     bench = Path(os.environ["KNOWGATE_BENCH"])
     recorded = [row for llm, name in RECORDED.items() for row in _read_recorded(llm, bench / name, split)]
     labeled = [
@@ -96,6 +97,8 @@ def load_answers(split: str) -> list[RecordedAnswer]:
         for data in LABELED_SETS
         for row in _read_labeled(llm, RUNS / name / f"{data}-{split}", bench / data / f"{split}.jsonl.gz")
     ]
+    if not sampled:
+        return recorded + labeled
     rows = sorted(recorded + labeled, key=lambda row: sha256_text("sample", row.key))
     return [row for llm in LLMS for row in [row for row in rows if row.llm == llm][: SAMPLE_SIZES[split]]]
 
