@@ -73,8 +73,8 @@ class AccessPolicy:
             ApiError: 403 if the endpoint needs an admin key and this key is none.
         """
         if needs_admin and key is not None and not key.admin:
-            message = "this endpoint shows or changes data of all keys, so it needs an admin key. Ask the operator of "
-            raise ApiError(403, message + "the server for one (knowgate keys add NAME --admin).", "admin_only")
+            message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
+            raise ApiError(403, f"{message} Ask the operator of the server for one.", "admin_only")
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
         """Return the stored key that matches the bearer token of a request.
