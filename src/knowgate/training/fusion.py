@@ -37,7 +37,7 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 FIRST_TOKEN_FEATURES = ("first", "question_length")  # available with the first answer token
 DISPERSION_FEATURES = {SEAKR, SEAKR_END}
-TOKEN_FEATURES = {"first", "mean", "min", "entropy", "margin"}
+TOKEN_FEATURES = {"first", "mean", "min", "mean_surprisal", "min_surprisal", "entropy", "margin"}
 SAMPLE_FEATURES = {"certainty", "agreement"}
 HEAD_NOTES = {"": "", "closed.": "right from memory, ", "open.": "right with passages, "}
 
