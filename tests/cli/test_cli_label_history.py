@@ -68,7 +68,7 @@ def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
 
 def test_an_unknown_layer_is_rejected(place, capsys):
     assert run([*LABEL, "--layers", "top"]) == 1
-    assert "--layers 'top' is not a layer: use a number, mid, late, last or none" in capsys.readouterr().err
+    assert "--layers 'top' does not name a layer. Use layer numbers, mid, late, last or none" in capsys.readouterr().err
 
 
 def test_a_judge_without_a_model_is_rejected(place, capsys):

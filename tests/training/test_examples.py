@@ -158,7 +158,9 @@ def test_rows_that_lost_their_states_are_named(tmp_path):
     run = write_run(tmp_path / "run", rows, states)
     lines = re.sub(r', "vector": \["vectors-[0-9a-f-]+.safetensors", 7\]', "", (run / "labels.jsonl").read_text())
     (run / "labels.jsonl").write_text(lines)
-    with pytest.raises(ArtifactError, match=r"row '0-7' .* has no hidden states. Label again with .layers."):
+    with pytest.raises(
+        ArtifactError, match=r"row '0-7' .* has no hidden states. Label the questions again with .layers."
+    ):
         load_examples([run])
 
 
