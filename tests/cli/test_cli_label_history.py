@@ -259,4 +259,4 @@ def test_eval_self_has_other_gates_beside_the_llm_and_lets_it_read_itself(logged
 
 def test_eval_self_needs_a_self_assessment_set(place, capsys):
     assert run(["eval-self", "--data", "jsonl:data.jsonl", "--model", "fake:table.json"]) == 1
-    assert "no meta.known" in capsys.readouterr().err
+    assert "no field meta.known" in capsys.readouterr().err

@@ -188,7 +188,7 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
         (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta only applies to --preset 'cbdr'"),
         (
             ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
-            "--preset 'x' is unknown; allowed: cbdr.",
+            "--preset 'x' is unknown. Use one of: cbdr.",
         ),
         (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit a probe: fit('probe'"),
     ],

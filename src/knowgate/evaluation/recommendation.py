@@ -8,7 +8,6 @@ without each fifth of the questions and tested on that fifth. No question measur
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -103,9 +102,12 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
     """Recommend a gate and a threshold.
 
+    A gate whose stored guarantee holds for these questions is preferred. Otherwise the gate and threshold are chosen on
+    these questions.
+
     Args:
         evaluation: Evaluated gates.
-        max_loss: Maximum share of the answers that skipping searches may cost.
+        max_loss: Maximum share of the answers that skipping searches may make wrong.
 
     Returns:
         The recommendation. Its level is 'unknown' without open-book answers or with too few questions.
@@ -121,7 +123,9 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         recommendation = _recommend_guaranteed(evaluation, guaranteed, answers)
         if recommendation.is_positive:
             return recommendation
-    choice = choose_gate(_list_options(evaluation), answers, np.ones(n, dtype=bool), max_loss / 2)
+    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
+    all_rows = np.ones(n, dtype=bool)
+    choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
     if choice is None:
         return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
     return _recommend_choice(evaluation, choice, answers, max_loss)
@@ -138,7 +142,7 @@ class CorrectAnswers:
     opened: BoolArray
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
-        """Return whether the final answers are correct if the chosen gate decides, for the questions in `rows`."""
+        """Return whether the final answers are correct if the chosen gate decides, for the questions of a mask."""
         if choice.option.fixed_threshold is not None:
             return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.opened[rows])
@@ -164,14 +168,20 @@ class GateOption:
 
 @dataclass(frozen=True)
 class GateChoice:
-    """A chosen gate and threshold. `skipped` is the share of searches skipped on the questions it was chosen on."""
+    """A chosen gate and threshold.
+
+    Attributes:
+        option: The gate.
+        threshold: The search is skipped for questions whose need is at most this.
+        skipped: Share of searches that are skipped on the questions that the choice was made on.
+    """
 
     option: GateOption
     threshold: float
     skipped: float
 
     def skips(self, rows: BoolArray) -> BoolArray:
-        """Return whether the search is skipped, for each of the questions in `rows`."""
+        """Return whether the search is skipped, for each question that the mask `rows` selects."""
         return self.option.needs[rows] <= self.threshold
 
 
@@ -214,8 +224,12 @@ def choose_gate(
     Returns:
         None if no gate can skip any search within the loss.
     """
-    choices = [choice for option in options if (choice := _choose_threshold(option, answers, rows, max_loss))]
-    return max(choices, key=lambda choice: choice.skipped, default=None)
+    best: GateChoice | None = None
+    for option in options:
+        choice = _choose_threshold(option, answers, rows, max_loss)
+        if choice is not None and (best is None or choice.skipped > best.skipped):
+            best = choice
+    return best
 
 
 def _choose_threshold(
@@ -241,17 +255,20 @@ def _count_skips(needs: FloatArray, closed: BoolArray, opened: BoolArray, thresh
     order = np.argsort(needs, kind="stable")
     skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
     # Entry i of the sums belongs to skipping the i questions of lowest need.
-    wins, losses = (
-        np.concatenate([[0], np.cumsum(changed[order])]) for changed in (closed & ~opened, opened & ~closed)
-    )
+    wins = np.concatenate([[0], np.cumsum((closed & ~opened)[order])])
+    losses = np.concatenate([[0], np.cumsum((opened & ~closed)[order])])
     return SkipCounts(wins[skipped], losses[skipped], skipped)
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
     """Count wins, losses and skips of a gate that stays at its own threshold."""
     right, opened = option.right[rows], answers.opened[rows]
-    columns = (right & ~opened, opened & ~right, option.needs[rows] <= threshold)
-    return SkipCounts(*(np.array([column.sum()]) for column in columns))
+    is_skipped = option.needs[rows] <= threshold
+    return SkipCounts(
+        wins=np.array([(right & ~opened).sum()]),
+        losses=np.array([(opened & ~right).sum()]),
+        skipped=np.array([is_skipped.sum()]),
+    )
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
@@ -272,11 +289,8 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
     """Return the gate that skips the most searches among those whose stored guarantee holds here, or None."""
     # This choice does not depend on grades, so the same questions can measure it.
-    guaranteed = [
-        gate
-        for gate in evaluation.gates
-        if (guarantee := evaluation.guarantees.get(gate.gate)) is not None and guarantee.holds
-    ]
+    names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
+    guaranteed = [gate for gate in evaluation.gates if gate.gate in names]
     return min(guaranteed, key=lambda gate: float(gate.retrieve.mean()), default=None)
 
 
@@ -298,7 +312,11 @@ def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: Cor
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a gate chosen on all questions, or never retrieving if that gate hardly beats chance."""
+    """Recommend a gate that was chosen on all questions, or never retrieving if that gate hardly beats chance.
+
+    The effect of the choice is measured by cross-validation: each fold is decided by the gate and threshold that were
+    chosen on the other folds.
+    """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
     skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
@@ -315,10 +333,11 @@ def _recommend_choice(
             return without_retrieval
     skipped_by_choice = choice.skips(all_rows)
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
+    fold_gates = [fold_choice.option.gate for _, fold_choice in folds if fold_choice]
     return replace(
         _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
-        agreeing_folds=Counter(fold.option.gate for _, fold in folds if fold)[choice.option.gate],
+        agreeing_folds=fold_gates.count(choice.option.gate),
         skips=skipped_by_choice,
         right=answers.apply(choice, all_rows),
     )
@@ -380,7 +399,14 @@ class _SkipEffect:
 def _measure_effect(
     evaluation: Evaluation, answers: CorrectAnswers, skips: BoolArray, changes: FloatArray
 ) -> _SkipEffect:
-    """Measure skipping. `changes` is 1 where skipping made the answer correct, -1 where it made it wrong, else 0."""
+    """Measure the effect of skipping searches, compared with always retrieving and with skipping at random.
+
+    Args:
+        evaluation: The evaluation, for its number of resamples.
+        answers: Grades of both answers to each question.
+        skips: Whether the search for each question is skipped.
+        changes: 1 where skipping made the answer correct, -1 where it made it wrong, else 0.
+    """
     mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected effect of one random skip
     gains = changes - skips * mean_change
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
@@ -420,7 +446,13 @@ def _make_recommendation(
 
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
-    """Decide between 'use', 'try' and 'leave' from the measured effect."""
+    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
+
+    Args:
+        effect: The measured effect.
+        max_loss: Maximum loss of accuracy.
+        is_guaranteed: Whether the gate has a guarantee that holds here. It then needs less evidence.
+    """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     loss = -(effect.difference.value or 0.0)
     if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:
