@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
-from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
+from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
@@ -195,19 +195,6 @@ def _prefill_lower_layers(
         for hook in hooks:
             hook.remove()
     return DecodingBatch(model, inputs["past_key_values"], mask, None, hidden, partial=partial)
-
-
-def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids padded on the left to equal length, and their attention mask."""
-    width = max(map(len, ids))
-    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    return tokens, mask
-
-
-def compute_positions(mask: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token under an attention mask with padding on the left."""
-    return (mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 # --- greedy drafts --------------------------------------------------------------------------------

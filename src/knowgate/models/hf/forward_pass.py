@@ -31,6 +31,22 @@ HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
 _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 
 
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids padded on the left to equal length, and their attention mask."""
+    width = max(map(len, ids))
+    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+    return tokens, mask
+
+
+def compute_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token under an attention mask with padding on the left."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
 # --- cached prefixes ------------------------------------------------------------------------------
 
 

@@ -14,8 +14,8 @@ import torch
 
 from knowgate.errors import ModelError
 from knowgate.models.hf.batching import BatchWork, compute_batch_limits, run_in_batches, run_single
-from knowgate.models.hf.decoding import compute_positions, make_nan_error, pad_left
-from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
+from knowgate.models.hf.decoding import make_nan_error
+from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
     LoraAdapters,

@@ -150,10 +150,7 @@ class OpenAIModel(Backend):
             return None
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt.
-
-        Servers do not report their context window. They refuse prompts that are too long when they are sent.
-        """
+        """Return True for every prompt, because servers do not report how long a prompt may be."""
         return [True for _ in prompts]
 
     def close(self) -> None:
