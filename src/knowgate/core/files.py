@@ -90,10 +90,10 @@ def sha256_texts(texts: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the `with` block ends without an error.
 
-    If the block raises, the temporary file is deleted and `path` stays unchanged.
+    If the block raises, the temporary file is deleted and `path` stays unchanged. `mode` sets the file permissions.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -106,7 +106,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.chmod(mode)  # mkstemp makes private files
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -143,9 +143,16 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write an indented JSON file atomically."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write an indented JSON file atomically, with these file permissions."""
+    with atomic_file(path, mode=mode) as file:
+        file.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def create_private_file(path: Path) -> None:
+    """Create an empty file that only its owner can read and write. An existing file stays as it is."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 @contextlib.contextmanager

@@ -43,6 +43,12 @@ class EvaluateOptions(LiveOptions):
     drop_seen: bool = Field(
         default=False, description="Leave out questions that a gate was fitted on, instead of raising an error."
     )
+    grader: str | None = Field(
+        default=None,
+        description="Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, "
+        "`contains` or `judge`. Default: the one that the rows were labeled with.",
+        json_schema_extra={"metavar": "NAME"},
+    )
     second_look: str | Path | None = Field(
         default=None,
         description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it finds useless. "
@@ -162,7 +168,7 @@ def _evaluate_runs(
     """
     second_look = None if options.second_look is None else str(options.second_look)
     arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
-    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY)
+    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if options.drop_seen:
         judges = [second_look] if second_look else []
         table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))

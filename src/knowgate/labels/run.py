@@ -175,6 +175,8 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "grader": labeler.grader.name,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()},
     }
+    if labeler.second_grader:
+        settings["second_grader"] = labeler.second_grader.name
     if plan.open_book:
         settings["k"] = count_shown_passages(plan.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeler.prompts.open_fingerprint

@@ -94,7 +94,7 @@ class EndpointApp:
         """Answer one request, and record it in the metrics, the decision log and, if enabled, as a span."""
         trace, request = RequestTrace(), Request(scope, receive, send)
         response = await self._respond(request, trace)
-        self.service.record(self.endpoint.path, response, trace)
+        response = await self.service.record(self.endpoint.path, response, trace)
         try:
             await response(scope, receive, send)
         finally:
@@ -111,6 +111,8 @@ class EndpointApp:
         service = self.service
         try:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
+            service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
+            trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
             if request.method == "GET":  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             if key is not None and service.rate_limiter is not None:

@@ -99,6 +99,17 @@ class ServeOptions(Options):
         "or postgresql://USER@HOST/DATABASE if servers on several machines share it.",
     )
     keep_questions: bool = Field(default=False, description="Store the text of questions in the decision log.")
+    retain_days: float = Field(
+        default=30.0,
+        gt=0,
+        le=36_500,
+        description="With `decisions`: days after which decisions, questions and feedback are deleted.",
+    )
+    durable: bool = Field(
+        default=False,
+        description="With `decisions`: send a response only after its decision is on disk. "
+        "Default: write decisions within milliseconds after the response, so that a crash can lose the latest ones.",
+    )
     otel: bool = Field(
         default=False, description="Send OpenTelemetry traces to the URL in OTEL_EXPORTER_OTLP_ENDPOINT."
     )

@@ -388,7 +388,8 @@ class ReadyResponse(ApiResponse):
     """Whether the server can answer requests.
 
     `breakers` has the states of the circuit breakers. `stale` is the reason why the calibration of the gate does not
-    apply, or "". `degraded` lists the components that are not used at the moment.
+    apply, or "". `degraded` lists the components that are not used at the moment. `lost_decisions` is the number of
+    decisions that this process could not store, for example because the disk was full.
     """
 
     ready: bool
@@ -396,6 +397,7 @@ class ReadyResponse(ApiResponse):
     gate: str
     stale: str
     degraded: list[str]
+    lost_decisions: int
 
 
 class DashboardResponse(ApiResponse):

@@ -22,12 +22,12 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
 from knowgate.server.circuit_breaker import CircuitBreaker
+from knowgate.server.database import STORE_ERRORS
 from knowgate.server.json_api import ApiError, json_response, parse_json_object, parse_request, read_body
-from knowgate.server.learning.audit import delete_audit_texts
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
 from knowgate.server.options import ServeOptions
-from knowgate.server.streaming import run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.streaming import EventStreamResponse, run_while_connected
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
@@ -71,8 +71,13 @@ class Service:
         if options.keys is not None:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
         if options.decisions is not None:
-            self.decision_log = DecisionLog(options.decisions, stores_questions=options.keep_questions)
-        self.snapshot_exchange = SnapshotExchange(self.snapshot.model_dump_json, self.decision_log)
+            self.decision_log = DecisionLog(
+                options.decisions,
+                stores_questions=options.keep_questions,
+                retain_days=options.retain_days,
+                on_loss=self.metrics.add_lost_decisions,
+            )
+        self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
 
     @property
@@ -135,11 +140,19 @@ class Service:
         """Stop counting a request as active."""
         self.active_requests -= 1
 
-    def record(self, route: str, response: Response, trace: RequestTrace) -> None:
+    def get_snapshot(self) -> MetricsSnapshot:
+        """Return the statistics of this process, with the number of decisions that could not be stored."""
+        self.snapshot.lost_decisions = 0 if self.decision_log is None else self.decision_log.lost_count
+        return self.snapshot
+
+    async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Record a request whose response is about to be sent.
 
         Every request is counted in the metrics. If a decision was made, it is also added to the recent decisions and to
         the decision log, and the response is passed on to the learner.
+
+        Returns:
+            The response to send. With the option `durable`, this is an error if the decision could not be stored.
         """
         seconds = time.perf_counter() - trace.start
         self.metrics.add_request(route, response.status_code, seconds, trace)
@@ -147,13 +160,24 @@ class Service:
             self.snapshot.add_request(response.status_code, seconds, trace)
             self.snapshot_exchange.schedule_write()
         if trace.decision is None:
-            return
+            return response
         report = trace.to_json()
         self.recent.append(report, trace.question)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is not None:
-            self.decision_log.append({**report, "model": self.gate_service.rag.model.name}, trace.question)
+            record = {**report, "model": self.gate_service.rag.model.name}
+            commit = self.decision_log.append(record, trace.question, trace.owner)
+            if self.options.durable:
+                try:
+                    await asyncio.wrap_future(commit)
+                except STORE_ERRORS:
+                    if isinstance(response, EventStreamResponse):
+                        await response.events.aclose()
+                        response.on_close()
+                    message = "the decision could not be stored, so it is not acknowledged. Try again later."
+                    return ApiError(503, message, "log_down", trace.headers).to_response()
+        return response
 
     async def read_request(self, request: Request) -> tuple[bytes, dict[str, Any]]:
         """Read the body of a request, and return it as bytes and as a JSON object."""
@@ -236,9 +260,13 @@ class Service:
             raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
         return self.decision_log
 
-    async def _find_decision(self, id: str) -> dict[str, Any]:
-        """Return a decision from the decision log, or raise a 404 error if it is not there."""
-        decision = await self._require_decision_log().find(id)
+    async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
+        """Return a decision from the decision log.
+
+        Raises:
+            ApiError: 404 if it is not there, or belongs to another key.
+        """
+        decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
         if decision is None:
             raise ApiError(404, f"the decision log has no decision '{id[:80]}'.", "no_decision")
         return decision
@@ -246,40 +274,48 @@ class Service:
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/decisions/{id} with a decision and its feedback."""
         return json_response(
-            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"]))
+            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"], trace))
         )
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
         feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
-        return json_response(await record_feedback(feedback, self._require_decision_log(), self.recent, self.learner))
+        await self._find_decision(feedback.id, trace)
+        decisions = self._require_decision_log()
+        return json_response(await record_feedback(feedback, trace.owner, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
 
-        Deletes the decision. If the text of its question is stored, everything else about the question is deleted, too.
+        Deletes the decision. If the text of its question is stored, everything else about the question that belongs to
+        the same key is deleted, too. An admin key deletes it for all keys.
         """
-        decision = await self._find_decision(request.path_params["id"])
-        question = decision.get("question")
-        ids = await self._require_decision_log().delete(id=decision["id"], question=question or "")
-        return json_response(await self._delete_traces(ids, question))
+        decision = await self._find_decision(request.path_params["id"], trace)
+        return json_response(await self._delete(decision["id"], decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/forget, which deletes everything that is stored about a question."""
-        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
-        ids = await self.decision_log.delete(question=question) if self.decision_log is not None else []
-        return json_response(await self._delete_traces(ids, question))
+        """Answer POST /v1/forget, which deletes everything of this key that is stored about a question.
 
-    async def _delete_traces(self, ids: list[str], question: str | None) -> schemas.DeletionResponse:
-        """Delete these decisions and this question from all places other than the decision log.
-
-        These places are the recent decisions in memory, the texts of audits, and the history.
+        An admin key deletes it for all keys.
         """
-        entries = 0 if question is None else await asyncio.to_thread(self._delete_from_history, question)
-        self.recent.delete(ids)
+        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
+        return json_response(await self._delete("", question, trace))
+
+    async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
+        """Delete a decision, and all decisions on a question, from the decision log, the memory and the history.
+
+        The history does not record whose questions it holds. Therefore a key that is not an admin key deletes a
+        question from it only if this key asked the question, and no other key did.
+        """
+        deletion = Deletion([], is_complete=True)
         if self.decision_log is not None:
-            await delete_audit_texts(self.decision_log, ids)
-        return schemas.DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
+            deletion = await self.decision_log.delete(id=id, question=question or "", owner=_get_owner_filter(trace))
+        self.recent.delete(deletion.ids)
+        may_change_history = trace.is_admin or (bool(deletion.ids) and deletion.is_complete)
+        entries = 0
+        if question is not None and may_change_history:
+            entries = await asyncio.to_thread(self._delete_from_history, question)
+        return schemas.DeletionResponse(forgotten=True, decisions=len(deletion.ids), history=entries)
 
     def _delete_from_history(self, question: str) -> int:
         """Delete a question from the history, if there is one, and return the number of deleted entries."""
@@ -317,14 +353,22 @@ class Service:
         """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
+        lost = 0 if self.decision_log is None else self.decision_log.lost_count
         readiness = schemas.ReadyResponse(
             ready=is_ready,
             breakers=states,
             gate=self.gate_service.rag.gate.name,
             stale=self.gate_service.staleness,
-            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"],
+            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
+            + ([f"{lost} decisions could not be stored"] if lost else []),
+            lost_decisions=lost,
         )
         return json_response(readiness, 200 if is_ready else 503)
+
+
+def _get_owner_filter(trace: RequestTrace) -> str | None:
+    """Return the owner whose decisions a request may use, or None if it may use those of all owners."""
+    return None if trace.is_admin else trace.owner
 
 
 def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:

@@ -9,16 +9,14 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from knowgate.core.files import read_jsonl
-from knowgate.core.registry import split_spec
 from knowgate.core.text import CHOICE_LETTERS
-from knowgate.core.validation import expand_path, format_value, parse_json
+from knowgate.core.validation import format_value, parse_json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Question
 
 FieldValue = TypeVar("FieldValue")
 TYPE_NAMES: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 MAX_ID_CHARS = 1_000  # ids are shown in tables and messages
-QUESTION_FIELDS = frozenset({"question", "id", "answers", "lang", "choices", "contexts", "meta"})
 ANSWER_KEY = "answer"  # key of `meta` that holds a recorded answer
 TEXT_FIELDS = (
     "question", "query", "input", "text", "content", "output", "answer", "output_text", "response", "result",
@@ -128,23 +126,6 @@ def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
     return tuple(passages)
 
 
-def read_extra_fields(spec: str) -> dict[str, Mapping[str, str]]:
-    """Read the texts at the top level of JSONL lines that are not fields of a question, by question id.
-
-    Recorded answers are often stored there. Returns {} for all other data sources.
-    """
-    kind, file = split_spec(spec)
-    if kind != "jsonl":
-        return {}
-    fields: dict[str, Mapping[str, str]] = {}
-    for number, record in read_jsonl(expand_path(file)):
-        question_id = parse_question(record, f"{file} line {number}", default_id=str(number)).id
-        fields[question_id] = {
-            key: text for key, text in record.items() if key not in QUESTION_FIELDS and isinstance(text, str)
-        }
-    return fields
-
-
 # --- records of other tools -----------------------------------------------------------------------
 
 
@@ -190,7 +171,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         mapping: Which fields to use.
     """
     for number, (where, record) in enumerate(records, start=1):
-        text = extract_text(_get_first(record, mapping.question))
+        text = extract_text(get_first_field(record, mapping.question))
         texts = flatten_texts(record)
         if not text.strip():
             names = ", ".join(sorted(texts)[:30]) or "nothing"
@@ -199,10 +180,10 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
                 "holds the question: ?question=FIELD"
             )
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
-        answer = _get_first(record, mapping.answer)
+        answer = get_first_field(record, mapping.answer)
         meta |= {ANSWER_KEY: extract_text(answer)} if answer is not None else {}
-        golds = _split_answers(_get_first(record, mapping.answers), mapping.split)
-        question = {"question": text, "answers": golds, "meta": meta, "id": _get_first(record, mapping.id)}
+        golds = _split_answers(get_first_field(record, mapping.answers), mapping.split)
+        question = {"question": text, "answers": golds, "meta": meta, "id": get_first_field(record, mapping.id)}
         yield parse_question(question, where, default_id=str(number))
 
 
@@ -214,7 +195,7 @@ def find_field(record: Any, name: str) -> Any:
     if not dot or not isinstance(record, Mapping):
         return None
     inner = record.get(first)
-    return find_field(_parse_nested_json(inner), rest) if inner is not None else None
+    return find_field(parse_nested_json(inner), rest) if inner is not None else None
 
 
 def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
@@ -234,7 +215,7 @@ def extract_text(value: Any, depth: int = 0) -> str:
     The value may be a text, a number, a list of chat messages (the last one counts), or an object with a text in one of
     the `TEXT_FIELDS`.
     """
-    value = _parse_nested_json(value)
+    value = parse_nested_json(value)
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -257,7 +238,7 @@ def extract_text(value: Any, depth: int = 0) -> str:
     return ""
 
 
-def _parse_nested_json(value: Any) -> Any:
+def parse_nested_json(value: Any) -> Any:
     """Parse a text that is itself JSON, as some tools record values; other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
@@ -267,7 +248,7 @@ def _parse_nested_json(value: Any) -> Any:
         return value
 
 
-def _get_first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the first field that is present and not empty; None if there is none."""
     for name in names:
         value = find_field(record, name)
@@ -278,7 +259,7 @@ def _get_first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 def _split_answers(value: Any, separator: str) -> list[str]:
     """Convert a recorded value to a list of gold answers."""
-    value = _parse_nested_json(value)
+    value = parse_nested_json(value)
     if isinstance(value, list):
         return [text for text in map(extract_text, value) if text]
     text = extract_text(value)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json
+from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json, select_grader
 from knowgate.types import Completion, Question, Reading
 
 Item = TypeVar("Item", covariant=True)
@@ -96,11 +96,13 @@ class StoredRows(LazySequence[LabelRow]):
         folders: Run folders.
         run_index: Index into `folders` of each row.
         offsets: Byte offset of each row in the file of its run.
+        grader: Grader whose verdicts count; None for the one that the rows were labeled with.
     """
 
     folders: Sequence[RunFolder]
     run_index: NDArray[np.int32] = field(repr=False)
     offsets: RowNumbers = field(repr=False)
+    grader: str | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -109,11 +111,12 @@ class StoredRows(LazySequence[LabelRow]):
         for run, group in _group_by_run(self.run_index, numbers):
             folder = self.folders[run]
             for record in folder.records_at(self.offsets[group].tolist()):
-                yield row_from_json(record, str(folder.path))
+                row = row_from_json(record, str(folder.path))
+                yield select_grader(row, self.grader) if self.grader else row
 
     def select(self, numbers: RowNumbers) -> StoredRows:
         """Return the rows with these indices, still on disk."""
-        return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers])
+        return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers], self.grader)
 
 
 @dataclass(frozen=True, eq=False)

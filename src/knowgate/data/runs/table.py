@@ -20,7 +20,14 @@ from knowgate.core.files import sha256_text
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, iterate_needs
-from knowgate.data.runs.rows import ANSWER_FREQUENCY, LabelRow, assign_frequency_thirds, row_from_json
+from knowgate.data.runs.rows import (
+    ANSWER_FREQUENCY,
+    LabelRow,
+    assign_frequency_thirds,
+    list_graders,
+    row_from_json,
+    select_grader,
+)
 from knowgate.data.runs.storage import (
     PackedTexts,
     RowNumbers,
@@ -209,6 +216,7 @@ def load_label_table(
     required_equal: Mapping[str, str] = EVALUATION_ADVICE,
     graded_only: bool = True,
     max_in_memory: int | None = None,
+    grader: str | None = None,
 ) -> LabelTable:
     """Read the usable rows of label runs into one table.
 
@@ -218,6 +226,7 @@ def load_label_table(
         required_equal: Settings that the runs must share, each with advice for when they differ.
         graded_only: Leave out rows whose closed-book answer has no grade.
         max_in_memory: Leave rows on disk if there are more than this; None to keep all in memory.
+        grader: Grader whose verdicts count; None for the one that the rows were labeled with.
 
     Raises:
         BadInput: If there is no run, or no usable row.
@@ -229,7 +238,7 @@ def load_label_table(
     settings = [folder.settings() for folder in folders]
     check_compatible(runs, settings, required_equal)
     names = name_runs(runs)
-    builder = _TableBuilder(names, graded_only, max_in_memory)
+    builder = _TableBuilder(names, graded_only, max_in_memory, grader)
     for number, folder in enumerate(folders):
         rows_before = builder.n_read
         builder.add_run(number, folder)
@@ -237,7 +246,7 @@ def load_label_table(
     if not len(builder):
         reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
         raise BadInput(
-            f"there is no graded row in {', '.join(map(str, runs))}: {reasons}. Label questions that have gold answers. "
+            f"there is no graded row in {', '.join(map(str, runs))}: {reasons}. {_suggest_graders(builder)}"
             f"To see the rows: knowgate report {runs[0]}"
         )
     columns, run_index = builder.build(folders, layers)
@@ -247,7 +256,7 @@ def load_label_table(
         columns.rows,
         columns.keys,
         columns.readings,
-        {**settings[0], "data_fingerprint": data_fingerprint},
+        {**settings[0], "data_fingerprint": data_fingerprint, **({"grader": grader} if grader else {})},
         [str(run) for run in runs],
         _load_gate_columns(runs, names, columns.keys, run_index),
         builder.left_out,
@@ -266,6 +275,8 @@ class _TableBuilder:
     names: Sequence[str]
     graded_only: bool
     max_in_memory: int | None
+    grader: str | None = None
+    graders: set[str] = field(default_factory=set)  # graders whose verdicts the rows hold, if one was asked for
     left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})
     _rows: list[LabelRow] = field(default_factory=list)  # rows that are not in columns yet
     _run_index: array[int] = field(default_factory=lambda: array("i"))
@@ -289,6 +300,9 @@ class _TableBuilder:
         """Add the usable rows of a run; count the others by reason."""
         for where, record, offset in folder.records_with_offsets():
             row = row_from_json(record, where)
+            if self.grader:
+                self.graders.update(list_graders(row))
+                row = select_grader(row, self.grader)
             if row.error is not None:
                 self.left_out["failed"] += 1
             elif row.closed is None or (self.graded_only and row.closed.correct is None):
@@ -345,11 +359,18 @@ class _TableBuilder:
     ) -> LabelColumns:
         """Return columns in memory for rows that stay on disk."""
         self._convert_to_columns()
-        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64))
+        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         keys = PackedTexts.concatenate(self._key_chunks)
         return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)
+
+
+def _suggest_graders(builder: _TableBuilder) -> str:
+    """Say what to do if no row is graded: choose another grader, or label questions with gold answers."""
+    if builder.grader:
+        return f"grader='{builder.grader}' graded none of them; choose one of: {', '.join(sorted(builder.graders))}. "
+    return "Label questions that have gold answers. "
 
 
 def _load_gate_columns(

@@ -59,6 +59,10 @@ class TokenLogprobs:
         """Probability of the most probable token minus that of the second, or None if fewer than two are listed."""
         return None if len(self.top) < 2 else math.exp(self.top[0][1]) - math.exp(self.top[1][1])
 
+    def as_token(self) -> Token:
+        """Return the statistics of the token, without its alternatives."""
+        return Token(self.text, self.logprob, self.entropy, self.margin)
+
 
 # --- whole responses ------------------------------------------------------------------------------
 
@@ -104,9 +108,7 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
     """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
     logprobs = _parse_logprobs(choice)
-    tokens = None
-    if logprobs is not None:
-        tokens = tuple(Token(token.text, token.logprob, token.entropy, token.margin) for token in logprobs)
+    tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
     # If both fields are missing, `choice` itself stands for the text, so that the check below fails.
     text = message.get("content") if isinstance(message, dict) else choice.get("text", choice)
@@ -135,7 +137,11 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
     """Return the tokens of a choice with their log-probabilities, or None if it has none."""
-    logprobs = choice.get("logprobs")
+    return parse_logprobs(choice.get("logprobs"))
+
+
+def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:
+    """Parse the field `logprobs` of a response, in the chat or the completions format; None for other values."""
     if not isinstance(logprobs, dict):
         return None
     with translate_format_errors("log-probabilities"):

@@ -48,18 +48,33 @@ class AccessPolicy:
         """Return the API key of a request, or None if the server uses no keys.
 
         Raises:
-            ApiError: 401 if the API key is missing or invalid, 403 if the origin or host is not allowed, 503 if the
-                key file cannot be read.
+            ApiError: 400 if the Origin or Host header is not valid, 401 if the API key is missing or invalid, 403 if
+                the origin or host is not allowed, 503 if the key file cannot be read.
         """
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
-        if origin is not None and urlsplit(origin).netloc != host:
+        try:
+            origin_host = None if origin is None else urlsplit(origin).netloc
+            host_name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            raise ApiError(400, "the Origin or Host header is not a valid address.", "invalid_host") from None
+        if origin_host is not None and origin_host != host:
             raise ApiError(403, "web pages of other origins may not use this server.", "cross_origin")
         if self.key_file is not None:
             return self._find_key(self.key_file, request.headers.get("authorization", ""))
-        if self._is_local and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
+        if self._is_local and host_name not in LOOPBACK_HOSTS:
             message = "this server has no API keys, so requests must be addressed to localhost or 127.0.0.1."
             raise ApiError(403, message, "wrong_host")
         return None
+
+    def authorize(self, key: ApiKey | None, *, needs_admin: bool) -> None:
+        """Check that a key may use an endpoint. A server without keys has one user, who may use all endpoints.
+
+        Raises:
+            ApiError: 403 if the endpoint needs an admin key and this key is none.
+        """
+        if needs_admin and key is not None and not key.admin:
+            message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
+            raise ApiError(403, f"{message} Ask the operator of the server for one.", "admin_only")
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
         """Return the stored key that matches the bearer token of a request.
@@ -130,7 +145,7 @@ class RateLimiter:
         """
         if self._store is None:
             self._store = open_store(
-                self._location, RATE_LIMIT_TABLES, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
+                self._location, (RATE_LIMIT_TABLES,), lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
             )
         now = self._clock()
         with self._store.transaction(key.hash) as transaction:

@@ -125,8 +125,11 @@ class AuditStore:
         return [AuditRecord(*row[1:]) for row in rows]
 
     async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer that a user gave in feedback on a decision."""
-        await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
+        """Store the right answer that a user gave in feedback on a decision. It replaces an earlier correction."""
+        await self._decisions.execute(
+            ("DELETE FROM corrections WHERE decision = ?", (decision,)),
+            ("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)),
+        )
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision.
@@ -138,14 +141,6 @@ class AuditStore:
         query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
         rows = await self._decisions.run(lambda store: store.fetch_rows(query, (decision,)))
         return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
-
-
-async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
-    """Delete the answers and corrections of these decisions. Whether an answer was lost remains stored."""
-    updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
-    deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
-    if ids:
-        await decisions.execute(*updates, *deletions, vacuum=["audits", "corrections"])
 
 
 @dataclass(frozen=True)

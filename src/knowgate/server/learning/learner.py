@@ -153,11 +153,22 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
 
 
 async def record_feedback(
-    feedback: FeedbackRequest, decisions: DecisionLog, recent: RecentDecisions, learner: TrafficLearner | None
+    feedback: FeedbackRequest,
+    owner: str,
+    decisions: DecisionLog,
+    recent: RecentDecisions,
+    learner: TrafficLearner | None,
 ) -> FeedbackResponse:
     """Answer POST /v1/feedback: store the feedback, and learn from it.
 
     A correction without a rating counts as the rating "down".
+
+    Args:
+        feedback: The feedback.
+        owner: Name of the API key that gives the feedback.
+        decisions: The decision log.
+        recent: Recent decisions in memory.
+        learner: Component that learns from feedback, if there is one.
 
     Raises:
         ApiError: 400 if there is neither a rating nor a correction, 404 if the decision does not exist.
@@ -165,7 +176,7 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment):
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, owner):
         raise ApiError(404, f"the decision log has no decision '{feedback.id[:80]}'.", "no_decision")
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:

@@ -40,6 +40,9 @@ class ServerMetrics:
         self.degraded = self._counter(
             "degraded", "Requests that were answered although a component failed, by component.", ["part"]
         )
+        self.lost_decisions = self._counter(
+            "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]
+        )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
         self.duration = self._histogram(
             "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
@@ -76,6 +79,10 @@ class ServerMetrics:
             reason = "degraded" if trace.degraded else "rule" if trace.decision.rule else "score"
             self.decisions.labels(decision, reason, trace.decision.gate, trace.way).inc()
             self.passages.inc(len(trace.passages))
+
+    def add_lost_decisions(self, reason: str, count: int) -> None:
+        """Count decisions that could not be stored. May be called in any thread."""
+        self.lost_decisions.labels(reason).inc(count)
 
     def format(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics in the text format of Prometheus.

@@ -48,6 +48,8 @@ class RequestTrace:
         way: How the request is answered: "in-process" (by a model in this process), "draft", "race" or "question" (by
             the upstream, see the option `way`), or "pass-through" (forwarded without a decision).
         id: Identifier of the request and of its decision.
+        owner: Name of the API key of the request, or "" if the server uses no keys.
+        is_admin: Whether the client may see and delete the data of all keys.
         decision: The decision whether to retrieve, if one was made.
         passages: Passages that were inserted into the prompt.
         degraded: Components that failed or were not used, such as "gate" or "retriever".
@@ -68,6 +70,8 @@ class RequestTrace:
 
     way: str = "pass-through"
     id: str = field(default_factory=_create_request_id)
+    owner: str = ""
+    is_admin: bool = False
     decision: Decision | None = None
     passages: tuple[Passage, ...] = ()
     degraded: list[str] = field(default_factory=list)

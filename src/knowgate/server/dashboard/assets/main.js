@@ -35,6 +35,8 @@ function renderAlarm() {
   if (data.stale) messages.push(createElement("p", {}, `Every request retrieves: ${data.stale}.`));
   const failing = Object.entries(data.breakers).filter(([, state]) => state !== "closed").map(([name]) => name);
   if (failing.length) messages.push(createElement("p", {}, `Not used after repeated failures: ${failing.join(", ")}.`));
+  const lost = data.figures.lost_decisions;
+  if (lost) messages.push(createElement("p", {}, `${lost} decisions could not be stored. Check the disk or database of the decision log.`));
   const text = messages.map((message) => message.textContent).join("\n"), box = getElement("alarm");
   if (box.dataset.text === text) return; // keep the focus on the button
   box.dataset.text = text;
@@ -121,6 +123,7 @@ async function refresh() {
     if (error instanceof UnauthorizedError) {
       deleteKey();
       showLogin();
+      setContent("key-status", error.message);
     } else setContent("foot", `The server cannot be reached: ${error.message}`);
   }
 }
@@ -136,8 +139,8 @@ getElement("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   saveKey(getElement("key").value.trim());
   getElement("key").value = "";
+  setContent("key-status", "");
   await refresh();
-  setContent("key-status", getElement("login").hidden ? "" : "This key is not valid.");
 });
 getElement("filter").addEventListener("change", () => data && renderRecent(data, { force: true }));
 initPlayground(settings);
