@@ -121,8 +121,8 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\); fit one gate for each"),
-        ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\); fit one gate for each"),
+        ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
+        ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
         (
             "max_tokens",
             9,

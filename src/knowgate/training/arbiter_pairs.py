@@ -25,7 +25,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, MIN_TRAINING_QUESTIONS_PER_CLASS, list_seen_keys
 from knowgate.types import AnswerPair, Signal
 
-ONE_ARBITER_ADVICE = "fit one arbiter for each"
+ONE_ARBITER_ADVICE = "Fit one arbiter for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_ARBITER_ADVICE,
     "prompts_fingerprint": ONE_ARBITER_ADVICE,

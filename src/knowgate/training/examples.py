@@ -23,7 +23,7 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit", "agree"]
-ONE_GATE_ADVICE = "fit one gate for each"
+ONE_GATE_ADVICE = "Fit one gate for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_GATE_ADVICE,
     "prompts_fingerprint": ONE_GATE_ADVICE,
