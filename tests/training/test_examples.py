@@ -126,7 +126,7 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
         (
             "max_tokens",
             9,
-            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",
+            r"drafted answers of different length \(.*one: 8; .*two: 9\)\. Label all runs with the same number of tokens",
         ),
     ],
 )

@@ -30,7 +30,7 @@ SHARED_SETTINGS = {
     "model_fingerprint": ONE_ARBITER_ADVICE,
     "prompts_fingerprint": ONE_ARBITER_ADVICE,
     "retriever_fingerprint": ONE_ARBITER_ADVICE,
-    "max_tokens": "label all runs with the same number of tokens",
+    "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_PAIRS = 40  # with fewer, the splits are too small
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book"}

@@ -27,7 +27,7 @@ ONE_GATE_ADVICE = "Fit one gate for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_GATE_ADVICE,
     "prompts_fingerprint": ONE_GATE_ADVICE,
-    "max_tokens": "label all runs with the same number of tokens",
+    "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
 MIN_ROWS_PER_CLASS = 8
