@@ -17,10 +17,12 @@ from typing import Any
 import aiohttp
 from aiohttp.client_exceptions import ClientError
 
-from knowgate.errors import ModelError, UnsupportedSignal
+from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend
+from knowgate.models.openai.client import ApiClient, RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
+from knowgate.models.openai.server import ModelEndpoint
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, remove_logprobs, split_lines
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, parse_upstream_json, read_content
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
@@ -28,6 +30,9 @@ from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Readi
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 CHECK_INTERVAL_PIECES = 200
+PROBE_RETRY = RetryPolicy(
+    timeout=10.0, total=20.0, retries=0
+)  # the server must start even if the upstream does not respond
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
 
@@ -201,19 +206,20 @@ class UpstreamDraftModel(Backend):
     """Stands for the LLM of the upstream in the pipeline of the gate.
 
     Gates read signals from a model. This model returns the draft that the server has already requested (`use_draft`). It
-    never calls the upstream itself.
+    calls the upstream itself only to find out what it returns.
 
     Args:
         url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
         model: Name of the upstream's LLM, if the settings name one.
+        asks_upstream: Ask the upstream on first use whether it returns log-probabilities. Otherwise they are assumed.
     """
 
-    offers = frozenset({Signal.DRAFT, Signal.LOGPROBS})
     depth = 0
 
-    def __init__(self, url: str, model: str | None):
+    def __init__(self, url: str, model: str | None, *, asks_upstream: bool = False):
         self._url = url
         self._model = model
+        self._asks_upstream = asks_upstream
 
     @property
     def name(self) -> str:
@@ -229,6 +235,25 @@ class UpstreamDraftModel(Backend):
             return model.fingerprint
         finally:
             model.close()
+
+    @functools.cached_property
+    def offers(self) -> frozenset[Signal]:
+        """Drafts, and log-probabilities unless the upstream was asked and returns none."""
+        signals = {Signal.DRAFT, Signal.LOGPROBS}
+        return frozenset(signals - {Signal.LOGPROBS} if self._is_text_only() else signals)
+
+    def _is_text_only(self) -> bool:
+        """Ask the upstream whether it returns text only. False if it is not to be asked, or does not respond."""
+        if not self._asks_upstream:
+            return False
+        client = ApiClient(self._url, retry=PROBE_RETRY, connections=1)
+        try:
+            model = self._model or ModelEndpoint("", client).card.get("id")
+            return bool(model) and not ModelEndpoint(str(model), client).capabilities.logprobs
+        except KnowgateError:
+            return False
+        finally:
+            client.close()
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the draft of the current context for every prompt.
