@@ -146,7 +146,8 @@ class FolderListing:
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
     """List the files of a folder and its subfolders, except hidden ones (names that start with a dot).
 
-    Links to files are followed. Links to folders are not, because they could be circular.
+    Links to files inside the folder are followed. Links to other files are not, because a folder that others can write
+    to could make private files searchable. Links to folders are not followed, because they could be circular.
 
     Args:
         folder: The folder to list.
@@ -178,12 +179,14 @@ def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
     with os.scandir(folder / subfolder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
-                yield entry.name, _classify(entry)
+                yield entry.name, _classify(entry, folder)
 
 
-def _classify(entry: os.DirEntry[str]) -> str:
-    """Return 'file', 'folder', or the reason why a folder entry is neither of them."""
+def _classify(entry: os.DirEntry[str], root: Path) -> str:
+    """Return 'file', 'folder', or the reason why an entry below the folder `root` is neither of them."""
     try:
+        if entry.is_symlink() and entry.is_file() and not Path(entry.path).resolve().is_relative_to(root.resolve()):
+            return "a link to a file outside the folder, which is not followed"
         if entry.is_file():
             return "file"
         if entry.is_dir(follow_symlinks=False):
