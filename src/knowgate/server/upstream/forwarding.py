@@ -28,8 +28,9 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
     BLANK_LINES,
+    MAX_EVENT_BYTES,
     EventStreamResponse,
-    LineTooLong,
+    InvalidResponse,
     StreamAnnotator,
     chain_lines,
     format_event,
@@ -38,6 +39,7 @@ from knowgate.server.streaming import (
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
 from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
@@ -166,10 +168,10 @@ class UpstreamForwarder:
             return None
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
-            return _send_draft(draft, request)
+            return await _send_draft(draft, request)
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
-            return _send_draft(draft, request)
+            return await _send_draft(draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
         draft.close()
@@ -206,8 +208,8 @@ class UpstreamForwarder:
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(answer, request.trace)
         if request.is_streaming and not answer.has_ended:
-            return _send_draft(answer, request)
-        return _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
+            return await _send_draft(answer, request)
+        return await _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -258,7 +260,8 @@ class UpstreamForwarder:
         try:
             with request.trace.measure(stage):
                 answer = await (read_stream(response) if request.is_streaming else read_draft(response))
-        except (ClientError, OSError, LineTooLong) as error:
+        except (ClientError, OSError, InvalidResponse) as error:
+            response.close()
             raise make_connection_error(error) from None
         except BaseException:
             response.close()
@@ -296,28 +299,36 @@ async def forward_response(
     Raises:
         ApiError: The connection failed.
     """
-    async with response:
-        try:
-            content = await response.read()
-        except (ClientError, OSError) as error:
-            raise make_connection_error(error) from None
-    content = _annotate_body(content, trace) if response.status == 200 and annotates_body else content
+    try:
+        content = await read_content(response)
+        if response.status == 200 and annotates_body:
+            await parse_completion(content)
+            content = _annotate_body(content, trace)
+    except (ClientError, OSError, InvalidResponse) as error:
+        raise make_connection_error(error) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
     """Add the field `knowgate` at the end of a JSON object. All other bytes stay the same."""
     text = content.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return content
     comma = b"," if text[1:-1].strip() else b""
     return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
 
 
-def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return a draft as the response to the client. If it was read only in part, the rest is streamed."""
+async def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+    """Return a draft as the response to the client. If it was read only in part, the rest is streamed.
+
+    Raises:
+        ApiError: 502 if the draft is not a valid response.
+    """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is None:
+        if draft.completion is None:
+            try:
+                await parse_completion(draft.content)
+            except InvalidResponse as error:
+                raise make_connection_error(error) from None
         return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
     annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
     events = forward_stream(draft.response, annotator, draft.lines, draft.remaining_lines)
@@ -328,7 +339,7 @@ def _send_stream(
     response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
+    events = forward_stream(response, annotator, [], split_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
 
@@ -350,20 +361,26 @@ async def forward_stream(
         first_lines: Lines of the stream that have already been read.
         remaining_lines: The rest of the stream.
     """
-    event = b""
+    event: list[bytes] = []  # lines of the current event
+    size = 0
     try:
         async for line in chain_lines(first_lines, remaining_lines):
-            event += annotator.annotate(line) if annotator else line
+            event.append(annotator.annotate(line) if annotator else line)
+            size += len(line)
             if line in BLANK_LINES:
-                yield event
-                event = b""
+                yield b"".join(event)
+                event, size = [], 0
+            elif size > MAX_EVENT_BYTES:
+                raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
         if event:
-            yield event
-    except (ClientError, OSError, LineTooLong):
-        error = ApiError(
-            502, "the upstream closed the connection before the answer was complete.", "upstream_broke_off"
-        )
-        yield format_event(error.to_json())
+            yield b"".join(event)
+    except InvalidResponse as error:
+        yield format_event(make_connection_error(error).to_json())
+    except TimeoutError as error:
+        yield format_event(make_connection_error(error).to_json())
+    except (ClientError, OSError):
+        message = "the upstream closed the connection before the answer was complete."
+        yield format_event(ApiError(502, message, "upstream_broke_off").to_json())
     finally:
         await remaining_lines.aclose()
         response.close()
