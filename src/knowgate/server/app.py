@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,6 +27,7 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import identify_client
 from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
@@ -103,7 +105,7 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check API key, rate and load, then run the handler.
+        """Check API key, rate and load, wait for the body, then run the handler.
 
         GET requests skip the checks of rate and load. A streaming response counts as an active request until its last
         event has been sent.
@@ -117,7 +119,10 @@ class EndpointApp:
                 return await self._run_handler(request, trace)
             if key is not None and service.rate_limiter is not None:
                 await service.rate_limiter.admit(key)
-            service.begin_request()
+            client = identify_client(request, key)
+            if request.method == "POST":
+                await service.receive_body(request, client)
+            service.active_requests.acquire(client)
         except ApiError as error:
             return error.to_response()
         response = None
@@ -126,9 +131,9 @@ class EndpointApp:
             return response
         finally:
             if isinstance(response, EventStreamResponse):
-                response.on_close = service.end_request
+                response.on_close = partial(service.active_requests.release, client)
             else:
-                service.end_request()
+                service.active_requests.release(client)
 
     async def _run_handler(self, request: Request, trace: RequestTrace) -> Response:
         """Run the handler until the deadline of a request, and turn every exception into an error response."""

@@ -17,6 +17,8 @@ from knowgate.types import Passage
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
+MAX_FILTER_PATTERNS = 32
+MAX_PATTERN_CHARS = 200
 
 
 def _check_not_blank(text: str) -> str:
@@ -28,7 +30,8 @@ def _check_not_blank(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
 TextOrList = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})]
-Patterns = tuple[str, ...] | str
+Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
+Patterns = Annotated[tuple[Pattern, ...], Field(max_length=MAX_FILTER_PATTERNS)] | Pattern
 
 
 # --- requests -------------------------------------------------------------------------------------
