@@ -57,6 +57,10 @@ class ServeOptions(Options):
         description="With `upstream`: where passages are inserted into the request. user: before the last user message. "
         "system: at the end of the system prompt. documents: in a separate field named documents.",
     )
+    cite: bool = Field(
+        default=True,
+        description="With `upstream`: ask the LLM to cite the passages that it uses as [id]. Never done in JSON mode.",
+    )
     host: str = Field(
         default="127.0.0.1",
         description="Address to listen on. An address that other machines can reach requires `keys`.",

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from knowgate.server.json_api import ApiError
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 
 Result = TypeVar("Result")
@@ -105,7 +106,8 @@ class StreamAnnotator:
         """Return the line to send to the client. Lines that need no change are returned byte for byte."""
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
-        if self.has_annotated_first and not is_last and not self.hides_logprobs:
+        adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
+        if self.has_annotated_first and not is_last and not self.hides_logprobs and not adds_usage:
             return line
         chunk = parse_event_data(line)
         if chunk is None:
@@ -115,6 +117,8 @@ class StreamAnnotator:
             self.has_annotated_first = True
         if self.hides_logprobs:
             remove_logprobs(chunk)
+        if adds_usage:
+            self.trace.extra_usage.add_to(chunk)
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n"
 
 
