@@ -184,9 +184,9 @@ def test_a_failed_audit_is_stored_and_is_not_counted_as_a_result(serve, stub, tm
 
 
 def test_an_audited_retrieval_is_lost_if_the_arbiter_sent_a_different_draft(serve, stub, tmp_path):
-    stub.sure = -9.0
-    address, _ = serve(gate="logprob:first", options=audit_options(tmp_path), change=use_arbiter(FixedArbiter(0.9)))
-    assert SAME in ask(address).text
+    stub.sure, stub.answer = -9.0, lambda body: "I don't know." if "<passages>" in str(body) else SAME
+    address, _ = serve(gate="logprob:first", options=audit_options(tmp_path))
+    assert ask(address).json()["knowgate"]["choice"]["given"] == "draft"
     loss = wait_for_audits(address, 1)["loss"]
     assert (loss["drawn"], loss["lost"]) == (1, 1.0)
     assert len(stub.bodies) == 2  # the draft and the answer
