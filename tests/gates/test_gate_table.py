@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, UnknownName, UnsupportedSignal
-from knowgate.gates import FITTED_GATES, GATES, load_gate, render_gate_table
+from knowgate.gates import FITTED_GATES, GATES, default_gate, load_gate, render_gate_table
 from knowgate.gates.baselines import RandomGate
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.scoring import check_model_signals, score_questions
@@ -89,3 +89,15 @@ def test_the_markdown_table_has_a_row_for_each_gate_in_order():
     ]
     assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED_GATES]
     assert "| `never` | never | - | nothing | - |" in lines
+
+
+# --- the default ----------------------------------------------------------------------------------
+
+
+def test_a_model_with_log_probabilities_gets_the_log_probability_gate_by_default():
+    assert default_gate(FakeModel()).name == "logprob"
+
+
+def test_a_model_that_returns_only_text_retrieves_always_except_for_what_rules_skip():
+    gate = default_gate(FakeModel(offers=frozenset({Signal.DRAFT, Signal.SAMPLES})))
+    assert (gate.name, gate.obeys_rules) == ("always", True)

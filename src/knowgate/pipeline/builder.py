@@ -7,7 +7,7 @@ from pathlib import Path
 
 from knowgate.core.files import cache_dir, file_lock, sha256_text
 from knowgate.errors import BadSetting
-from knowgate.gates import DEFAULT_GATE, default_gate, load_gate
+from knowgate.gates import DEFAULT_GATE, default_gate, describe_text_only, is_text_only, load_gate
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.artifacts.gate_folder import parse_fitted_spec, read_artifact
@@ -51,6 +51,8 @@ def build_pipeline(
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
         raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
     model, prompts = model or build_model(settings.model, record), build_prompts(settings)
+    if gate is None and is_text_only(model):
+        log.warning(describe_text_only(model.name))
     rag = AdaptiveRAG(
         model,
         gate or default_gate(model, prompts.fingerprint),

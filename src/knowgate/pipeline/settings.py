@@ -39,7 +39,7 @@ class DecisionOptions(Options):
         default=DEFAULT_GATE,
         description="Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder "
         "of a fitted gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, "
-        "else logprob:first.",
+        "else logprob:first, or always:rules for an LLM that returns only text.",
     )
     plug_in: bool = Field(default=False, description="Allow a gate that was fitted on another LLM.")
     threshold: Share | None = Field(

@@ -20,6 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
+from knowgate.gates import DEFAULT_GATE
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
@@ -196,7 +197,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         BadSetting: The options of the server do not fit the gate or arbiter of the pipeline.
     """
     if options.upstream is not None:
-        model = model or UpstreamDraftModel(options.upstream, options.upstream_model)
+        names_no_gate = settings.gate == DEFAULT_GATE
+        model = model or UpstreamDraftModel(options.upstream, options.upstream_model, asks_upstream=names_no_gate)
     elif options.way is not None:
         raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)

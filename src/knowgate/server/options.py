@@ -44,7 +44,8 @@ class ServeOptions(Options):
         default=None,
         gt=0,
         le=86_400,
-        description="With `upstream`: maximum seconds until a response starts. Default: `deadline`.",
+        description="With `upstream`: maximum seconds until a response starts, and between two parts of it. "
+        "Default and maximum: 0.9 times `deadline`.",
     )
     way: ForwardingMode | None = Field(
         default=None,

@@ -6,8 +6,10 @@ generated rows into readings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,8 @@ from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
 from knowgate.models.hf.shared_decoding import draft_and_sample_shared, draft_shared, sample_shared
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import encode_label_prompts, encode_labels
+from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
+from knowgate.models.tools import find_call_token, render_with_tool
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalRequest, Vector
 
 
@@ -83,7 +86,7 @@ class HFModel(LocalModel, LocalBackend):
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
         >>> sorted(model.offers)
-        ['draft', 'hidden', 'labels', 'logprobs', 'samples']
+        ['draft', 'hidden', 'labels', 'logprobs', 'samples', 'tools']
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
@@ -105,6 +108,19 @@ class HFModel(LocalModel, LocalBackend):
             [prompt.ids for prompt in encoded],
             lambda indices: read_label_logits(self, [encoded[i] for i in indices], label_ids),
         )
+
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return the probability that the answer to each prompt begins with a call of the tool.
+
+        Raises:
+            UnsupportedSignal: The chat template of the model has no tools.
+        """
+        tokenizer = self.tokenizer
+        texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
+        rendered = [render_with_tool(tokenizer, text, tool, self.name) for text in texts]
+        call = [find_call_token(tokenizer, tool, self.name)]
+        ids = [self.tokenize(text) for text in rendered]
+        return [math.exp(logprob) for logprob in self._score_answers(ids, [call for _ in ids])] if ids else []
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]

@@ -83,6 +83,12 @@ def get_first_choice(response: Any) -> dict[str, Any]:
     return _get_choices(response)[0]
 
 
+def has_tool_call(response: Any) -> bool:
+    """Return whether the first completion of a response calls a tool."""
+    message = get_first_choice(response).get("message")
+    return isinstance(message, dict) and bool(message.get("tool_calls"))
+
+
 def parse_answer_ids(response: Any) -> list[int]:
     """Return the token ids of the first completion, without the token that ended it."""
     choice = get_first_choice(response)

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from knowgate.core.redaction import redact_message
 from knowgate.errors import KnowgateError, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.openai.client import ApiClient, StatusError
-from knowgate.models.openai.responses import parse_completions, parse_token_logprobs
+from knowgate.models.openai.responses import has_tool_call, parse_completions, parse_token_logprobs
 from knowgate.types import Prompt
 
 Result = TypeVar("Result")
 PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body -> response
+TOOL_CALL_TOKENS = 64  # enough for a call with a query; servers detect a call only when it is complete
 PROBE_TOKENS = 4  # length of the answer to the request that finds out what a server supports
 # Parameters to probe, and the values to try, best first. top_k=-1 means no limit in vLLM, SGLang and llama.cpp, but some
 # gateways expect 0.
@@ -185,6 +186,24 @@ class ModelEndpoint:
         chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
         return chunks if self.on_response is None else self._report_at_end(chunks)
 
+    def calls_tool(self, prompt: Prompt, tool: Mapping[str, Any]) -> bool:
+        """Return whether the LLM replies to a prompt with a call of the tool that it is offered.
+
+        Raises:
+            UnsupportedSignal: The server refuses the field `tools`.
+        """
+        fields = {"max_tokens": TOOL_CALL_TOKENS, "temperature": 0.0, "tools": [dict(tool)], "tool_choice": "auto"}
+        try:
+            response = self.complete_prompt(prompt, fields)
+        except StatusError as error:
+            if error.status not in REFUSAL_STATUSES:
+                raise
+            raise UnsupportedSignal(
+                f"the server {self.client.url} refuses tools for '{self.model}': {str(error).rstrip('.')}. Start vLLM "
+                "with its option enable-auto-tool-choice, use an LLM that calls tools, or another gate."
+            ) from None
+        return has_tool_call(response)
+
     def complete_ids(self, ids: Sequence[int], fields: dict[str, Any], *, report: bool = True) -> Any:
         """Send a raw prompt as token ids and return the response. With report=False, `on_response` is not called."""
         body = {"model": self.model, **fields, "prompt": list(ids)}
@@ -334,3 +353,13 @@ def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) ->
             f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the URL "
             "of the server itself, not of a gateway, or a newer release of the server."
         ) from None
+
+
+def make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
+    """Return the fields that request log-probabilities of the `top` most probable tokens.
+
+    The endpoints for raw prompts and for chat messages name these fields differently.
+    """
+    if prompt.raw:
+        return {"logprobs": top}
+    return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

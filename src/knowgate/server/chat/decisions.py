@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -17,7 +18,9 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse
+from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.upstream.client import make_connection_error
 from knowgate.server.upstream.draft import build_draft_request, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, ForwardedRequest, UpstreamForwarder
 from knowgate.server.upstream.usage import measure_draft
@@ -90,9 +93,14 @@ async def _decide_question(
         content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
         with trace.measure("draft"):
             response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
-            if response.status == 200:
-                answer = await read_draft(response)
-                draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+            try:
+                if response.status == 200:
+                    answer = await read_draft(response)
+                    draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+            except (ClientError, OSError, InvalidResponse) as error:
+                raise make_connection_error(error) from None
+            finally:
+                response.close()
     return await gate_service.decide(rag, question, draft, trace)
 
 

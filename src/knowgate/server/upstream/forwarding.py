@@ -28,8 +28,9 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
     BLANK_LINES,
+    MAX_EVENT_BYTES,
     EventStreamResponse,
-    LineTooLong,
+    InvalidResponse,
     StreamAnnotator,
     chain_lines,
     format_event,
@@ -39,7 +40,8 @@ from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
-from knowgate.server.upstream.usage import measure_draft
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
+from knowgate.server.upstream.usage import add_usage, measure_draft
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
@@ -177,10 +179,10 @@ class UpstreamForwarder:
             return None
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
-            return _send_draft(draft, request)
+            return await _send_draft(draft, request)
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
-            return _send_draft(draft, request)
+            return await _send_draft(draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
         request.draft = draft
@@ -194,7 +196,7 @@ class UpstreamForwarder:
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return _send_draft(request.draft, request)
+            return await _send_draft(request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -226,8 +228,8 @@ class UpstreamForwarder:
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(answer, request.trace)
         if request.is_streaming and not answer.has_ended:
-            return _send_draft(answer, request)
-        return _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
+            return await _send_draft(answer, request)
+        return await _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -281,7 +283,8 @@ class UpstreamForwarder:
         try:
             with request.trace.measure(stage):
                 answer = await (read_stream(response) if request.is_streaming else read_draft(response))
-        except (ClientError, OSError, LineTooLong) as error:
+        except (ClientError, OSError, InvalidResponse) as error:
+            response.close()
             raise make_connection_error(error) from None
         except BaseException:
             response.close()
@@ -319,12 +322,13 @@ async def forward_response(
     Raises:
         ApiError: The connection failed.
     """
-    async with response:
-        try:
-            content = await response.read()
-        except (ClientError, OSError) as error:
-            raise make_connection_error(error) from None
-    content = _annotate_body(content, trace) if response.status == 200 and annotates_body else content
+    try:
+        content = await read_content(response)
+        if response.status == 200 and annotates_body:
+            await parse_completion(content)
+            content = _annotate_body(content, trace)
+    except (ClientError, OSError, InvalidResponse) as error:
+        raise make_connection_error(error) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
@@ -340,30 +344,25 @@ def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
     All other bytes stay the same, except for the usage if there was another call.
     """
     if trace.extra_usage != TokenUsage():
-        content = _add_usage(content, trace.extra_usage)
+        content = add_usage(content, trace.extra_usage)
     text = content.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return content
     comma = b"," if text[1:-1].strip() else b""
     return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
 
 
-def _add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
-    """Add the tokens of other calls to the usage in a JSON body. A body that is not a JSON object stays as it is."""
-    try:
-        body = json.loads(content)
-    except ValueError:
-        return content
-    if not isinstance(body, dict):
-        return content
-    extra_usage.add_to(body)
-    return json.dumps(body, separators=(",", ":")).encode()
+async def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+    """Return a draft as the response to the client. If it was read only in part, the rest is streamed.
 
-
-def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return a draft as the response to the client. If it was read only in part, the rest is streamed."""
+    Raises:
+        ApiError: 502 if the draft is not a valid response.
+    """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is None:
+        if draft.completion is None:
+            try:
+                await parse_completion(draft.content)
+            except InvalidResponse as error:
+                raise make_connection_error(error) from None
         return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
     annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
     events = forward_stream(draft.response, annotator, draft.lines, draft.remaining_lines)
@@ -374,7 +373,7 @@ def _send_stream(
     response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
+    events = forward_stream(response, annotator, [], split_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
 
@@ -396,20 +395,26 @@ async def forward_stream(
         first_lines: Lines of the stream that have already been read.
         remaining_lines: The rest of the stream.
     """
-    event = b""
+    event: list[bytes] = []  # lines of the current event
+    size = 0
     try:
         async for line in chain_lines(first_lines, remaining_lines):
-            event += annotator.annotate(line) if annotator else line
+            event.append(annotator.annotate(line) if annotator else line)
+            size += len(line)
             if line in BLANK_LINES:
-                yield event
-                event = b""
+                yield b"".join(event)
+                event, size = [], 0
+            elif size > MAX_EVENT_BYTES:
+                raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
         if event:
-            yield event
-    except (ClientError, OSError, LineTooLong):
-        error = ApiError(
-            502, "the upstream closed the connection before the answer was complete.", "upstream_broke_off"
-        )
-        yield format_event(error.to_json())
+            yield b"".join(event)
+    except InvalidResponse as error:
+        yield format_event(make_connection_error(error).to_json())
+    except TimeoutError as error:
+        yield format_event(make_connection_error(error).to_json())
+    except (ClientError, OSError):
+        message = "the upstream closed the connection before the answer was complete."
+        yield format_event(ApiError(502, message, "upstream_broke_off").to_json())
     finally:
         await remaining_lines.aclose()
         response.close()

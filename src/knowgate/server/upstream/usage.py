@@ -40,3 +40,15 @@ def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
             chunks = []
     usages = [chunk.get("usage") for chunk in chunks if isinstance(chunk, dict)]
     return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
+
+
+def add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
+    """Add the tokens of other calls to the usage in a JSON body. A body that is not a JSON object stays as it is."""
+    try:
+        body = json.loads(content)
+    except ValueError:
+        return content
+    if not isinstance(body, dict):
+        return content
+    extra_usage.add_to(body)
+    return json.dumps(body, separators=(",", ":")).encode()
