@@ -99,7 +99,9 @@ def _check_log(log: LoggedTraffic) -> None:
         problem = "the file is empty"
         if log.bad_lines:
             problem = f"none of its lines can be used ({log.describe_bad_lines()})"
-        raise BadInput(f"there is no traffic in {log.path}: {problem}. Log some with `knowgate ask`, printed as JSON.")
+        raise BadInput(
+            f"there is no traffic in {log.path}: {problem}. First log some questions with `knowgate ask` and JSON output."
+        )
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
             listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from knowgate.core.text import normalize
 from knowgate.data.runs.rows import LabelRow
-from knowgate.data.runs.table import LabelTable, load_label_table, name_runs
+from knowgate.data.runs.run_checks import name_runs
+from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, fingerprint_text, fingerprint_text_loosely, split_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
@@ -22,11 +23,11 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit", "agree"]
-ONE_GATE_ADVICE = "fit one gate for each"
+ONE_GATE_ADVICE = "Fit one gate for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_GATE_ADVICE,
     "prompts_fingerprint": ONE_GATE_ADVICE,
-    "max_tokens": "label all runs with the same number of tokens",
+    "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
 MIN_ROWS_PER_CLASS = 8

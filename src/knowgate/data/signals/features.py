@@ -34,7 +34,8 @@ def _make_token_feature(statistic: Callable[[Sequence[Token]], float]) -> Featur
         tokens = reading.draft.tokens if reading.draft else None
         if tokens is None or any(token.entropy is None or token.margin is None for token in tokens):
             return None
-        return math.log(max(statistic(tokens), MIN_PROBABILITY) if tokens else MIN_PROBABILITY)
+        value = statistic(tokens) if tokens else 0.0  # an empty draft is as uncertain as possible
+        return math.log(max(value, MIN_PROBABILITY))
 
     return compute
 

@@ -12,14 +12,24 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from knowgate.errors import BadInput
-from knowgate.models.prompts.templates import detect_language, load_packaged_templates
+from knowgate.models.prompts.templates import (
+    INVISIBLE_CHARACTERS,
+    detect_language,
+    escape_values,
+    load_packaged_templates,
+)
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
 MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
-PASSAGE_TAGS = re.compile(r"<(?=/?\s*(passages?|documents?)\b)", re.IGNORECASE)
+# The beginning of a tag such as </passage>, also if invisible characters are hidden in it.
+PASSAGE_TAGS = re.compile(
+    rf"[<＜﹤](?=[/\s{INVISIBLE_CHARACTERS}]*(?:%s))"
+    % "|".join(f"[{INVISIBLE_CHARACTERS}]*".join(word) for word in ("passage", "document")),
+    re.IGNORECASE,
+)
 TEXT_PART_TYPES = {
     "input_text": "text",
     "output_text": "text",
@@ -92,7 +102,7 @@ def insert_passages(
     """
     if placement == "documents":
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-        return {**body, "documents": documents}
+        return {**body, "documents": [escape_values("", _escape_tags(document)) for document in documents]}
     messages = list(body["messages"])
     language = detect_language(str(messages[-1].get("content")))
     block = format_passages(passages, language, cites=cites and not wants_json(body))
@@ -126,14 +136,19 @@ def format_passages(passages: Sequence[Passage], language: str, *, cites: bool =
 
 
 def _format_passage(number: int, passage: Passage) -> str:
-    """Format one passage, between tags with its number.
-
-    If the text of the passage itself contains such tags, a space is put into them. Otherwise a document could pretend
-    that the passage ends, and inject instructions.
-    """
-    title, text = (PASSAGE_TAGS.sub("< ", part) for part in (passage.title, passage.text.strip()))
+    """Format one passage, between tags with its number."""
+    escaped = _escape_tags({"title": passage.title, "text": passage.text.strip()})
+    title, text = escaped["title"], escaped["text"]
     heading = f"{title}\n" if title and not text.startswith(title) else ""
     return f'<passage id="{number}">\n{heading}{text}\n</passage>'
+
+
+def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
+    """Put a space into tags of passages and documents that the texts contain.
+
+    Otherwise a document could pretend that its passage ends, and inject instructions.
+    """
+    return {name: PASSAGE_TAGS.sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
 
 
 def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:

@@ -17,9 +17,10 @@ from typing import Any
 import aiohttp
 from aiohttp.client_exceptions import ClientError
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend
-from knowgate.models.openai.client import ApiClient, RetryPolicy
+from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
