@@ -23,6 +23,7 @@ from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
+from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
@@ -264,6 +265,7 @@ def find_threshold(
         **facts,
         "chosen_on": chosen.to_record(),
         "held_out": held_result.to_record() if held_result else None,
+        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, target.delta),
         **_describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
