@@ -1,4 +1,4 @@
-"""Choice of a gate and its threshold on labeled questions: skip as much as possible within an accepted loss."""
+"""Choice of the gate and threshold that skip the most searches without losing too much accuracy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CorrectAnswers:
         return self.opened if self.arbitrated is None else self.arbitrated
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
-        """Return whether the final answers are correct if the chosen gate decides, for the questions in `rows`."""
+        """Return whether the final answers are correct if the chosen gate decides, for the questions of a mask."""
         if choice.option.fixed_threshold is not None:
             return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
@@ -61,14 +61,20 @@ class GateOption:
 
 @dataclass(frozen=True)
 class GateChoice:
-    """A chosen gate and threshold. `skipped` is the share of searches skipped on the questions it was chosen on."""
+    """A chosen gate and threshold.
+
+    Attributes:
+        option: The gate.
+        threshold: The search is skipped for questions whose need is at most this.
+        skipped: Share of searches that are skipped on the questions that the choice was made on.
+    """
 
     option: GateOption
     threshold: float
     skipped: float
 
     def skips(self, rows: BoolArray) -> BoolArray:
-        """Return whether the search is skipped, for each of the questions in `rows`."""
+        """Return whether the search is skipped, for each question that the mask `rows` selects."""
         return self.option.needs[rows] <= self.threshold
 
 
@@ -111,8 +117,12 @@ def choose_gate(
     Returns:
         None if no gate can skip any search within the loss.
     """
-    choices = [choice for option in options if (choice := _choose_threshold(option, answers, rows, max_loss))]
-    return max(choices, key=lambda choice: choice.skipped, default=None)
+    best: GateChoice | None = None
+    for option in options:
+        choice = _choose_threshold(option, answers, rows, max_loss)
+        if choice is not None and (best is None or choice.skipped > best.skipped):
+            best = choice
+    return best
 
 
 def _choose_threshold(
@@ -141,9 +151,8 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
 
     def count(changed_by_skip: BoolArray, changed_by_arbiter: BoolArray) -> NDArray[Any]:
         # Entry i of a sum belongs to skipping the i questions of lowest need.
-        by_skip, by_arbiter = (
-            np.concatenate([[0], np.cumsum(changed[order])]) for changed in (changed_by_skip, changed_by_arbiter)
-        )
+        by_skip = np.concatenate([[0], np.cumsum(changed_by_skip[order])])
+        by_arbiter = np.concatenate([[0], np.cumsum(changed_by_arbiter[order])])
         changes: NDArray[Any] = by_skip[skipped] + by_arbiter[-1] - by_arbiter[skipped]
         return changes
 
@@ -154,5 +163,9 @@ def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, th
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
     """Count wins, losses and skips of a gate that stays at its own threshold."""
     right, opened = option.right[rows], answers.opened[rows]
-    columns = (right & ~opened, opened & ~right, option.needs[rows] <= threshold)
-    return SkipCounts(*(np.array([column.sum()]) for column in columns))
+    is_skipped = option.needs[rows] <= threshold
+    return SkipCounts(
+        wins=np.array([(right & ~opened).sum()]),
+        losses=np.array([(opened & ~right).sum()]),
+        skipped=np.array([is_skipped.sum()]),
+    )

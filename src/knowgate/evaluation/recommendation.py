@@ -8,7 +8,6 @@ without each fifth of the questions and tested on that fifth. No question measur
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -125,9 +124,12 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
     """Recommend a gate and a threshold.
 
+    A gate whose stored guarantee holds for these questions is preferred. Otherwise the gate and threshold are chosen on
+    these questions.
+
     Args:
         evaluation: Evaluated gates.
-        max_loss: Maximum share of the answers that skipping searches may cost.
+        max_loss: Maximum share of the answers that skipping searches may make wrong.
 
     Returns:
         The recommendation. Its level is 'unknown' without open-book answers or with too few questions.
@@ -144,13 +146,12 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
         recommendation = _recommend_guaranteed(evaluation, guaranteed, answers)
         if recommendation.is_positive:
             return recommendation
-    choice = choose_gate(_list_options(evaluation), answers, np.ones(n, dtype=bool), max_loss / 2)
+    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
+    all_rows = np.ones(n, dtype=bool)
+    choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
     if choice is None:
         return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
     return _recommend_choice(evaluation, choice, answers, max_loss)
-
-
-# --- gates to choose from -------------------------------------------------------------------------
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
@@ -171,11 +172,8 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
     """Return the gate that skips the most searches among those whose stored guarantee holds here, or None."""
     # This choice does not depend on grades, so the same questions can measure it.
-    guaranteed = [
-        gate
-        for gate in evaluation.gates
-        if (guarantee := evaluation.guarantees.get(gate.gate)) is not None and guarantee.holds
-    ]
+    names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
+    guaranteed = [gate for gate in evaluation.gates if gate.gate in names]
     return min(guaranteed, key=lambda gate: float(gate.retrieve.mean()), default=None)
 
 
@@ -203,7 +201,11 @@ def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: Cor
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a gate chosen on all questions, or never retrieving if that gate hardly beats chance."""
+    """Recommend a gate that was chosen on all questions, or never retrieving if that gate hardly beats chance.
+
+    The effect of the choice is measured by cross-validation: each fold is decided by the gate and threshold that were
+    chosen on the other folds.
+    """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
     skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
@@ -220,10 +222,11 @@ def _recommend_choice(
             return without_retrieval
     skipped_by_choice = choice.skips(all_rows)
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
+    fold_gates = [fold_choice.option.gate for _, fold_choice in folds if fold_choice]
     recommendation = replace(
         _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
-        agreeing_folds=Counter(fold.option.gate for _, fold in folds if fold)[choice.option.gate],
+        agreeing_folds=fold_gates.count(choice.option.gate),
         arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.option.gate != NEVER else "",
         losing_slices=_find_losing_slices(evaluation, changes),
         skips=skipped_by_choice,
@@ -312,7 +315,14 @@ class _SkipEffect:
 def _measure_effect(
     evaluation: Evaluation, answers: CorrectAnswers, skips: BoolArray, changes: FloatArray
 ) -> _SkipEffect:
-    """Measure skipping. `changes` is 1 where skipping made the answer correct, -1 where it made it wrong, else 0."""
+    """Measure the effect of skipping searches, compared with always retrieving and with skipping at random.
+
+    Args:
+        evaluation: The evaluation, for its number of resamples.
+        answers: Grades of both answers to each question.
+        skips: Whether the search for each question is skipped.
+        changes: 1 where skipping made the answer correct, -1 where it made it wrong, else 0.
+    """
     mean_change = float(answers.closed.mean() - answers.retrieved.mean())  # expected effect of one random skip
     by_arbiter = answers.retrieved.astype(float) - answers.opened
     gains = changes - by_arbiter - skips * mean_change
@@ -353,7 +363,13 @@ def _make_recommendation(
 
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
-    """Decide between 'use', 'try' and 'leave' from the measured effect."""
+    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
+
+    Args:
+        effect: The measured effect.
+        max_loss: Maximum loss of accuracy.
+        is_guaranteed: Whether the gate has a guarantee that holds here. It then needs less evidence.
+    """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     loss = -(effect.difference.value or 0.0)
     if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:

@@ -39,6 +39,7 @@ class Endpoint:
         request: Pydantic model of the request body, if there is a body.
         response: Pydantic model of a successful response. None if the response is not described by a model.
         is_public: Whether the endpoint can be used without an API key.
+        needs_admin: Whether the endpoint needs an admin key, if the server uses keys.
     """
 
     method: str
@@ -48,6 +49,7 @@ class Endpoint:
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
     is_public: bool = False
+    needs_admin: bool = False
 
 
 def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
