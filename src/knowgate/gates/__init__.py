@@ -157,6 +157,13 @@ FITTED_GATES = {
         paper="ours",
         fit="knowgate.training.fusion:fit_fusion",
     ),
+    "constant": RegistryEntry(
+        "knowgate.gates.constant:ConstantGate",
+        "always or never, as the policy that holds it says; `knowgate fit` without a gate name writes it",
+        cost="nothing",
+        extra="train",
+        paper="ours",
+    ),
 }
 
 

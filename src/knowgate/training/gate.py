@@ -49,14 +49,16 @@ class FitOptions(Options):
     )
     threshold: Share | None = Field(
         default=None,
-        description="Retrieve if the gate's score is above this. Default: 0.5, or chosen by `max_loss`.",
+        description="Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs "
+        "have no answers with passages.",
         json_schema_extra={"metavar": "0..1"},
     )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="Maximum accuracy to lose against always retrieving (target `benefit` only). Default: 0.01.",
+        description="Maximum accuracy that the default threshold may lose against always retrieving, on questions that "
+        "the gate did not learn from. Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
@@ -192,11 +194,10 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         seed=options.seed,
         balanced=options.balance_sets,
     )
-    if options.max_loss is not None and examples.target != "benefit":
+    if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} only applies to a gate with target='benefit', but this gate is fitted on "
-            f"target='{examples.target}', where the threshold is 0.5. Leave `max_loss` out, and choose a threshold "
-            "with `knowgate calibrate`."
+            f"max_loss={options.max_loss} needs answers with passages, and the label runs have none. Leave `max_loss` "
+            "out, or label the questions with passages."
         )
     return examples
 
