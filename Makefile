@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo serve-demo test test-fast test-all test-integrations fuzz check format docs readme bench results clean
+.PHONY: install demo serve-demo test test-fast test-all test-integrations fuzz check format docs readme bench results licenses dist test-lowest release-check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -81,5 +81,21 @@ results: install
 	$(BIN)/python -m benchmarks.results
 	$(BIN)/python benchmarks/judge.py --summary src/knowgate/cli/demo/data/judge.json
 
+# THIRD_PARTY.md from the installed packages.
+licenses: install
+	$(BIN)/python -m tools.third_party
+
+# Wheel and source archive of the last commit, built twice and compared, then tried in an environment without the checkout.
+dist:
+	$(PYTHON) tools/ci.py wheel
+
+# The lowest versions of the dependencies that pyproject.toml allows.
+test-lowest:
+	$(PYTHON) tools/ci.py lowest
+
+# Everything that must hold before a release. Takes about an hour on two cores.
+release-check: install
+	$(BIN)/python -m tools.release_check
+
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site
+	rm -rf .venv-ci .venv-release $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site

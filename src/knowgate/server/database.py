@@ -18,7 +18,7 @@ from knowgate.core.files import create_private_file
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import is_postgres_address, parse_database_address, to_storable_text
 from knowgate.core.validation import expand_path
-from knowgate.errors import KnowgateError
+from knowgate.errors import ArtifactError, KnowgateError
 
 if TYPE_CHECKING:
     from knowgate.core.postgres.database import PostgresDatabase
@@ -170,10 +170,13 @@ def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: f
 def _open_sqlite(
     path: Path, steps: Sequence[Sequence[str]], lock_timeout: float, is_durable: bool
 ) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode, and create missing tables and columns.
+    """Open an SQLite file in WAL mode, and create or upgrade its tables.
 
     A new file can be read only by its owner; so can the files that SQLite puts next to it. Retries while another
     process creates the file.
+
+    Raises:
+        ArtifactError: A newer knowgate made the file.
     """
     create_private_file(path)
     for attempts_left in reversed(range(OPEN_ATTEMPTS)):
@@ -182,9 +185,11 @@ def _open_sqlite(
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted texts in free pages
             connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
-            for statements in steps:
-                connection.executescript(";\n".join(_list_missing(connection, statements)))
+            _upgrade_sqlite(connection, path, steps)
             return connection
+        except ArtifactError:
+            connection.close()
+            raise
         except sqlite3.Error as error:
             connection.close()
             # The lowest byte of an extended error code is the primary error code.
@@ -192,6 +197,52 @@ def _open_sqlite(
                 raise
             time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:
+    """Bring the tables of an SQLite file to the latest version, which is the number of steps.
+
+    The version is SQLite's `user_version`. Files of knowgate 0.1 have none. A file with tables is copied to
+    `NAME.backup-vN` before it is changed, where N is its old version.
+    """
+    if _get_sqlite_version(connection, path, steps) == len(steps):
+        return
+    connection.execute("BEGIN IMMEDIATE")  # only one process upgrades; the others wait here
+    try:
+        version = _get_sqlite_version(connection, path, steps)
+        if version and version < len(steps):
+            _back_up(path, path.with_name(f"{path.name}.backup-v{version}"))
+        for statements in steps if version < len(steps) else ():
+            for statement in _list_missing(connection, statements):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(steps)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
+    """Return the version of the tables: 0 for a new file, 1 for a file of knowgate 0.1, which has no version yet."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(steps):
+        raise ArtifactError(
+            f"the database {path} has version {version}, made by a newer knowgate; this one reads up to version "
+            f"{len(steps)}. It was not changed. Install the newer knowgate, or restore a backup."
+        )
+    has_tables = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' LIMIT 1").fetchone()
+    return version or (1 if has_tables else 0)
+
+
+def _back_up(path: Path, copy: Path) -> None:
+    """Copy an SQLite file as it was at its last commit, readable only by its owner."""
+    create_private_file(copy)
+    source, target = sqlite3.connect(path), sqlite3.connect(copy)
+    try:
+        source.backup(target)
+    finally:
+        source.close()
+        target.close()
 
 
 def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:

@@ -43,8 +43,8 @@ class FitOptions(Options):
     target: Target | None = Field(
         default=None,
         description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
-        "wrong answer right) or `agree` (both answers agree; needs no gold answers). Default: chosen from the label "
-        "runs.",
+        "wrong answer right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` "
+        "(both answers agree; needs no gold answers). Default: chosen from the label runs.",
         json_schema_extra={"metavar": "TARGET"},
     )
     threshold: Share | None = Field(
@@ -187,6 +187,11 @@ def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
     """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
+    if options.target == "gain" and not required.two_heads:
+        raise BadSetting(
+            "target='gain' needs a gate with two heads: fit fusion, or gain (the judge with two heads). Or use "
+            "target='benefit'."
+        )
     examples = load_examples(
         paths,
         target=options.target or required.target,

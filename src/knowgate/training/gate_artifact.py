@@ -43,6 +43,7 @@ METRIC_NAMES = {
 TARGET_MEANINGS = {
     "known": "the LLM does not know the answer",
     "benefit": "retrieval turns a wrong answer right",
+    "gain": "retrieval turns a wrong answer right, ranked by the expected gain",
     "agree": "the LLM gives another answer once it has passages",
 }
 
