@@ -18,7 +18,7 @@ Protocol, written before any test row was scored:
    The variant with the highest smallest AUROC over the six LLMs is chosen; ties within .005 go to the smaller variant.
 5. Quality is the AUROC of "the closed-book answer is wrong", averaged over the data sets of the left-out LLM; the AUROC
    over all its rows stands beside it. All variants are scored on the test rows once. The judge ships only if the chosen
-   variant reaches .60 for each left-out LLM.
+   variant reaches .60 for each left-out LLM. Beside them stand heads without vectors that were trained on the LLM itself.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ DRAFT_WORDS = 32
 MIN_AUROC = 0.60
 TOLERANCE = 0.005  # a smaller variant that is this close to the best on train rows is preferred
 # C of the logistic regression (smaller is simpler), with and without the 768 numbers of the vectors.
-PENALTIES = {True: (0.0003, 0.003, 0.03), False: (0.1,)}
+PENALTIES = {True: (0.0003, 0.003), False: (0.1,)}
 Matrix = NDArray[np.float64]
 FEATURE_BLOCKS = {
     "question": QUESTION_FEATURES,
@@ -255,7 +255,7 @@ def fit_head(table: FeatureTable, use: NDArray[np.bool_], setting: Setting) -> H
     counts = {llm: sum(row.llm == llm for row in rows) for llm in {row.llm for row in rows}}
     weights = np.array([len(rows) / len(counts) / counts[row.llm] for row in rows])
     wrong = np.array([not row.known for row in rows])
-    model = LogisticRegression(C=setting.penalty, max_iter=100).fit(inputs, wrong, sample_weight=weights)
+    model = LogisticRegression(C=setting.penalty, solver="newton-cholesky").fit(inputs, wrong, sample_weight=weights)
     bias = float(model.intercept_[0])
     if setting.intercepts:
         bias += float((inputs[:, width:] @ model.coef_[0][width:]).mean())
@@ -290,15 +290,15 @@ def try_settings(table: FeatureTable, variants: Sequence[str]) -> list[dict[str,
     return report
 
 
-def score_test_rows(train: FeatureTable, test: FeatureTable, setting: Setting) -> dict[str, Any]:
-    """Score a setting on the test rows of each left-out LLM (steps 2 and 5)."""
+def score_test_rows(train: FeatureTable, test: FeatureTable, setting: Setting, *, own: bool = False) -> dict[str, Any]:
+    """Score a setting on the test rows of each left-out LLM (steps 2 and 5); `own` trains on that LLM instead."""
     llms = np.array([row.llm for row in train.rows])
     features, entry = test.select(VARIANTS[setting.variant]), {}
     for llm in LLMS:
         chosen = np.array([row.llm == llm for row in test.rows])
         rows = select_rows(test, chosen)
         seen = {row.key for row in rows}
-        use = (llms != llm) & np.array([row.key not in seen for row in train.rows])
+        use = ((llms == llm) if own else (llms != llm)) & np.array([row.key not in seen for row in train.rows])
         scores = fit_head(train, use, setting).score(features[chosen])
         interval = estimate_auroc(np.array([not row.known for row in rows]), scores, 1000)
         entry[llm] = {**measure(rows, scores), "low": interval.low, "high": interval.high}
@@ -347,6 +347,10 @@ def run(cache: Path) -> dict[str, Any]:
     )
     repeated = Setting(plain["variant"], plain["penalty"], plain["intercepts"])
     results.append({"rows": "sample", **score_test_rows(sample["train"], sample["test"], repeated)})
+    own = [name for name in best if not has_vectors(name)]
+    for name in own:  # what features of the text are worth if the LLM is not left out
+        setting = Setting(name, best[name]["penalty"], best[name]["intercepts"])
+        results.append({"rows": "all, own LLM", **score_test_rows(full["train"], full["test"], setting, own=True)})
     final = next(entry for entry in results if entry["variant"] == chosen)
     ships = bool(final["least"] >= MIN_AUROC)
     return {"chosen": chosen, "ships": ships, "minimum": MIN_AUROC, "test": results, "train": tried}
