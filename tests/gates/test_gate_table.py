@@ -35,11 +35,11 @@ def test_a_spec_loads_the_gate_with_its_options():
     [
         ("logprobs", UnknownName, "unknown gate 'logprobs'. Did you mean 'logprob'?"),
         ("", UnknownName, "unknown gate ''"),
-        ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'; allowed: first, mean, min"),
+        ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'. Use one of: first, mean, min"),
         ("random:rate=2", BadSetting, "rate is 2.0"),
         ("random:speed=2", BadSetting, "unknown option 'speed'. Known options: rate, seed"),
         ("never:x", BadSetting, "Known options: none"),
-        ("always:x", BadSetting, "option 'unless' is 'x'; allowed: nothing, rules"),
+        ("always:x", BadSetting, "option 'unless' is 'x'. Use one of: nothing, rules"),
         ("flare:theta=low", BadSetting, "option 'theta' must be a number, not 'low'"),
     ],
 )

@@ -99,7 +99,7 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
     """
     if settings.log is None:
         if settings.log_drafts:
-            raise BadSetting("`log_drafts` has no effect without a log. Give `log`, too.")
+            raise BadSetting("`log_drafts` has no effect without a log. Set `log` too, or leave `log_drafts` out.")
         return None
     traffic_log = TrafficLog(settings.log, drafts=settings.log_drafts)
     traffic_log.store.scopes()
@@ -173,10 +173,12 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
     """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
     if settings.preset is None:
         if settings.beta is not None:
-            raise BadSetting("`beta` only applies to preset='cbdr'. Use `threshold` for other gates.")
+            raise BadSetting(
+                "`beta` has an effect only with preset='cbdr'. Without this preset, set `threshold` instead."
+            )
         return settings
     if settings.preset not in PRESETS:
-        raise BadSetting(f"preset='{settings.preset}' is unknown; allowed: {', '.join(PRESETS)}.")
+        raise BadSetting(f"preset='{settings.preset}' is unknown. Use one of: {', '.join(PRESETS)}.")
     return _apply_cbdr(settings)
 
 

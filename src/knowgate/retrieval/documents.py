@@ -105,7 +105,10 @@ def _find_in_folder(folder: Path) -> Corpus:
     files = tuple(folder / path for path in paths if path.suffix.lower() in DOCUMENT_SUFFIXES)
     if not files:
         problem = "".join(f" '{path}' is left out: {reason}." for path, reason in list(listing.problems.items())[:1])
-        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(DOCUMENT_SUFFIXES)} are read.{problem}")
+        raise BadInput(
+            f"the folder '{folder}' contains no documents. Put files ending in {', '.join(DOCUMENT_SUFFIXES)} into "
+            f"it.{problem}"
+        )
     skipped = Counter(
         path.suffix.lower() or path.name for path in paths if path.suffix.lower() not in DOCUMENT_SUFFIXES
     )
@@ -231,7 +234,9 @@ def _check_size(path: Path) -> None:
     except OSError as error:
         raise _unreadable_file_error(path, error) from None
     if size > MAX_DOCUMENT_BYTES:
-        raise BadInput(f"{path} is too large: {size:,} bytes; a document may have {MAX_DOCUMENT_BYTES:,}. Split it.")
+        raise BadInput(
+            f"{path} is too large: it has {size:,} bytes, and a document may have {MAX_DOCUMENT_BYTES:,}. Split it."
+        )
 
 
 def _unreadable_file_error(path: Path, error: OSError) -> BadInput:
@@ -279,8 +284,11 @@ def _find_declared_charset(data: bytes, path: Path) -> str:
 def _find_markdown_title(text: str) -> str:
     """Return the first heading of a Markdown text, or ''."""
     match = re.search(r"^#{1,6}[ \t]+(\S.*)$", text, re.MULTILINE)
+    if match is None:
+        return ""
+    heading = match.group(1)
     # A heading may end in "##" (closed headings). A heading of nothing but "#" signs is kept as it is.
-    return match.group(1).rstrip(" \t#") or match.group(1) if match else ""
+    return heading.rstrip(" \t#") or heading
 
 
 def _clean(text: str) -> str:

@@ -180,15 +180,27 @@ class HFModel(LocalModel, LocalBackend):
         layers: list[int],
         sample_layers: list[int],
     ) -> _AnsweredBatch:
-        """Generate the drafts and samples of a batch."""
+        """Generate the drafts and samples of a batch.
+
+        They are generated in the same steps if they have the same maximum length and share the prompts' cache.
+
+        Args:
+            batch: The prompts after their prefill.
+            prompts: The prompts of the batch.
+            request: The requested signals.
+            layers: Layers whose hidden states are requested.
+            sample_layers: Layer whose hidden states at the ends of the samples are requested; empty for none.
+        """
         draft_layers = layers if request.after_draft else []
-        # A single draft gains nothing from the shared cache, and without it equals a stream to the last bit.
+        # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
+        # equals a stream to the last bit.
         shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
         uniforms = np.empty((0, 0))
         if request.samples:
             check_sampling(request.sampling)
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
-        if shared and request.samples and not sample_layers and request.sample_tokens == request.draft_tokens:
+        has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
+        if shared and has_equal_lengths and not sample_layers:
             both = draft_and_sample_shared(batch, uniforms, request.sampling, self.stop_ids, draft_layers)
             return _AnsweredBatch(both.drafts, [], both.samples)
         samples: list[DecodedRow] = []
@@ -214,7 +226,16 @@ class HFModel(LocalModel, LocalBackend):
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
-        """Return the samples of each prompt and, if `layers` is not empty, the hidden states at their ends."""
+        """Group the samples of a batch by prompt.
+
+        Args:
+            rows: The samples of all prompts, prompt by prompt, with equally many for each.
+            n_prompts: Number of prompts.
+            layers: The layer whose hidden states at the ends of the samples are returned; empty for none.
+
+        Returns:
+            The samples of each prompt, and their hidden states (None without `layers`).
+        """
         # Many samples are equal, so each distinct one is decoded once.
         distinct = {(tuple(row.tokens), row.finished): row for row in rows}
         completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
@@ -233,9 +254,10 @@ class HFModel(LocalModel, LocalBackend):
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         rows = [draft.copy_row() for draft in drafts]
-        groups: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}  # identity of a batch -> indices of its drafts
         for i, draft in enumerate(drafts):
-            if draft.index is not None and len(rows[i].tokens) < max_tokens:
+            is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
+            if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for members in groups.values():
 
@@ -260,10 +282,11 @@ class HFModel(LocalModel, LocalBackend):
         return draft.row, self._iter_steps(draft, max_tokens)
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:
-        """Extend a draft in place, yielding after each token."""
+        """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
+        # A step yields None; False means that no steps are left.
         while self.run_alone(lambda: next(steps, False)) is None:
             yield
 

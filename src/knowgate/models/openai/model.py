@@ -23,9 +23,10 @@ import httpx
 import numpy as np
 
 from knowgate.core.files import sha256_text
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
-from knowgate.models.openai.client import ApiClient, RetryPolicy, StatusError
+from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
 from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
@@ -149,10 +150,7 @@ class OpenAIModel(Backend):
             return None
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt.
-
-        Servers do not report their context window. They refuse prompts that are too long when they are sent.
-        """
+        """Return True for every prompt, because servers do not report how long a prompt may be."""
         return [True for _ in prompts]
 
     def close(self) -> None:
@@ -349,14 +347,16 @@ class OpenAIModel(Backend):
         jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
 
         def draw(job: tuple[Prompt, int]) -> list[Completion]:
+            """Draw `size` samples of a prompt. `start` is the number of its samples that other jobs draw before."""
             # A server may return fewer samples than requested, so it is asked again. Each request has its own seed.
             prompt, start = job
             drawn: list[Completion] = []
             while len(drawn) < size:
                 count = min(size - len(drawn), MAX_CHOICES)
-                own = self._make_seed_field(None if seed is None else seed + start + len(drawn))
-                own |= {"n": count} if count > 1 else {}
-                drawn += parse_completions(self._endpoint.complete_prompt(prompt, fields | own))[:count]
+                request_fields = fields | self._make_seed_field(None if seed is None else seed + start + len(drawn))
+                if count > 1:
+                    request_fields["n"] = count
+                drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
             return drawn
 
         samples = [completion for part in self._map(draw, jobs) for completion in part]

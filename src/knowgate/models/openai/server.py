@@ -87,13 +87,14 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
     parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
     """
     plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
-    everything = {key: value for options in PROBED_PARAMETERS.values() for key, value in options[0].items()}
-    accepted = _try_request(post, {**plain, **everything})
+    everything = dict(plain)
+    for values in PROBED_PARAMETERS.values():
+        everything |= values[0]
+    accepted = _try_request(post, everything)
     if accepted is None:
         accepted = _AcceptedRequest(plain, post("/chat/completions", plain))
-        for options in PROBED_PARAMETERS.values():
-            attempts = (_try_request(post, {**accepted.body, **option}) for option in options)
-            accepted = next((attempt for attempt in attempts if attempt), accepted)
+        for values in PROBED_PARAMETERS.values():
+            accepted = _add_first_accepted(post, accepted, values)
     body, tokens = accepted.body, parse_token_logprobs(accepted.response) or []
     return ServerCapabilities(
         logprobs=bool(tokens),
@@ -102,6 +103,17 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
         seed="seed" in body,
         sampling={key: body[key] for key in ("top_k", "min_p") if key in body},
     )
+
+
+def _add_first_accepted(
+    post: PostFunction, accepted: _AcceptedRequest, values: Sequence[Mapping[str, Any]]
+) -> _AcceptedRequest:
+    """Add to an accepted request the first of several values of a parameter that the server accepts too."""
+    for value in values:
+        attempt = _try_request(post, {**accepted.body, **value})
+        if attempt is not None:
+            return attempt
+    return accepted
 
 
 def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
@@ -181,7 +193,10 @@ class ModelEndpoint:
         return self._explain_missing_model(lambda: self._post(path, body))
 
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """Send a prompt and return the streamed response as a generator of chunks; see `ApiClient.stream`."""
+        """Send a prompt and return the streamed response as a generator of JSON chunks.
+
+        Takes the arguments of `complete_prompt`. If `on_response` is set, it is called when the stream ends.
+        """
         path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
         chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
         return chunks if self.on_response is None else self._report_at_end(chunks)
@@ -250,11 +265,11 @@ class ModelEndpoint:
 
     @property
     def server(self) -> str:
-        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'nothing' if the server does not report it.
+        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'unknown' if the server does not report it.
 
         Taken from the field `owned_by` in GET /models.
         """
-        return str(self.card.get("owned_by") or "nothing")
+        return str(self.card.get("owned_by") or "unknown")
 
     @property
     def adapter(self) -> str:
