@@ -4,16 +4,10 @@ import pytest
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost
+from knowgate.evaluation.gate_choice import CorrectAnswers, GateOption, choose_gate
 from knowgate.evaluation.gate_comparison import GateGuarantee
 from knowgate.evaluation.gate_evaluation import evaluate
-from knowgate.evaluation.recommendation import (
-    Z_CERTAIN,
-    CorrectAnswers,
-    GateOption,
-    _is_above_zero,
-    choose_gate,
-    recommend,
-)
+from knowgate.evaluation.recommendation import Z_CERTAIN, _is_above_zero, recommend
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_cost_table
 from knowgate.evaluation.report.evaluation_verdict import build_verdict

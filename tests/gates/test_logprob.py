@@ -70,7 +70,11 @@ def test_without_log_probabilities_there_is_no_score(draft):
 
 
 @pytest.mark.parametrize(
-    ("statistic", "others"), [("entropy", "first, mean, min or margin"), ("margin", "first, mean or min")]
+    ("statistic", "others"),
+    [
+        ("entropy", "first, logprob:mean, logprob:min or logprob:margin"),
+        ("margin", "first, logprob:mean or logprob:min"),
+    ],
 )
 def test_an_unavailable_statistic_is_rejected_with_the_available_ones(statistic, others):
     with pytest.raises(UnsupportedSignal, match=others):

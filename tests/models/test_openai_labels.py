@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import LabelPrompt
 from tests.support.chat_server import ChatServer

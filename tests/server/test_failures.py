@@ -220,7 +220,7 @@ def test_a_client_that_disconnects_during_a_stream_cancels_the_upstream_request(
     with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as reply:
         next(reply.iter_lines())
     until(lambda: stub.dropped == 1)
-    until(lambda: app.state.service.active_requests == 0)
+    until(lambda: app.state.service.active_requests.count == 0)
 
 
 # --- invalid requests ---------------------------------------------------------------------------------

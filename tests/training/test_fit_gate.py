@@ -111,7 +111,9 @@ def test_what_cannot_be_used_is_a_sentence(run, tmp_path, name, options, said):
 
 def test_a_folder_with_other_things_in_it_is_left_alone(run, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(ArtifactError, match=r"exists and is not a fitted gate\. Choose another `out`"):
+    with pytest.raises(
+        ArtifactError, match=r"exists and is not a fitted gate, so it is not overwritten\. Choose another `out`"
+    ):
         fit("probe", run, out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 

@@ -28,6 +28,7 @@ from knowgate.gates import FITTED_GATES
 from knowgate.gates.arbiters import FITTED_ARBITERS
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.training.arbiter import fit_arbiter, load_arbiter_fit_function
+from knowgate.training.examples import OPEN_BOOK_TARGETS
 from knowgate.training.fit_function import FitOption, FitProgress, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
 from knowgate.training.gate_artifact import majority_accuracy
@@ -272,8 +273,8 @@ def _describe_gate(gate: FittedGate) -> Text:
         manifest["metrics"]["auroc"]["low"],
     )
     if low is not None and low <= 0.5:
-        other = "known" if manifest["target"] == "benefit" else "benefit"
-        has_one_target = read_requirements(load_fit_function(gate.name)).target == "benefit"
+        other = "known" if manifest["target"] in OPEN_BOOK_TARGETS else "benefit"
+        has_one_target = read_requirements(load_fit_function(gate.name)).target in OPEN_BOOK_TARGETS
         advice = "label more questions"
         if not has_one_target and manifest["target"] != "agree":
             advice += f", or try --target {other}"

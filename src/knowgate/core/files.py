@@ -42,7 +42,10 @@ def cache_dir() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "knowgate"
     except RuntimeError:
-        raise BadSetting("no cache folder: this user has no home folder. Set KNOWGATE_CACHE to a folder.") from None
+        raise BadSetting(
+            "there is no place for the cache, because this user has no home folder. Set the environment variable "
+            "KNOWGATE_CACHE to a folder."
+        ) from None
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -210,7 +213,7 @@ def check_replaceable(path: Path, marker: str, kind: str) -> None:
         kind: The kind of folder, for the message ("a fitted gate").
     """
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
-        raise ArtifactError(f"'{path}' exists and is not {kind}. Choose another `out`.")
+        raise ArtifactError(f"'{path}' exists and is not {kind}, so it is not overwritten. Choose another `out`.")
 
 
 def check_output_folder(path: Path, markers: Collection[str], kind: str, argument: str = "out") -> None:
@@ -225,7 +228,9 @@ def check_output_folder(path: Path, markers: Collection[str], kind: str, argumen
     if path.exists() and not path.is_dir():
         raise ArtifactError(f"'{path}' is a file, not a folder. Choose another `{argument}`.")
     if path.exists() and not any((path / name).exists() for name in markers) and any(_iter_content(path)):
-        raise ArtifactError(f"'{path}' is not empty and not {kind}. Choose another `{argument}`.")
+        raise ArtifactError(
+            f"the folder '{path}' contains other files and is not {kind}, so it is not used. Choose another `{argument}`."
+        )
 
 
 def _iter_content(folder: Path) -> Iterator[Path]:

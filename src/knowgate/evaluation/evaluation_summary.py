@@ -152,15 +152,15 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
     retrieved for ('searched').
     """
     summary = summarize_evaluation(evaluation, recommendation, "")
-    gates = {
-        name: {
-            kind: "".join("1" if value else "0" for value in values)
-            for kind, values in (("right", gate.right), ("searched", gate.searched))
-            if values is not None
-        }
-        for name, gate in summary.gates.items()
-    }
+    gates = {}
+    for name, gate in summary.gates.items():
+        flags = {"right": gate.right, "searched": gate.searched}
+        gates[name] = {kind: _flags_to_text(values) for kind, values in flags.items() if values is not None}
     return {"questions": summary.question_keys, "gates": gates}
+
+
+def _flags_to_text(values: BoolArray) -> str:
+    return "".join("1" if value else "0" for value in values)
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,8 @@ def compare_gates(
 
     Args:
         table: Labeled questions.
-        scores: Needs of each gate. The baselines never, always and oracle are added.
+        scores: For each gate, the need for retrieval that it gives to each question. The baselines never, always and
+            oracle are added if the questions have open-book answers.
         resamples: Bootstrap resamples for the intervals.
         seed: Seed of the resamples.
 
@@ -158,11 +159,12 @@ def compare_gates(
     baselines = gate_results.build_baselines(table)
     baseline_names = {baseline.name for baseline in baselines}
     compared = [gate for gate in scores if gate.name not in baseline_names]
+    # Gates and baselines are measured together, so that they share their resamples.
     results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
-    gates = results[: len(compared)]
+    gates, baseline_results = results[: len(compared)], results[len(compared) :]
     if not baselines:
         return Evaluation(table, gates, [], _measure_slices(table, gates), resamples)
-    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in results[len(compared) :])
+    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in baseline_results)
     all_results = [never, always, *gates, oracle]
     return Evaluation(
         table, all_results, _compare_pairs(gates, always), _measure_slices(table, all_results), bootstrap.resamples
@@ -180,7 +182,10 @@ def _check_distinguishable(table: LabelTable) -> None:
 
 
 def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[PairedComparison]:
-    """Test each gate against always retrieving, and the most accurate gate against the others."""
+    """Test each gate against always retrieving, and the most accurate gate against the others.
+
+    The p-values are corrected for the number of tests (Holm).
+    """
     if not gates:
         return []
     best = max(gates, key=lambda gate: gate.measures["accuracy"].value or 0.0)
@@ -208,15 +213,18 @@ def _compare_pair(first: GateResult, second: GateResult) -> PairedComparison:
 
 
 def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
-    """Measure the gates on each slice of every dimension with at least two slices."""
+    """Measure the gates on groups of questions, such as those of each language.
+
+    Dimensions along which all questions are in the same group are left out.
+    """
     tables = []
     for dimension in SLICE_DIMENSIONS:
-        slice_of_row = table.get_slice_values(dimension)
-        values = sorted({value for value in slice_of_row if value is not None})
-        if dimension == ANSWER_FREQUENCY and values:
-            values = list(FREQUENCY_THIRDS)
-        if len(values) > 1:
-            tables += [_measure_slice(table, gates, dimension, value, slice_of_row == value) for value in values]
+        group_of_row = table.get_slice_values(dimension)
+        groups = sorted({group for group in group_of_row if group is not None})
+        if dimension == ANSWER_FREQUENCY and groups:
+            groups = list(FREQUENCY_THIRDS)  # in their own order, and even if one is empty
+        if len(groups) > 1:
+            tables += [_measure_slice(table, gates, dimension, group, group_of_row == group) for group in groups]
     return tables
 
 
@@ -240,8 +248,9 @@ def read_guarantees(
     Args:
         table: Questions that the gates are evaluated on.
         gates: Gate specs, folders or gates.
-        plug_in: Allow gates that were fitted on another LLM.
-        arbiter: Fingerprint of the arbiter of this evaluation, if any.
+        plug_in: Also load gates that were fitted on another LLM.
+        arbiter: Fingerprint of the arbiter of this evaluation, which chooses between the answers with and without
+            passages; None if there is none.
 
     Returns:
         Guarantees by the gate's name in the tables. Gates without a guarantee are missing.
@@ -284,7 +293,10 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
 
 
 def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build the main table: accuracy, retrieval rate and their consequences. Needs open-book answers."""
+    """Build the main table, with a row per gate: its accuracy, retrieval rate, gain and loss.
+
+    All questions must have open-book answers, which all of these measures need.
+    """
     columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
     rows = [
         (
@@ -302,14 +314,13 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table: accuracy, retrieval rate and gain (with open-book answers), and AUROC."""
+    """Build a narrow table with a row per gate: its AUROC and, with open-book answers, accuracy, rate and gain."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
-    columns = ("gate", *(("accuracy", "retrieval", "gain") if has_open_answers else ()), "AUROC")
-    rows = [
-        (gate.gate, *(_format_answer_cells(gate) if has_open_answers else ()), _format_auroc_cell(gate))
-        for gate in gates
-    ]
-    return TextTable("Gates compared", columns, tuple(rows))
+    if not has_open_answers:
+        rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
+        return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
+    full_rows = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
+    return TextTable("Gates compared", ("gate", "accuracy", "retrieval", "gain", "AUROC"), tuple(full_rows))
 
 
 def _format_answer_cells(gate: GateResult) -> tuple[str, str, str]:
@@ -327,16 +338,18 @@ def _format_auroc_cell(gate: GateResult) -> str:
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:
-    """Draw accuracy against retrieval rate as SVG. Dots mark thresholds; the gray line is random retrieval."""
+    """Draw accuracy against retrieval rate as SVG, with one curve per gate.
+
+    A dot marks the accuracy and rate at the gate's own threshold. The gray line is random retrieval, from never to
+    always retrieving.
+    """
     by_name = {gate.gate: gate for gate in gates}
     ranked = [gate for gate in gates if gate.frontier is not None and gate.can_rank][:MAX_CURVES]
     curves = [_make_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
-    ends = [
-        ChartPoint(rate, by_name[name].measures["accuracy"].value or 0.0)
-        for rate, name in ((0, "never"), (1, "always"))
-    ]
+    never, always = (by_name[name].measures["accuracy"].value or 0.0 for name in ("never", "always"))
+    random = Curve("random", [ChartPoint(0, never), ChartPoint(1, always)], GRAY, dashed=True)
     oracle = _make_frontier_curve(by_name["oracle"], "currentColor", dashed=True)
-    curves += [Curve("random", ends, GRAY, dashed=True), oracle]
+    curves += [random, oracle]
     heights = [point.y for curve in curves for point in curve.points]
     return render_line_chart(curves, ChartFrame(Axis("retrieval rate"), fit_axis("accuracy", heights)))
 

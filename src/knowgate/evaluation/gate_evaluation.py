@@ -51,13 +51,14 @@ class EvaluateOptions(LiveOptions):
     )
     second_look: str | Path | None = Field(
         default=None,
-        description="Folder of a fitted kbm gate that drops passages it finds useless; adds a table with and without it.",
+        description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it finds useless. "
+        "Adds a table of the results with and without this judge.",
         json_schema_extra={"metavar": "DIR"},
     )
     arbiter: Any = Field(
         default=None,
-        description="Arbiter that chooses between the answers with and without passages; adds a table with and without "
-        "it. Its choices are stored in the runs.",
+        description="Arbiter that chooses between the answers with and without passages. Adds a table of the results "
+        "with and without it. Its choices are stored in the runs.",
         json_schema_extra={"metavar": "DIR|rules"},
     )
     price_retrieval: float | None = Field(
@@ -110,8 +111,8 @@ def evaluate(
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
-    several: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
-    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in several]
+    gate_list: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
     scored: Sequence[str | Gate] = named
     if data is not None and options.out is not None:
@@ -133,13 +134,20 @@ def _check_source(
 ) -> None:
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting("give either label runs (`runs`) or questions to answer now (`data`).")
+        raise BadSetting(
+            "either `runs` (label runs) or `data` (questions to answer now) must be given. Give one of them."
+        )
     if data is not None and options.out is None:
         raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
     if data is None and options.rerank is not None:
-        raise BadSetting("`rerank` needs `data`: recorded rows keep the passages they were answered with.")
+        raise BadSetting(
+            "`rerank` cannot be used with `runs`, because their questions were answered with other passages. Give the "
+            "questions as `data`, or leave `rerank` out."
+        )
     if not gates:
-        raise BadSetting("no gate is named. Use 'auto' for all that the rows allow; `knowgate gates` lists them.")
+        raise BadSetting(
+            "no gate is given. Use 'auto' for all gates that the label runs allow. To list gates: knowgate gates"
+        )
 
 
 def _evaluate_runs(
@@ -149,11 +157,14 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs.
+    """Evaluate gates on label runs, and add the tables that the options ask for.
 
     Args:
         named: The gates as the caller named them.
-        scored: The same gates by the names their decisions are stored under.
+        scored: The same gates by the names under which their decisions are stored in the runs.
+        runs: Folders of the label runs.
+        options: The options of `evaluate`.
+        on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
     """
     second_look = None if options.second_look is None else str(options.second_look)
     arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
@@ -202,5 +213,7 @@ def compute_search_price(price_retrieval: float, price_wrong: float) -> float:
         if not (math.isfinite(price) and price >= 0):
             raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
     if price_wrong == 0:
-        raise BadSetting("price_wrong=0 would make every search too expensive. Use a price above 0.")
+        raise BadSetting(
+            "price_wrong=0 means that wrong answers cost nothing, so no search would pay. Use a price above 0."
+        )
     return price_retrieval / price_wrong

@@ -159,7 +159,9 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("the log contains no questions to replay. Log some with `knowgate ask`, printed as JSON.")
+            raise BadInput(
+                "the log contains no questions to replay. First log some with `knowgate ask` and JSON output."
+            )
 
     @cached_property
     def needs(self) -> FloatArray:
@@ -169,13 +171,13 @@ class Traffic:
     @cached_property
     def recorded_costs(self) -> dict[str, dict[str, FloatArray]]:
         """Recorded cost per question, by stage and measure; NaN where it is unknown."""
-        return {
-            stage: {
-                measure: np.array([getattr(getattr(event, stage), measure) for event in self.events])
-                for measure in COST_MEASURES
+        recorded = {}
+        for stage in (*COST_STAGES, CLOSED_ONLY):
+            costs = [getattr(event, stage) for event in self.events]
+            recorded[stage] = {
+                measure: np.array([getattr(cost, measure) for cost in costs]) for measure in COST_MEASURES
             }
-            for stage in (*COST_STAGES, CLOSED_ONLY)
-        }
+        return recorded
 
     @cached_property
     def costs(self) -> dict[str, dict[str, FloatArray]]:

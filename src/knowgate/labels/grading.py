@@ -102,15 +102,16 @@ class JudgeGrader:
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Grade answers. Equal prompts are sent to the judge once; questions without gold answer are not sent."""
-        pairs = list(zip(answers, questions, strict=True))
-        unique = {self._make_prompt(answer, question): None for answer, question in pairs if has_gold_answer(question)}
-        prompts = [Prompt(text) for text in unique]
-        completions = self.model.generate(prompts, max_tokens=VERDICT_TOKENS) if prompts else []
-        grades = {text: _parse_verdict(row[0].text) for text, row in zip(unique, completions, strict=True)}
-        return [
-            grades[self._make_prompt(answer, question)] if has_gold_answer(question) else Grade(None)
-            for answer, question in pairs
+        prompts = [
+            self._make_prompt(answer, question) if has_gold_answer(question) else None
+            for answer, question in zip(answers, questions, strict=True)
         ]
+        unique = [*dict.fromkeys(prompt for prompt in prompts if prompt is not None)]
+        completions = (
+            self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
+        )
+        grades = {text: _parse_verdict(row[0].text) for text, row in zip(unique, completions, strict=True)}
+        return [Grade(None) if prompt is None else grades[prompt] for prompt in prompts]
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         values = {"prediction": answer, "answer": " / ".join(list_gold_answers(question)), "query": question.text}

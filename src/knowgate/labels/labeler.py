@@ -114,6 +114,9 @@ class Labeler:
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
         """Let the LLM answer a batch, and return a function that grades the answers and returns the label rows.
 
+        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error. A failed
+        GPU, and a failed server with a single question, stop the run with an error.
+
         Args:
             questions: The batch.
             can_defer: Whether the returned function may do the grading, possibly in another thread. If False, the

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,7 +239,8 @@ class RayScheduler(Generic[Result]):
         """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
-        if self.deaths >= (MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size):
+        is_starting = worker.batch is None
+        if self.deaths >= (MAX_STARTUP_DEATHS if is_starting else MAX_DEATHS + self.pool.size):
             raise ModelError(
                 f"{self.deaths} workers died in a row on the Ray cluster without finishing a batch: {reason[:300]}. "
                 "The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
@@ -324,7 +326,8 @@ class RayScheduler(Generic[Result]):
         first = self.waiting.popleft()
         if first.is_retry:
             return first
-        size = min(size, -(-(len(self.waiting) + 1) // self.pool.size))  # the share, rounded up
+        share = math.ceil((len(self.waiting) + 1) / self.pool.size)
+        size = min(size, share)
         questions = [*first.questions]
         while len(questions) < size and self.waiting and not self.waiting[0].is_retry:
             questions += self.waiting.popleft().questions

@@ -361,7 +361,8 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for state, reading in zip(states, readings, strict=True):
             state.reading = reading
-        with nullcontext() if gate.is_pure else self._lock, measure_time(states, "gate"):
+        lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
+        with lock, measure_time(states, "gate"):
             decisions.apply_gate(gate, self._threshold, states)
         if self.rules is not None and gate.obeys_rules:
             decisions.apply_rules(self.rules, states)
@@ -371,11 +372,10 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A reader of the complete draft, if the log or the arbiter needs one."""
+        """A gate that makes the model generate a complete draft, if the log or the arbiter needs one; else empty."""
+        arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
-        arbiter_needs_drafts = (
-            self.bound_arbiter is not None and self.bound_arbiter.makes_drafts and self.retriever is not None
-        )
+        arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
         return [CompleteDraftGate(self.max_tokens)] if log_needs_drafts or arbiter_needs_drafts else []
 
     def _arbitrate(self, states: list[QuestionState]) -> list[TextEvent]:
@@ -410,14 +410,12 @@ class AdaptiveRAG:
 
         Questions with and without such a draft cannot share a batch, so there may be two.
         """
-        for can_resume in (True, False):
-            tasks = [
-                GenerationTask(state, self.prompts.closed(state.question), state.reading.resume)
-                for state in states
-                if (state.reading.resume is not None) is can_resume
-            ]
-            if tasks:
-                yield from generate(self.model, tasks, self.max_tokens)
+        tasks = [GenerationTask(state, self.prompts.closed(state.question), state.reading.resume) for state in states]
+        resumed = [task for task in tasks if task.resume is not None]
+        new = [task for task in tasks if task.resume is None]
+        for batch in (resumed, new):
+            if batch:
+                yield from generate(self.model, batch, self.max_tokens)
 
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]

@@ -68,8 +68,12 @@ def _explain_need(need: float, threshold: float, explanations: Sequence[str]) ->
 
 def _count_digits(need: float, threshold: float) -> int:
     """Return how many decimals are needed to show that the score and the threshold differ."""
-    distinct = (n for n in range(MIN_DIGITS, MAX_DIGITS) if f"{need:.{n}f}" != f"{threshold:.{n}f}")
-    return next(distinct, MIN_DIGITS if need == threshold else MAX_DIGITS)
+    if need == threshold:
+        return MIN_DIGITS
+    for digits in range(MIN_DIGITS, MAX_DIGITS):
+        if f"{need:.{digits}f}" != f"{threshold:.{digits}f}":
+            return digits
+    return MAX_DIGITS
 
 
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:

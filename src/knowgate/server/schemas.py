@@ -17,6 +17,8 @@ from knowgate.types import Passage
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
+MAX_FILTER_PATTERNS = 32
+MAX_PATTERN_CHARS = 200
 
 
 def _check_not_blank(text: str) -> str:
@@ -28,7 +30,8 @@ def _check_not_blank(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
 TextOrList = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})]
-Patterns = tuple[str, ...] | str
+Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
+Patterns = Annotated[tuple[Pattern, ...], Field(max_length=MAX_FILTER_PATTERNS)] | Pattern
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -324,19 +327,31 @@ class ConfidenceBounds(ApiResponse):
     high: float
 
 
+class KeyLossReport(ApiResponse):
+    """Audits of one API key: their number, the number of changed answers, and the reason for an alarm of this key."""
+
+    drawn: int
+    lost: float
+    alarm: str
+
+
 class LossReport(ConfidenceBounds):
     """The share of answers that change if retrieval is skipped, measured by audits.
 
-    `drawn` is the number of audits, `lost` the number of changed answers, and `promised` the maximum share that the gate
-    guarantees. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `drawn` is the number of audits with a result, `lost` the number of changed answers, and `failed` the number of
+    audits without a result. `high` counts failed audits as changed, `low` as unchanged. `promised` is the maximum share
+    that the alarm tests. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `keys` has the audits of each API key.
     """
 
     drawn: int
     lost: float
+    failed: int
     promised: float | None
     confidence: float
     evidence: float | None
     alarm: str
+    keys: dict[str, KeyLossReport]
 
 
 class DriftReport(ConfidenceBounds):

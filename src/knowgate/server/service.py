@@ -23,8 +23,17 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.database import STORE_ERRORS
-from knowgate.server.json_api import ApiError, json_response, parse_json_object, parse_request, read_body
+from knowgate.server.json_api import (
+    LARGE_BODY_BYTES,
+    MAX_JSON_VALUES,
+    ApiError,
+    json_response,
+    parse_json_object,
+    parse_request,
+    read_body,
+)
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
+from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
@@ -37,6 +46,7 @@ from knowgate.types import Passage, Reranker
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
+MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
 
 @dataclass
@@ -61,10 +71,17 @@ class Service:
     snapshot: MetricsSnapshot = field(init=False, default_factory=MetricsSnapshot)
     snapshot_exchange: SnapshotExchange = field(init=False)
     spans: RequestSpans | None = field(init=False, default=None)
-    active_requests: int = field(init=False, default=0)
+    active_requests: RequestSlots = field(init=False)
+    unfinished_bodies: RequestSlots = field(init=False)
+    upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
         options = self.options
+        # On a server with API keys, one key can use only half of the capacity.
+        share = options.waiting if options.keys is None else -(-options.waiting // 2)
+        self.active_requests = RequestSlots(options.waiting, share)
+        self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
+        self._parser_lock = asyncio.Lock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
         if options.otel:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
@@ -125,21 +142,6 @@ class Service:
 
     # --- every request ----------------------------------------------------------------------------
 
-    def begin_request(self) -> None:
-        """Count a request as active. Call `end_request` when it has ended.
-
-        Raises:
-            ApiError: 429 if too many requests are active.
-        """
-        if self.active_requests >= self.options.waiting:
-            message = "too many requests are in progress. Try again in a second."
-            raise ApiError(429, message, "busy", {"retry-after": "1"})
-        self.active_requests += 1
-
-    def end_request(self) -> None:
-        """Stop counting a request as active."""
-        self.active_requests -= 1
-
     def get_snapshot(self) -> MetricsSnapshot:
         """Return the statistics of this process, with the number of decisions that could not be stored."""
         self.snapshot.lost_decisions = 0 if self.decision_log is None else self.decision_log.lost_count
@@ -179,11 +181,27 @@ class Service:
                     return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
 
-    async def read_request(self, request: Request) -> tuple[bytes, dict[str, Any]]:
-        """Read the body of a request, and return it as bytes and as a JSON object."""
+    async def receive_body(self, request: Request, client: str) -> None:
+        """Wait for the body of a request, and keep it for `read_request`.
+
+        A request whose body has not arrived is not yet counted as active, so slow uploads do not block other requests.
+
+        Raises:
+            ApiError: 408, 413 or 429 if the body is too slow or too large, or if too many bodies arrive at once.
+        """
         timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
-        raw_body = await read_body(request, max_bytes=self.options.largest_body, timeout=timeout)
-        return raw_body, parse_json_object(raw_body)
+        with self.unfinished_bodies.hold(client):
+            request.state.body = await read_body(
+                request, max_bytes=self.options.largest_body, timeout=timeout, reserve=self.upload_budget.reserve
+            )
+
+    async def read_request(self, request: Request, max_values: int = MAX_JSON_VALUES) -> tuple[bytes, dict[str, Any]]:
+        """Return the body of a request as bytes and as a JSON object. A large body is parsed in a thread."""
+        raw_body: bytes = request.state.body
+        if len(raw_body) <= LARGE_BODY_BYTES:
+            return raw_body, parse_json_object(raw_body, max_values)
+        async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
+            return raw_body, await asyncio.to_thread(parse_json_object, raw_body, max_values)
 
     @property
     def deadline(self) -> float:
@@ -214,10 +232,11 @@ class Service:
                 f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings.",
                 "no_upstream",
             )
-        raw_body, body = await self.read_request(request)
+        path = request.url.path.removeprefix("/v1")
+        max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
+        raw_body, body = await self.read_request(request, max_values)
         parse_request(schemas.GatedRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
-        path = request.url.path.removeprefix("/v1")
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
             return await run_while_connected(request, answer_prompt(self.forwarder, forwarded, path))

@@ -21,7 +21,7 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED_GATES, load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.training.examples import Examples, Target, load_examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, Target, load_examples
 from knowgate.training.fit_function import (
     FitFunction,
     FitProgressCallback,
@@ -43,8 +43,8 @@ class FitOptions(Options):
     target: Target | None = Field(
         default=None,
         description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
-        "wrong answer right) or `agree` (both answers agree; needs no gold answers). Default: chosen from the label "
-        "runs.",
+        "wrong answer right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` "
+        "(both answers agree; needs no gold answers). Default: chosen from the label runs.",
         json_schema_extra={"metavar": "TARGET"},
     )
     threshold: Share | None = Field(
@@ -56,7 +56,7 @@ class FitOptions(Options):
         default=None,
         ge=0,
         lt=1,
-        description="Maximum accuracy to lose against always retrieving (target `benefit` only). Default: 0.01.",
+        description="Maximum accuracy to lose against always retrieving (targets `benefit` and `gain`). Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
@@ -185,6 +185,11 @@ def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
     """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
+    if options.target == "gain" and not required.two_heads:
+        raise BadSetting(
+            "target='gain' needs a gate with two heads: fit fusion, or gain (the judge with two heads). Or use "
+            "target='benefit'."
+        )
     examples = load_examples(
         paths,
         target=options.target or required.target,
@@ -192,9 +197,9 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         seed=options.seed,
         balanced=options.balance_sets,
     )
-    if options.max_loss is not None and examples.target != "benefit":
+    if options.max_loss is not None and examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"max_loss={options.max_loss} only applies to a gate with target='benefit', but this gate is fitted on "
+            f"max_loss={options.max_loss} only applies to a gate with target='benefit' or 'gain', but this gate is fitted on "
             f"target='{examples.target}', where the threshold is 0.5. Leave `max_loss` out, and choose a threshold "
             "with `knowgate calibrate`."
         )

@@ -22,7 +22,7 @@ from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray
 from knowgate.training import model_card
 from knowgate.training.classifiers import fit_platt_scaling
-from knowgate.training.examples import Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.types import SignalRequest
 
@@ -41,6 +41,7 @@ METRIC_NAMES = {
 TARGET_MEANINGS = {
     "known": "the LLM does not know the answer",
     "benefit": "retrieval turns a wrong answer right",
+    "gain": "retrieval turns a wrong answer right, ranked by the expected gain",
     "agree": "the LLM gives another answer once it has passages",
 }
 
@@ -71,7 +72,7 @@ def save_fitted(
         examples: The data it was trained on.
         out: Folder to write.
         command: The command line that the card shows.
-        threshold: Retrieve if the calibrated score is above it. Default: 0.5. For the target `benefit`, the default is
+        threshold: Retrieve if the calibrated score is above it. Default: 0.5. For `benefit` and `gain`, the default is
             the threshold that retrieves least and loses at most `max_loss` on the dev and calibration questions:
             retrieval helps less than half of the time, so a threshold of 0.5 would hardly ever retrieve.
         max_loss: Maximum accuracy that this default threshold may lose against always retrieving. Default: 0.01.
@@ -164,9 +165,9 @@ class DefaultThreshold(NamedTuple):
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Return the default threshold: 0.5, or for the target `benefit` one that loses at most `max_loss`."""
+    """Return the default threshold: 0.5, or for the targets `benefit` and `gain` one that loses at most `max_loss`."""
     indices = np.concatenate([examples.split.dev, examples.split.calibration])
-    if examples.target != "benefit" or not len(indices):
+    if examples.target not in OPEN_BOOK_TARGETS or not len(indices):
         return DefaultThreshold(0.5, [])
     limit = DEFAULT_FIT_MAX_LOSS if max_loss is None else max_loss
     table, needs = examples.table, apply_calibration(result.raw(indices.tolist()), calibration)

@@ -44,7 +44,7 @@ def test_data_is_described_by_its_spec():
 
 
 def test_a_text_is_not_accepted_as_a_question():
-    with pytest.raises(BadInput, match=r"not a Question: 'Who\?'. Write Question\("):
+    with pytest.raises(BadInput, match=r"'Who\?', which is not a Question. Write Question\("):
         resolve_questions(["Who?"])
 
 

@@ -65,8 +65,8 @@ def test_an_empty_list_of_runs_is_rejected():
 def test_incompatible_runs_are_rejected_with_the_advice_of_the_caller(tmp_path):
     runs = [trial_run(tmp_path / "a", k=3), trial_run(tmp_path / "b", retriever_fingerprint="other")]
     assert len(load_label_table(runs).rows) == 8  # an evaluation does not mind
-    with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\); keep them apart\."):
-        load_label_table(runs, required_equal={"retriever_fingerprint": "keep them apart"})
+    with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\)\. Keep them apart\."):
+        load_label_table(runs, required_equal={"retriever_fingerprint": "Keep them apart"})
 
 
 def graded_twice(name, first, second):

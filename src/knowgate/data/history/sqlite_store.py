@@ -161,7 +161,11 @@ class SqliteHistory(SqlHistory):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Add new rows of the table to the index of a scope, drop deleted ones, and return the index."""
+        """Bring the vector index of a scope up to date with the table, and return it.
+
+        Rows that were added since the last call are added to the index. If the table's counter of deletions has
+        changed, rows that no longer exist are dropped.
+        """
         deletions = self._count_deletions()
         state = self._indexes.get(scope)
         if state is None:

@@ -70,11 +70,14 @@ def _parse_id(value: object, where: str) -> str:
     """Check an id and convert it to text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise BadInput(
-            f"{where}: 'id' must be a text or a number, not {format_value(value)}. Leave it out for a default."
+            f"{where}: 'id' must be a text or a number, not {format_value(value)}. If you leave it out, the question is "
+            "numbered."
         )
     text = str(value)
     if len(text) > MAX_ID_CHARS:
-        raise BadInput(f"{where}: 'id' has {len(text):,} characters. At most {MAX_ID_CHARS:,} are allowed.")
+        raise BadInput(
+            f"{where}: 'id' has {len(text):,} characters. Use a shorter id, of at most {MAX_ID_CHARS:,} characters."
+        )
     return text
 
 
@@ -96,12 +99,17 @@ def _get_texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
 def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) -> dict[str, Any]:
     """Parse `meta`, and check that every choice and the gold choice have a letter."""
     if len(choices) > len(CHOICE_LETTERS):
-        raise BadInput(f"{where}: {len(choices)} choices. At most {len(CHOICE_LETTERS)} are possible.")
+        raise BadInput(
+            f"{where}: the question has {len(choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
+        )
     meta = _get_typed(record, "meta", dict, where) or {}
     gold = meta.get("gold_letter")
     letters = CHOICE_LETTERS[: len(choices)]
     if choices and gold and str(gold).strip().upper() not in tuple(letters):
-        raise BadInput(f"{where}: 'gold_letter' is {format_value(gold)}. The choices have {', '.join(letters)}.")
+        raise BadInput(
+            f"{where}: 'gold_letter' is {format_value(gold)}, which is the letter of no choice. Use one of "
+            f"{', '.join(letters)}."
+        )
     return meta
 
 
@@ -110,7 +118,7 @@ def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
     passages = []
     for number, item in enumerate(_get_typed(record, "contexts", list, where) or []):
         if not isinstance(item, dict) or not isinstance(item.get("text"), str):
-            raise BadInput(f"{where}: each of 'contexts' must be an object with a 'text'.")
+            raise BadInput(f"{where}: every entry of 'contexts' must be an object with the field 'text'.")
         item_where = f"{where}, context {number + 1}"
         passage_id = number if item.get("id") is None else _parse_id(item["id"], item_where)
         title = _get_typed(item, "title", str, item_where)
@@ -220,9 +228,13 @@ def extract_text(value: Any, depth: int = 0) -> str:
         ]
         return extract_text(messages[-1], depth + 1) if messages else ""
     if isinstance(value, Mapping):
-        texts = (extract_text(value[name], depth + 1) for name in TEXT_FIELDS if value.get(name) is not None)
-        text = next((text for text in texts if text), "")
-        return text or (extract_text(next(iter(value.values())), depth + 1) if len(value) == 1 else "")
+        for name in TEXT_FIELDS:
+            text = extract_text(value[name], depth + 1) if value.get(name) is not None else ""
+            if text:
+                return text
+        if len(value) == 1:  # the only field holds the text, whatever its name
+            [only_value] = value.values()
+            return extract_text(only_value, depth + 1)
     return ""
 
 
@@ -238,8 +250,11 @@ def parse_nested_json(value: Any) -> Any:
 
 def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the first field that is present and not empty; None if there is none."""
-    values = (find_field(record, name) for name in names)
-    return next((value for value in values if value is not None and value != ""), None)
+    for name in names:
+        value = find_field(record, name)
+        if value is not None and value != "":
+            return value
+    return None
 
 
 def _split_answers(value: Any, separator: str) -> list[str]:

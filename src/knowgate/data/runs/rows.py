@@ -157,9 +157,12 @@ def _is_named(name: str, wanted: str) -> bool:
 
 def row_to_json(row: Any) -> dict[str, Any]:
     """Convert a row (any dataclass) to a compact record: defaults are left out, floats are rounded."""
-    defaults = _list_defaults(cast(Any, type(row)))
-    values = ((name, getattr(row, name), default) for name, default in defaults)
-    return {name: _to_json(value) for name, value, default in values if not _is_default(value, default)}
+    record = {}
+    for name, default in _list_defaults(cast(Any, type(row))):
+        value = getattr(row, name)
+        if not _is_default(value, default):
+            record[name] = _to_json(value)
+    return record
 
 
 def _to_json(value: Any) -> Any:
@@ -240,5 +243,15 @@ def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
     known = sorted(count for count in counts if count is not None)
     if len(set(known)) < 2:
         return [None] * len(counts)
-    low, high = (known[math.ceil(part * len(known) / 3) - 1] for part in (1, 2))
-    return [None if count is None else FREQUENCY_THIRDS[(count > low) + (count > high)] for count in counts]
+    last_rare = known[math.ceil(len(known) / 3) - 1]
+    last_middle = known[math.ceil(2 * len(known) / 3) - 1]
+    rare, middle, frequent = FREQUENCY_THIRDS
+    thirds: list[str | None] = []
+    for count in counts:
+        if count is None:
+            thirds.append(None)
+        elif count <= last_rare:
+            thirds.append(rare)
+        else:
+            thirds.append(middle if count <= last_middle else frequent)
+    return thirds

@@ -154,7 +154,12 @@ class StoredReadings(LazySequence[Reading]):
 
 @dataclass(frozen=True, eq=False)
 class PackedTexts(LazySequence[str]):
-    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings."""
+    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings.
+
+    Attributes:
+        data: All texts, one after another.
+        ends: 0, followed by the position in `data` at which each text ends.
+    """
 
     data: bytes = field(repr=False)
     ends: RowNumbers = field(repr=False)
@@ -171,9 +176,11 @@ class PackedTexts(LazySequence[str]):
     @classmethod
     def concatenate(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
         """Join several packs into one."""
-        starts = itertools.accumulate((len(part.data) for part in parts), initial=0)
-        ends = [part.ends[1:] + start for part, start in zip(parts, starts, strict=False)]
-        return cls(b"".join(part.data for part in parts), np.concatenate([[0], *ends]))
+        ends, start = [np.zeros(1, dtype=np.int64)], 0
+        for part in parts:
+            ends.append(part.ends[1:] + start)  # the texts of a part begin where those of the parts before it end
+            start += len(part.data)
+        return cls(b"".join(part.data for part in parts), np.concatenate(ends))
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -205,6 +212,6 @@ def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator
     """Split row numbers into groups of consecutive rows that belong to the same run; yields (run, row numbers)."""
     if not len(numbers):
         return
-    edges = np.flatnonzero(np.diff(run_index[numbers])) + 1
-    for group in np.split(numbers, edges):
+    boundaries = np.flatnonzero(np.diff(run_index[numbers])) + 1  # where the next row belongs to another run
+    for group in np.split(numbers, boundaries):
         yield int(run_index[group[0]]), group

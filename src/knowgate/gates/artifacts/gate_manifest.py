@@ -175,6 +175,23 @@ class RerankerRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedAnswersRecord:
+    """Bound on the share of answers that a gate changes, which the alarm of the server tests.
+
+    Attributes:
+        n: Number of held-out questions.
+        changed: Number of questions for which the answer with the gate differs from the answer with passages.
+        bound: Upper confidence limit of the share of such questions.
+        delta: Probability that the bound is too low.
+    """
+
+    n: Annotated[int, NumberRange(1)]
+    changed: NonNegativeInt
+    bound: UnitInterval
+    delta: UnitInterval
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
     """How `calibrate` chose a threshold, and the setup that it is valid for."""
 
@@ -196,6 +213,7 @@ class EvidenceRecord:
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     arbiter: ModelRecord | None = None
+    changed: ChangedAnswersRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
+from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
@@ -31,10 +32,9 @@ from knowgate.labels.options import count_shown_passages
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
 
-SINGLE_SETUP_REASON = "a threshold is valid for one"
 REQUIRED_EQUAL = dict.fromkeys(
     ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens"),
-    SINGLE_SETUP_REASON,
+    "A threshold is valid for only one of them, so calibrate on runs of one kind",
 )
 MIN_QUESTIONS = 40  # with fewer questions, a measured retrieval rate or accuracy means nothing
 DEFAULT_CONFIDENCE = 0.95
@@ -106,8 +106,8 @@ class CalibrationOptions(Options):
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
             raise BadSetting(
-                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` to say what the threshold is for; "
-                f"{n_targets} were set."
+                f"{n_targets} of the options `max_loss`, `retrieval_rate` and `best_accuracy` are set, which say what "
+                "the threshold is chosen for. Set exactly one of them."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
@@ -116,7 +116,10 @@ class CalibrationOptions(Options):
             )
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
-            raise BadSetting(f"`{option}` needs `max_loss`, because only that target has a guarantee.")
+            raise BadSetting(
+                f"`{option}` has an effect only with `max_loss`, which asks for a guarantee. Set `max_loss`, or leave "
+                f"`{option}` out."
+            )
         return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
 
 
@@ -240,7 +243,10 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on a part of the questions and test it on the others; see `calibrate`."""
+    """Choose a threshold on a part of the questions and test it on the others.
+
+    `target` says what the threshold is chosen for. The other arguments are those of `calibrate` and its options.
+    """
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
     table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
@@ -259,6 +265,7 @@ def find_threshold(
         **facts,
         "chosen_on": chosen.to_record(),
         "held_out": held_result.to_record() if held_result else None,
+        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, target.delta),
         **_describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
@@ -320,10 +327,14 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     if len(set(counts)) > 1:
         run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
         raise BadSetting(
-            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for one number."
+            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
+            "number. Calibrate on runs with the same `k`."
         )
     if len(prompts) > 1:
-        raise BadSetting("the label runs use different prompts for passages, but a threshold is valid for one prompt.")
+        raise BadSetting(
+            "the label runs use different prompts for passages, but a threshold is valid for only one prompt. Calibrate "
+            "on runs with the same `prompts`."
+        )
 
 
 def select_usable_rows(
@@ -337,7 +348,9 @@ def select_usable_rows(
     if artifact:
         _check_gate_matches_runs(artifact, table)
     keys = [fingerprint_question(question) for question in table.questions]
-    first_rows = {key: number for number, key in reversed(list(enumerate(keys)))}  # the last assignment wins
+    first_rows: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        first_rows.setdefault(key, number)
     folders = [folder for folder in (artifact.path if artifact else None, arbiter_folder) if folder is not None]
     is_seen = np.zeros(len(keys), dtype=bool)
     for folder in folders:

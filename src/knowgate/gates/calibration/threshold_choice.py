@@ -139,7 +139,10 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
 
 
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """List one threshold for each set of questions that can be skipped, in increasing order."""
+    """List all thresholds that lead to different decisions, in increasing order.
+
+    They are one below all needs, one between each two neighboring needs, and one above all needs.
+    """
     values = np.unique(needs)
     return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
@@ -189,7 +192,9 @@ def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
     thresholds = list_candidate_thresholds(outcomes.needs)
     losses = (outcomes.open_right.sum() - _count_right(outcomes, thresholds)) / len(outcomes)
     too_high = np.flatnonzero(losses > max_loss + 1e-9)
-    return float(thresholds[max(0, too_high[0] - 1) if len(too_high) else -1])
+    if not len(too_high):
+        return float(thresholds[-1])
+    return float(thresholds[max(0, too_high[0] - 1)])
 
 
 def _check_not_empty(n: int) -> None:

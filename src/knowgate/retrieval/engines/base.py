@@ -212,11 +212,11 @@ class EngineRetriever(ABC):
         Example:
             >>> rag.replace(retriever=retriever.filtered({"team": "hr"}))  # doctest: +SKIP
         """
-        narrowed, added = copy.copy(self), check_filter(where)
-        both = {
-            name: [value for value in self.where[name] if value in added[name]] for name in self.where.keys() & added
-        }
-        narrowed.where = {**self.where, **added, **both}
+        narrowed = copy.copy(self)
+        narrowed.where = dict(self.where)
+        for name, values in check_filter(where).items():
+            allowed = self.where.get(name, values)
+            narrowed.where[name] = [value for value in allowed if value in values]
         return narrowed
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
