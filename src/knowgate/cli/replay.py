@@ -43,6 +43,7 @@ class ReplayPrices(Prices):
         default=0.0, description="Price of one search.", json_schema_extra={"flag": "--price-retrieval"}
     )
     gpu_hour: Price = Field(default=0.0, json_schema_extra={"flag": None})
+    llm_call: Price = Field(default=0.0, json_schema_extra={"flag": None})
 
 
 def replay_command(

@@ -47,6 +47,11 @@ class Prices(Options):
         description="Price of one token that the LLM generates, e.g. 1.2e-6.",
         json_schema_extra={"flag_name": "price-output-token"},
     )
+    llm_call: Price = Field(
+        default=0.0,
+        description="Price of one call of the LLM. Use it instead of token prices if a log holds no tokens.",
+        json_schema_extra={"flag_name": "price-llm-call"},
+    )
     gpu_hour: Price = Field(
         default=0.0,
         description="Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
@@ -58,14 +63,20 @@ class Prices(Options):
         """Whether any price is above 0."""
         return any(self.to_dict().values())
 
+    @property
+    def include_llm(self) -> bool:
+        """Whether a price of the LLM was given, if only 0. Without one, the cost of the LLM is unknown."""
+        return bool(self.model_fields_set - {"search"})
+
     def to_dict(self) -> dict[str, float]:
-        """Convert to plain data, with the keys that `replay` and `cost` print."""
-        return {
+        """Convert to plain data, with the keys that `replay` and `cost` print; `llm_call` only if it was given."""
+        prices = {
             "retrieval": self.search,
             "input_token": self.input_token,
             "output_token": self.output_token,
             "gpu_hour": self.gpu_hour,
         }
+        return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,7 @@ class TrafficEvent:
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
+        extra_calls: LLM calls of the gate besides the draft, such as samples.
     """
 
     need: float
@@ -107,6 +119,7 @@ class TrafficEvent:
     opened: EventCost = field(default_factory=EventCost)
     loses_answer: bool | None = None
     closed_only: EventCost = field(default_factory=EventCost)
+    extra_calls: float = 0.0
 
 
 @dataclass(frozen=True)

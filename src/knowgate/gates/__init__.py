@@ -192,6 +192,13 @@ FITTED_GATES = {
         paper="ours",
         fit="knowgate.training.stack:fit_stack",
     ),
+    "constant": RegistryEntry(
+        "knowgate.gates.constant:ConstantGate",
+        "always or never, as the policy that holds it says; `knowgate fit` without a gate name writes it",
+        cost="nothing",
+        extra="train",
+        paper="ours",
+    ),
 }
 
 

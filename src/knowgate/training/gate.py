@@ -21,7 +21,7 @@ from knowgate.errors import BadSetting, MissingExtra, UnknownName
 from knowgate.gates import FITTED_GATES, load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples, Target, load_examples
+from knowgate.training.examples import Examples, Target, load_examples
 from knowgate.training.fit_function import (
     FitFunction,
     FitProgressCallback,
@@ -49,14 +49,16 @@ class FitOptions(Options):
     )
     threshold: Share | None = Field(
         default=None,
-        description="Retrieve if the gate's score is above this. Default: 0.5, or chosen by `max_loss`.",
+        description="Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs "
+        "have no answers with passages.",
         json_schema_extra={"metavar": "0..1"},
     )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="Maximum accuracy to lose against always retrieving (targets `benefit` and `gain`). Default: 0.01.",
+        description="Maximum accuracy that the default threshold may lose against always retrieving, on questions that "
+        "the gate did not learn from. Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
@@ -197,11 +199,10 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         seed=options.seed,
         balanced=options.balance_sets,
     )
-    if options.max_loss is not None and examples.target not in OPEN_BOOK_TARGETS:
+    if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} only applies to a gate with target='benefit' or 'gain', but this gate is fitted on "
-            f"target='{examples.target}', where the threshold is 0.5. Leave `max_loss` out, and choose a threshold "
-            "with `knowgate calibrate`."
+            f"max_loss={options.max_loss} needs answers with passages, and the label runs have none. Leave `max_loss` "
+            "out, or label the questions with passages."
         )
     return examples
 

@@ -137,6 +137,17 @@ class GateManifest:
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None
+    calibrated: bool = True  # False if no open-book answers back the threshold
+    test_counts: CountsRecord | None = None  # what the threshold does to the test split
+    policy: PolicyRecord | None = None  # set if gate, arbiter and threshold were chosen together
+
+
+@dataclass(frozen=True)
+class PolicyRecord:
+    """The arbiter of a policy: 'none', a spec such as 'rules', or 'arbiter' for the one in the folder."""
+
+    ignore_unknown: ClassVar[bool] = True
+    arbiter: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ def save_threshold(
         out: Folder to write; may be the folder of the gate itself.
     """
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
-    manifest = {**unchanged, "threshold": threshold, kind: dict(evidence)}
+    manifest = {**unchanged, "threshold": threshold, "calibrated": True, kind: dict(evidence)}
     file = artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     texts = {
