@@ -315,12 +315,18 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
-        raise ServerError(f"{server} sent the encoding '{redact_message(encoding)}', which was not requested.")
+        raise ServerError(
+            f"{server} compressed its response with '{redact_message(encoding)}', which was not requested. Check the "
+            "server and any proxy in front of it."
+        )
     size = 0
     for chunk in response.iter_bytes():
         size += len(chunk)
         if size > MAX_RESPONSE_BYTES:
-            raise ServerError(f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes.")
+            raise ServerError(
+                f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes, which is the maximum. Check its "
+                "address."
+            )
         yield chunk
 
 

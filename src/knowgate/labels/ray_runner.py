@@ -303,7 +303,10 @@ class RayScheduler(Generic[Result]):
         if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
             if error.is_knowgate_error:
                 raise error.to_exception()
-            raise KnowgateError(f"a Ray worker cannot start: {error.message}")
+            raise KnowgateError(
+                f"a Ray worker cannot start: {error.message.rstrip('.')}. Check that its machine has the same model, index "
+                "and packages."
+            )
         if len(worker.batch.questions) == 1:
             yield self.runner.make_failed(worker.batch.questions[0], error.message)
         else:
