@@ -228,13 +228,7 @@ class JsonClient:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """Response that was read completely.
-
-    Attributes:
-        status: HTTP status code.
-        content: Decompressed body.
-        retry_after: Seconds to wait before a retry, from the Retry-After header; None if the server sent none.
-    """
+    """Response that was read completely: status code, decompressed body, and seconds of the header Retry-After."""
 
     status: int
     content: bytes

@@ -171,8 +171,8 @@ class ServerLabelReader:
             positions.append(len(ids) - 1)
         if not positions or positions[0] < 0:
             raise BadSetting(
-                "a label prompt begins with an empty part, but a label can only be read after some text. Put text into "
-                "its prefix or its first part."
+                "a label prompt has no text before its first label, but a label can only be read after some text. Put "
+                "text into its prefix or its first part."
             )
         return LabelPromptTokens(ids, positions)
 
