@@ -149,7 +149,7 @@ def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
     address = serve_with_alarm(serve, tmp_path)
     open_dashboard(page, address)
     page.wait("!document.getElementById('alarm').hidden")
-    assert "Alarm for gate never: more than 10 % of the answers are lost" in page.text
+    assert "Alarm for gate never: skipping changes more than 10 % of the answers" in page.text
     page.run("document.querySelector('#alarm button').click()")
     page.wait("document.getElementById('alarm').hidden")
     assert not get_arms(address)["a"]["loss"]["alarm"]

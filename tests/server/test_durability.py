@@ -52,7 +52,7 @@ def test_a_durable_server_does_not_acknowledge_what_it_cannot_store(serve, tmp_p
     address, app = serve(gate="never", options=options, change=fill_disk)
     reply = ask(address, stream=stream)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
-    assert app.state.service.active_requests == 0
+    assert app.state.service.active_requests.count == 0
 
 
 def test_a_durable_server_answers_after_the_decision_is_stored(serve, tmp_path):

@@ -22,6 +22,7 @@ from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_o
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.retrieval_actions import evaluate_actions
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
@@ -168,6 +169,7 @@ def _evaluate_runs(
     """
     second_look = None if options.second_look is None else str(options.second_look)
     arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
+    arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
     table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if options.drop_seen:
         judges = [second_look] if second_look else []
@@ -195,6 +197,18 @@ def _evaluate_runs(
         useful = judge_passages(table, second_look)
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
     return evaluation
+
+
+def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
+    """Return the arbiter of the policies among the gates; None if there is none.
+
+    Raises:
+        BadSetting: The policies have different arbiters.
+    """
+    specs = {spec for gate in gates if (spec := get_policy_arbiter(gate)) not in (None, NO_ARBITER)}
+    if len(specs) > 1:
+        raise BadSetting("the policies have different arbiters. Evaluate one policy at a time, or name an `arbiter`.")
+    return next(iter(specs), None)
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:

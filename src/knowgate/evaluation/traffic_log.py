@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from knowgate.core.files import read_lines
-from knowgate.core.text import contains_tokens, estimate_tokens, tokenize
+from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import parse_json
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
@@ -23,6 +23,7 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
+from knowgate.gates.arbiters.answer_comparison import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
@@ -194,15 +195,6 @@ def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | 
     if other_key not in record:
         return None
     return not answers_agree(_get_text(record, other_key), _get_text(record, "answer"))
-
-
-def answers_agree(first: str, second: str) -> bool:
-    """Return whether one answer contains the words of the other, in the same order.
-
-    Answers that agree may both be wrong.
-    """
-    first_tokens, second_tokens = tokenize(first), tokenize(second)
-    return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
 
 
 def _subtract(total: float, part: float) -> float:

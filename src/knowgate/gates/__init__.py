@@ -183,6 +183,22 @@ FITTED_GATES = {
         paper="ours",
         fit="knowgate.training.fusion:fit_fusion",
     ),
+    "stack": RegistryEntry(
+        "knowgate.gates.fusion:StackGate",
+        "the fusion, which also reads the scores of small fine-tuned judges, expects retrieval to help",
+        needs="as fitted",
+        cost="as fitted, and one prefill of 70 tokens for each judge",
+        extra="train",
+        paper="ours",
+        fit="knowgate.training.stack:fit_stack",
+    ),
+    "constant": RegistryEntry(
+        "knowgate.gates.constant:ConstantGate",
+        "always or never, as the policy that holds it says; `knowgate fit` without a gate name writes it",
+        cost="nothing",
+        extra="train",
+        paper="ours",
+    ),
 }
 
 

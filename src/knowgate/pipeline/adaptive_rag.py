@@ -15,6 +15,7 @@ from knowgate.core.validation import check_integer, check_number
 from knowgate.data.history.entries import HistoryScope
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.policy_arbiter import load_policy_arbiter
 from knowgate.gates.calibration import deployment
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions
@@ -263,8 +264,14 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter, checked against this model; None if the open-book answer is always given."""
-        return decisions.bind_arbiter(self.arbiter, self.bound_gate, self.model, self.prompts)
+        """The arbiter, checked against this model; None if the open-book answer is always given.
+
+        The default arbiter gives way to the one that belongs to the gate, if the gate is a policy.
+        """
+        arbiter = self.arbiter
+        if arbiter is RULES_ARBITER:
+            arbiter = load_policy_arbiter(self.gate, RULES_ARBITER)
+        return decisions.bind_arbiter(arbiter, self.bound_gate, self.model, self.prompts)
 
     @property
     def guarantee(self) -> str:

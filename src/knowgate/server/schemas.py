@@ -327,19 +327,31 @@ class ConfidenceBounds(ApiResponse):
     high: float
 
 
+class KeyLossReport(ApiResponse):
+    """Audits of one API key: their number, the number of changed answers, and the reason for an alarm of this key."""
+
+    drawn: int
+    lost: float
+    alarm: str
+
+
 class LossReport(ConfidenceBounds):
     """The share of answers that change if retrieval is skipped, measured by audits.
 
-    `drawn` is the number of audits, `lost` the number of changed answers, and `promised` the maximum share that the gate
-    guarantees. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `drawn` is the number of audits with a result, `lost` the number of changed answers, and `failed` the number of
+    audits without a result. `high` counts failed audits as changed, `low` as unchanged. `promised` is the maximum share
+    that the alarm tests. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `keys` has the audits of each API key.
     """
 
     drawn: int
     lost: float
+    failed: int
     promised: float | None
     confidence: float
     evidence: float | None
     alarm: str
+    keys: dict[str, KeyLossReport]
 
 
 class DriftReport(ConfidenceBounds):

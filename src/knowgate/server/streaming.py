@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
 from knowgate.server.json_api import ApiError
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 
 log = logging.getLogger(__name__)
@@ -143,7 +144,8 @@ class StreamAnnotator:
         check_chunk(line)
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
-        if self.has_annotated_first and not is_last and not self.hides_logprobs:
+        adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
+        if self.has_annotated_first and not is_last and not self.hides_logprobs and not adds_usage:
             return line
         chunk = parse_event_data(line)
         if chunk is None:
@@ -153,6 +155,8 @@ class StreamAnnotator:
             self.has_annotated_first = True
         if self.hides_logprobs:
             remove_logprobs(chunk)
+        if adds_usage:
+            self.trace.extra_usage.add_to(chunk)
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n"
 
 

@@ -13,6 +13,7 @@ from knowgate.errors import MissingExtra
 from knowgate.stats.metrics import BoolArray
 
 Z_95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
+BISECTION_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,29 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
     center = (share + z_squared / (2 * n)) / scale
     half_width = Z_95 / scale * math.sqrt(share * (1 - share) / n + z_squared / (4 * n * n))
     return max(0.0, center - half_width), min(1.0, center + half_width)
+
+
+def upper_confidence_limit(hits: int, n: int, error: float) -> float:
+    """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
+
+    The true share is above the limit with probability at most `error`. The limit is exact up to rounding.
+
+    Args:
+        hits: Number of cases that count.
+        n: Number of all cases.
+        error: Maximum probability that the limit is too low.
+    """
+    if hits >= n:
+        return 1.0
+    counts = np.arange(hits + 1)
+    log_ways = np.concatenate([[0.0], np.cumsum(np.log((n - counts[1:] + 1) / counts[1:]))])
+    low, high = hits / n, 1.0
+    for _ in range(BISECTION_STEPS):
+        share = (low + high) / 2
+        # Probability of at most `hits` cases if the true share is `share`; it decreases as `share` grows.
+        probability = np.exp(log_ways + counts * math.log(share) + (n - counts) * math.log1p(-share)).sum()
+        low, high = (share, high) if probability > error else (low, share)
+    return high
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

@@ -21,8 +21,10 @@ from knowgate.data.splits import fingerprint_question, mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
+from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
@@ -192,7 +194,7 @@ def calibrate(
         runs: Label runs of the gate's LLM with open-book answers.
         arbiter: Arbiter that chooses the answer after retrieval: a folder, 'rules' or an object. The threshold and its
             guarantee are then for gate and arbiter together. The loss is still measured against always retrieving
-            without an arbiter.
+            without an arbiter. Default: the arbiter of the policy, if the gate is one. 'none' leaves it out.
         on_progress: Called with the number of questions that the arbiter has judged, and the total.
 
     Raises:
@@ -207,6 +209,8 @@ def calibrate(
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
+    arbiter = get_policy_arbiter(gate) if arbiter is None else arbiter
+    arbiter = None if arbiter == NO_ARBITER else arbiter
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
@@ -264,7 +268,8 @@ def find_threshold(
         **facts,
         "chosen_on": chosen.to_record(),
         "held_out": held_result.to_record() if held_result else None,
-        **_describe_setup(table, chosen_outcomes, chosen_keys),
+        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, target.delta),
+        **describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
         "seed": seed,
@@ -423,7 +428,7 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
             )
 
 
-def _describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
+def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
     """Return the setup that a threshold is valid for, as fields of `EvidenceRecord`."""
     settings, reranker = table.settings, None
     if settings.get("reranker_fingerprint"):

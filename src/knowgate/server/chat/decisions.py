@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from aiohttp.client_exceptions import ClientError
@@ -22,7 +23,8 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import make_connection_error
 from knowgate.server.upstream.draft import build_draft_request, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, Question
+from knowgate.server.upstream.usage import measure_draft
+from knowgate.types import Completion, Decision, DecisionNote, Question
 
 
 async def decide_questions(
@@ -92,7 +94,9 @@ async def _decide_question(
         with trace.measure("draft"):
             response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
             try:
-                draft = (await read_draft(response)).completion if response.status == 200 else None
+                if response.status == 200:
+                    answer = await read_draft(response)
+                    draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
             except (ClientError, OSError, InvalidResponse) as error:
                 raise make_connection_error(error) from None
             finally:
@@ -119,5 +123,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
             placement = forwarder.options.place
-            request.changed_body = request_format.insert_passages(request.upstream_body, trace.passages, placement)
+            request.changed_body = request_format.insert_passages(
+                request.upstream_body, trace.passages, placement, cites=forwarder.options.cite
+            )
+        elif "retriever" not in trace.degraded:
+            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
     return await forwarder.forward(request, path)

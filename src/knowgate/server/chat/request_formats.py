@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from knowgate.errors import BadInput
 from knowgate.models.prompts.templates import (
@@ -89,7 +89,7 @@ def extract_text(content: object) -> str | None:
 
 
 def insert_passages(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Return a copy of a chat request with passages inserted.
 
@@ -98,12 +98,14 @@ def insert_passages(
         passages: The passages to insert.
         placement: Where to insert them: "user" (before the last message), "system" (at the end of the system prompt) or
             "documents" (in a separate field).
+        cites: Whether to ask the LLM for citations. It is never asked for them if the request wants JSON.
     """
     if placement == "documents":
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
         return {**body, "documents": [escape_values("", _escape_tags(document)) for document in documents]}
     messages = list(body["messages"])
-    block = format_passages(passages, detect_language(str(messages[-1].get("content"))))
+    language = detect_language(str(messages[-1].get("content")))
+    block = format_passages(passages, language, cites=cites and not wants_json(body))
     if placement == "user":
         last = messages[-1]
         messages[-1] = {**last, "content": _prepend_text(block, last["content"])}
@@ -114,10 +116,23 @@ def insert_passages(
     return {**body, "messages": messages}
 
 
-def format_passages(passages: Sequence[Passage], language: str) -> str:
-    """Format passages as a block of text for the LLM, with an instruction and numbers that it can cite."""
+def wants_json(body: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for an answer in JSON, in which citations would be out of place."""
+    text = body.get("text")  # of the Responses API
+    wanted = body.get("response_format") or (text.get("format") if isinstance(text, dict) else None)
+    return isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+
+
+def format_passages(passages: Sequence[Passage], language: str, *, cites: bool = True) -> str:
+    """Format passages as a block of text for the LLM, with an instruction and numbers.
+
+    Args:
+        passages: The passages.
+        language: Language of the instruction.
+        cites: Whether the instruction asks for citations by number.
+    """
     formatted = "\n".join(_format_passage(number, passage) for number, passage in enumerate(passages, 1))
-    return load_packaged_templates("serve").fill("context", language, passages=formatted)
+    return load_packaged_templates("serve").fill("context" if cites else "uncited", language, passages=formatted)
 
 
 def _format_passage(number: int, passage: Passage) -> str:
@@ -166,11 +181,12 @@ def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question 
 
 
 def _insert_into_prompt(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Put passages before the prompt. The placement is ignored, because a completion request has no other place."""
     prompt = body["prompt"]
-    return {**body, "prompt": _prepend_text(format_passages(passages, detect_language(prompt)), prompt)}
+    block = format_passages(passages, detect_language(prompt), cites=cites and not wants_json(body))
+    return {**body, "prompt": _prepend_text(block, prompt)}
 
 
 # --- /v1/responses --------------------------------------------------------------------------------
@@ -207,12 +223,12 @@ def _to_chat_content(content: Any) -> Any:
 
 
 def _insert_into_input(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Put passages before the last user message, or into the instructions if the placement is not "user"."""
     items = body["input"]
     text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
-    block = format_passages(passages, detect_language(str(text)))
+    block = format_passages(passages, detect_language(str(text)), cites=cites and not wants_json(body))
     if placement != "user":
         return {**body, "instructions": _append_text(body.get("instructions"), block)}
     if isinstance(items, str):
@@ -222,12 +238,20 @@ def _insert_into_input(
     return {**body, "input": [*items[:-1], {**last, "content": content}]}
 
 
+class PassageInserter(Protocol):
+    """Interface of the functions that insert passages into a request; see `insert_passages`."""
+
+    def __call__(
+        self, body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
+    ) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class RequestFormat:
     """Functions that extract the question of a request and insert passages into it, for one API path."""
 
     extract_question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
-    insert_passages: Callable[[Mapping[str, Any], Sequence[Passage], PassagePlacement], dict[str, Any]]
+    insert_passages: PassageInserter
 
 
 REQUEST_FORMATS = {

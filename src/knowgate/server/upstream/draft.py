@@ -71,14 +71,14 @@ class UpstreamDraft:
     async def read_to_end(self) -> None:
         """Read the rest of a stream whose answer has ended, such as the usage and the [DONE] event.
 
-        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false).
+        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false) and cannot be used.
         """
         assert self.remaining_lines is not None
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
                 self.lines += [line async for line in self.remaining_lines]
         except (ClientError, OSError, InvalidResponse):
-            self.has_ended = False
+            self.has_ended, self.completion = False, None
 
     def close(self) -> None:
         """Close the connection without reading the rest of the response."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -36,11 +36,13 @@ from knowgate.server.streaming import (
     format_event,
     split_lines,
 )
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
-from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
+from knowgate.server.upstream.usage import add_usage, measure_draft
+from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Passage, Question
 
 CHAT_PATH = "/chat/completions"
 PARTIAL_DRAFT_REASON = (
@@ -140,7 +142,16 @@ class UpstreamForwarder:
                 return response
         if trace.decision is None or not trace.decision.retrieve or rag.retriever is None:
             return await self.forward(request)
-        trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
+        try:
+            trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
+        except BaseException:
+            _close_draft(request)
+            raise
+        if not trace.passages:
+            return await self._answer_without_passages(request)
+        if request.draft is not None:
+            trace.extra_usage = measure_draft(request.draft, request.upstream_body)
+        _close_draft(request)
         return await self._answer_with_passages(request, rag, question)
 
     # --- the draft --------------------------------------------------------------------------------
@@ -174,20 +185,29 @@ class UpstreamForwarder:
             return await _send_draft(draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
-        draft.close()
         request.draft = draft
         return None
 
     # --- the answer with passages -----------------------------------------------------------------
 
+    async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
+        """Answer a request whose search returned nothing. If there is a draft, it is the answer, and is not paid twice."""
+        trace = request.trace
+        if trace.decision is not None and "retriever" not in trace.degraded:
+            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+        if request.draft is not None and request.draft.completion is not None:
+            return await _send_draft(request.draft, request)
+        _close_draft(request)
+        return await self.forward(request)
+
     async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Answer the request with its passages, if there are any.
+        """Answer the request with its passages.
 
         If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
         """
-        if not request.trace.passages:
-            return await self.forward(request)
-        request.changed_body = insert_passages(request.upstream_body, request.trace.passages, self.options.place)
+        request.changed_body = insert_passages(
+            request.upstream_body, request.trace.passages, self.options.place, cites=self.options.cite
+        )
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
@@ -227,7 +247,10 @@ class UpstreamForwarder:
         except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
             self.gate_service.bypass_arbiter(trace, error)
             return answer
-        return draft if trace.choice.is_closed_book else answer
+        if not trace.choice.is_closed_book:
+            return answer
+        trace.extra_usage = measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
+        return draft
 
     # --- forwarding -------------------------------------------------------------------------------
 
@@ -309,8 +332,19 @@ async def forward_response(
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
+def _close_draft(request: ForwardedRequest) -> None:
+    """Close the connection of a draft that is not sent, if there is one."""
+    if request.draft is not None:
+        request.draft.close()
+
+
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add the field `knowgate` at the end of a JSON object. All other bytes stay the same."""
+    """Add the field `knowgate` at the end of a JSON object.
+
+    All other bytes stay the same, except for the usage if there was another call.
+    """
+    if trace.extra_usage != TokenUsage():
+        content = add_usage(content, trace.extra_usage)
     text = content.strip()
     comma = b"," if text[1:-1].strip() else b""
     return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
