@@ -17,16 +17,28 @@ Z_BOUND = 1.645  # normal quantile of a one-sided 95 % bound
 
 @dataclass(frozen=True)
 class CorrectAnswers:
-    """Whether the answer to each question is correct without passages (`closed`) and with them (`opened`)."""
+    """Whether the answers to each question are correct.
+
+    Attributes:
+        closed: The answer without passages.
+        opened: The answer with passages.
+        arbitrated: The answer that the arbiter chooses after retrieval; None without an arbiter.
+    """
 
     closed: BoolArray
     opened: BoolArray
+    arbitrated: BoolArray | None = None
+
+    @property
+    def retrieved(self) -> BoolArray:
+        """Whether the answer that is given after retrieval is correct."""
+        return self.opened if self.arbitrated is None else self.arbitrated
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
         """Return whether the final answers are correct if the chosen gate decides, for the questions of a mask."""
         if choice.option.fixed_threshold is not None:
             return choice.option.right[rows]
-        return np.where(choice.skips(rows), self.closed[rows], self.opened[rows])
+        return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ def _choose_threshold(
     needs = option.needs[rows]
     if option.fixed_threshold is None:
         thresholds = list_candidate_thresholds(needs)
-        counts = _count_skips(needs, answers.closed[rows], answers.opened[rows], thresholds)
+        counts = _count_skips(needs, answers, rows, thresholds)
     else:
         thresholds = np.array([option.fixed_threshold])
         counts = _count_fixed_skips(option, answers, rows, option.fixed_threshold)
@@ -131,14 +143,21 @@ def _choose_threshold(
     return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
 
 
-def _count_skips(needs: FloatArray, closed: BoolArray, opened: BoolArray, thresholds: FloatArray) -> SkipCounts:
-    """Count wins, losses and skips at each threshold."""
+def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, thresholds: FloatArray) -> SkipCounts:
+    """Count wins, losses and skips at each threshold. An arbiter wins and loses among the retrieved questions."""
+    closed, opened, retrieved = answers.closed[rows], answers.opened[rows], answers.retrieved[rows]
     order = np.argsort(needs, kind="stable")
     skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
-    # Entry i of the sums belongs to skipping the i questions of lowest need.
-    wins = np.concatenate([[0], np.cumsum((closed & ~opened)[order])])
-    losses = np.concatenate([[0], np.cumsum((opened & ~closed)[order])])
-    return SkipCounts(wins[skipped], losses[skipped], skipped)
+
+    def count(changed_by_skip: BoolArray, changed_by_arbiter: BoolArray) -> NDArray[Any]:
+        # Entry i of a sum belongs to skipping the i questions of lowest need.
+        by_skip = np.concatenate([[0], np.cumsum(changed_by_skip[order])])
+        by_arbiter = np.concatenate([[0], np.cumsum(changed_by_arbiter[order])])
+        changes: NDArray[Any] = by_skip[skipped] + by_arbiter[-1] - by_arbiter[skipped]
+        return changes
+
+    wins = count(closed & ~opened, retrieved & ~opened)
+    return SkipCounts(wins, count(opened & ~closed, opened & ~retrieved), skipped)
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:

@@ -32,6 +32,8 @@ from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
 CURVE_STEPS = 60
+COST_COLUMNS = ("LLM calls", "deciding, ms")
+UNKNOWN_AMOUNT = "unknown"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 
 
@@ -297,12 +299,15 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
 
     All questions must have open-book answers, which all of these measures need.
     """
-    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
+    columns = (
+        "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", "loss", "harm", "waste", "headroom",
+    )  # fmt: skip
     rows = [
         (
             gate.gate,
             format_percent_estimate(gate.measures["accuracy"]),
             format_percent(gate.measures["rate"].value),
+            *_format_cost_cells(gate),
             format_percent(gate.measures["random"].value),
             format_points_estimate(gate.measures["gain"]),
             format_points_estimate(gate.measures["loss"]),
@@ -313,6 +318,14 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     return TextTable("Answers", columns, tuple(rows))
 
 
+def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
+    """Format the LLM calls and the milliseconds of deciding; baselines decide nothing."""
+    calls, seconds = f"{gate.cost.calls:.2f}", gate.cost.seconds
+    if not gate.can_rank:
+        return calls, MISSING_VALUE
+    return calls, UNKNOWN_AMOUNT if seconds is None else f"{1_000 * seconds:.1f}"
+
+
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
     """Build a narrow table with a row per gate: its AUROC and, with open-book answers, accuracy, rate and gain."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
@@ -320,14 +333,16 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
         rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
         return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
     full_rows = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
-    return TextTable("Gates compared", ("gate", "accuracy", "retrieval", "gain", "AUROC"), tuple(full_rows))
+    columns = ("gate", "accuracy", "retrieval", "LLM calls", "gain", "AUROC")
+    return TextTable("Gates compared", columns, tuple(full_rows))
 
 
-def _format_answer_cells(gate: GateResult) -> tuple[str, str, str]:
+def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
     measures = gate.measures
     return (
         format_percent_estimate(measures["accuracy"]),
         format_percent(measures["rate"].value),
+        f"{gate.cost.calls:.2f}",
         format_points_estimate(measures["gain"]),
     )
 

@@ -94,6 +94,7 @@ class GateResult:
         far_share: Share of questions unlike those the gate was fitted on, or None if unknown.
         drafts: Whether a draft is generated for retrieved questions too.
         extra_tokens: Tokens generated per question besides the draft.
+        extra_calls: LLM calls per question besides the draft and the answer.
     """
 
     gate: str
@@ -110,6 +111,7 @@ class GateResult:
     far_share: float | None = None
     drafts: bool = True
     extra_tokens: float = 0.0
+    extra_calls: float = 0.0
 
     @property
     def retrieve(self) -> BoolArray:
@@ -152,6 +154,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
         far_share=gate.far,
         drafts=gate.drafts,
         extra_tokens=gate.extra_tokens,
+        extra_calls=gate.calls,
     )
     if table.open_right is None:
         return result
@@ -325,7 +328,6 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
     if outcomes.opened is None:
         return None
     closed, opened, retrieve = outcomes.closed, outcomes.opened, outcomes.retrieve
-    # What each question counts for: the measures are weighted means of these columns.
     columns = {
         "accuracy": np.where(retrieve, opened, closed),
         "rate": retrieve,

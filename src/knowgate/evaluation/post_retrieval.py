@@ -53,6 +53,7 @@ class CascadeResult:
         harmed: Share of questions that always retrieving answers correctly and the cascade does not.
         gained: Share of questions that the cascade answers correctly and always retrieving does not.
         at_rate: Accuracy of the cascade at each of `CASCADE_RATES`.
+        calls: LLM calls per question. The arbiter needs both answers of every retrieved question.
         right: Whether the cascade answers each question correctly.
     """
 
@@ -67,6 +68,7 @@ class CascadeResult:
     gained: float
     at_rate: dict[float, float]
     right: BoolArray = field(repr=False, compare=False)
+    calls: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class Cascade:
     fingerprint: str
     from_memory: float
     lines: list[CascadeResult]
+
+    @property
+    def arbiter_right(self) -> BoolArray:
+        """Whether the arbiter's choice between both answers is right, for each question."""
+        return next(result.right for result in self.lines if result.gate == "always")
 
 
 def evaluate_cascade(
@@ -122,6 +129,7 @@ def _measure_cascade(
         gained=gained / len(right),
         at_rate={rate: frontier.at(rate) for rate in CASCADE_RATES},
         right=right,
+        calls=1 + gate.calls + float(retrieve.mean()),
         **means,
     )
 
@@ -129,13 +137,14 @@ def _measure_cascade(
 def build_cascade_table(cascade: Cascade) -> TextTable:
     """Build the table of all gates with the arbiter. The row 'always' is the arbiter alone."""
     columns = (
-        "gate", "retrieval", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
+        "gate", "retrieval", "LLM calls", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
         "gained", *(f"cascade at {rate:.0%}" for rate in CASCADE_RATES),
     )  # fmt: skip
     rows = [
         (
             result.gate,
             format_percent(result.rate),
+            f"{result.calls:.2f}",
             format_percent(result.alone),
             format_percent_estimate(result.accuracy),
             format_points_estimate(result.change),

@@ -24,12 +24,23 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 RecommendationLevel = Literal["use", "try", "leave", "unknown"]
 MAX_LOSS = 0.02  # default share of the answers that skipping searches may cost
 FOLDS = 5  # of cross-validation
+MIN_AGREEING_FOLDS = 4  # with fewer that choose the same gate, the choice is not certain
+MIN_SLICE_ROWS = 200  # questions of a slice that can prevent a certain recommendation
 MIN_QUESTIONS = 100  # with fewer, a loss of a few points cannot be told from chance
 MIN_SKIPPED = 0.02  # share of searches; a gate that skips fewer is not worth maintaining
 Z_CERTAIN = 2.576  # normal quantile of a one-sided 99.5 % bound
 Z_LIKELY = 1.96  # normal quantile of a one-sided 97.5 % bound
 NEVER = "never"  # name of the policy that never retrieves
 UNKNOWN_ESTIMATE = Estimate(None)
+
+
+@dataclass(frozen=True)
+class SliceChange:
+    """Change of accuracy against always retrieving on the `n` questions of one slice, such as one data set."""
+
+    name: str
+    n: int
+    change: Estimate
 
 
 @dataclass(frozen=True)
@@ -50,6 +61,8 @@ class Recommendation:
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
         guarantee: The stored guarantee that applies, in words; empty if none does.
         n_calibrated: Number of these questions that the guarantee was calibrated on.
+        arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
+        losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
         skips: Whether the search for each question is skipped.
         right: Whether the final answer to each question is correct.
     """
@@ -67,6 +80,8 @@ class Recommendation:
     agreeing_folds: int = 0
     guarantee: str = ""
     n_calibrated: int = 0
+    arbiter: str = ""
+    losing_slices: tuple[SliceChange, ...] = ()
     skips: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     right: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
 
@@ -79,6 +94,16 @@ class Recommendation:
     def is_positive(self) -> bool:
         """Whether the recommendation is to use or to try something, rather than to always retrieve."""
         return self.level in ("use", "try")
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether at least four of five repeats made the same choice; True if nothing had to be chosen."""
+        return not self.agreeing_folds or self.agreeing_folds >= MIN_AGREEING_FOLDS
+
+    @property
+    def forbidden_slices(self) -> list[SliceChange]:
+        """The slices whose loss is certainly above the accepted one."""
+        return [part for part in self.losing_slices if (part.change.high or 0.0) < -self.max_loss]
 
 
 # Keys of summary.json that differ from the names of the attributes.
@@ -114,7 +139,8 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     n = len(table.rows)
     if table.open_right is None:
         return Recommendation("unknown", n, max_loss)
-    answers = CorrectAnswers(table.closed_right, table.open_right)
+    arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
+    answers = CorrectAnswers(table.closed_right, table.open_right, arbitrated)
     guaranteed = _find_guaranteed_gate(evaluation)
     if guaranteed:
         recommendation = _recommend_guaranteed(evaluation, guaranteed, answers)
@@ -154,13 +180,19 @@ def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers) -> Recommendation:
     """Build the recommendation of a gate at its guaranteed threshold, with the loss that the guarantee allows."""
     guarantee = evaluation.guarantees[gate.gate]
-    skips = ~gate.retrieve
-    effect = _measure_effect(evaluation, answers, skips, gate.right.astype(float) - answers.opened)
+    skips, changes = ~gate.retrieve, gate.right.astype(float) - answers.opened
+    without_arbiter = replace(answers, arbitrated=None)  # the guarantee does not cover the arbiter
+    effect = _measure_effect(evaluation, without_arbiter, skips, changes)
     level = _choose_level(effect, guarantee.max_loss, is_guaranteed=True)
-    recommendation = _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect)
-    return replace(
-        recommendation, guarantee=guarantee.text, n_calibrated=guarantee.n_calibrated, skips=skips, right=gate.right
+    recommendation = replace(
+        _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect),
+        guarantee=guarantee.text,
+        n_calibrated=guarantee.n_calibrated,
+        losing_slices=_find_losing_slices(evaluation, changes),
+        skips=skips,
+        right=gate.right,
     )
+    return _lower_uncertain_level(recommendation)
 
 
 # --- recommendation chosen on these questions -----------------------------------------------------
@@ -191,13 +223,34 @@ def _recommend_choice(
     skipped_by_choice = choice.skips(all_rows)
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
     fold_gates = [fold_choice.option.gate for _, fold_choice in folds if fold_choice]
-    return replace(
+    recommendation = replace(
         _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
         agreeing_folds=fold_gates.count(choice.option.gate),
+        arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.option.gate != NEVER else "",
+        losing_slices=_find_losing_slices(evaluation, changes),
         skips=skipped_by_choice,
         right=answers.apply(choice, all_rows),
     )
+    return _lower_uncertain_level(recommendation)
+
+
+def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
+    """Return the slices of at least `MIN_SLICE_ROWS` questions whose interval is below 0, worst first."""
+    slices = []
+    for part in evaluation.slices:
+        if part.n >= MIN_SLICE_ROWS:
+            in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
+            change = estimate_mean(changes[in_slice], evaluation.resamples)
+            slices.append(SliceChange(f"{part.dimension} {part.value}", part.n, change))
+    losing = [part for part in slices if part.change.high is not None and part.change.high < 0]
+    return tuple(sorted(losing, key=lambda part: part.change.value or 0.0))
+
+
+def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
+    """Turn 'use' into 'try' if repeats chose other gates, or a large slice certainly loses more than accepted."""
+    is_certain = recommendation.is_stable and not recommendation.forbidden_slices
+    return recommendation if is_certain or recommendation.level != "use" else replace(recommendation, level="try")
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
@@ -206,7 +259,13 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     skips, changes = np.ones(n, dtype=bool), answers.closed.astype(float) - answers.opened
     effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    return replace(_make_recommendation(level, max_loss, NEVER, 1.0, effect), skips=skips, right=answers.closed)
+    recommendation = replace(
+        _make_recommendation(level, max_loss, NEVER, 1.0, effect),
+        losing_slices=_find_losing_slices(evaluation, changes),
+        skips=skips,
+        right=answers.closed,
+    )
+    return _lower_uncertain_level(recommendation)
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -264,8 +323,9 @@ def _measure_effect(
         skips: Whether the search for each question is skipped.
         changes: 1 where skipping made the answer correct, -1 where it made it wrong, else 0.
     """
-    mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected effect of one random skip
-    gains = changes - skips * mean_change
+    mean_change = float(answers.closed.mean() - answers.retrieved.mean())  # expected effect of one random skip
+    by_arbiter = answers.retrieved.astype(float) - answers.opened
+    gains = changes - by_arbiter - skips * mean_change
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
     return _SkipEffect(
         len(skips), skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)

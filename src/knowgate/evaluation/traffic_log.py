@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -269,8 +269,11 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
     losses = retrieved_right & ~table.closed_right
     events = [
-        _make_graded_event(
-            row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
+        replace(
+            _make_graded_event(
+                row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
+            ),
+            extra_calls=scores.calls,
         )
         for row, need, draft, loss in zip(table.rows, scores.needs, draft_tokens, losses, strict=True)
     ]
@@ -297,6 +300,8 @@ def _get_seconds_per_token(path: Path) -> float:
 
 def _count_answer_tokens(answer: GradedAnswer | None) -> float:
     """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
+    if answer is not None and answer.tokens is None and answer.n_tokens is not None:
+        return float(answer.n_tokens)
     if answer is None or (answer.tokens is None and not answer.text):
         return math.nan
     return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))

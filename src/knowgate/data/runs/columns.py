@@ -147,9 +147,8 @@ class LabelColumns:
 
     @cached_property
     def passage_tokens(self) -> FloatArray:
-        """Length of the passages in tokens, estimated from their texts; 0 if the row has none."""
-        counts = [sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages) for row in self.rows]
-        return np.array(counts, dtype=np.float64)
+        """Length of the passages in tokens: as recorded, else estimated from their texts; 0 if the row has none."""
+        return np.array([_count_passage_tokens(row) for row in self.rows], dtype=np.float64)
 
     @cached_property
     def question_fingerprints(self) -> NDArray[np.str_]:
@@ -233,10 +232,20 @@ def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
 
 
 def _count_tokens(answer: GradedAnswer | None) -> float:
-    """Count the tokens of the greedy answer, or its words if the backend gave no tokens."""
+    """Count the tokens of the greedy answer; without tokens, their recorded number, else the words of the text."""
     if answer is None:
         return 0.0
-    return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))
+    if answer.tokens is not None:
+        return float(len(answer.tokens))
+    return float(len(answer.text.split()) if answer.n_tokens is None else answer.n_tokens)
+
+
+def _count_passage_tokens(row: LabelRow) -> float:
+    """Count the tokens that passages add to the prompt; without recorded prompt lengths, estimate them."""
+    opened, closed = (answer.prompt_tokens if answer else None for answer in (row.open, row.closed))
+    if opened is not None:
+        return float(max(0, opened - (estimate_tokens(row.question) if closed is None else closed)))
+    return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
 
 
 def _list_token_statistics(reading: Reading) -> frozenset[str]:
