@@ -73,7 +73,7 @@ def fit_cross_fitted_judge(
         work: Folder for checkpoints.
         watch: Called with the progress.
     """
-    known = replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
+    known = select_known_target(examples)
     tokens = answer_judge.limit_answer_tokens(known, options.tokens)
     answer_judge.check_trainable_bits(options)
     answer_judge.check_judge_answers(known, tokens)
@@ -102,7 +102,7 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
     indices = range(len(examples.rows))
     margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
     fusion = fit_fusion(examples, cheap=cheap, margins=margins)
-    known = replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
+    known = select_known_target(examples)
     files = {
         f"{name}/{path}": content
         for name, judge in zip(margins, judges, strict=True)
@@ -121,6 +121,13 @@ def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool
         files=files,
         uses_test_split=any(judge.uses_test_split for judge in judges),
     )
+
+
+def select_known_target(examples: Examples) -> Examples:
+    """Return the training data of a judge: it learns what is known, or without gold answers where both answers agree."""
+    if examples.target in ("known", "agree"):
+        return examples
+    return replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
 
 
 def _write_judge(judge: FitResult, examples: Examples, folder: Path) -> dict[str, bytes]:
