@@ -255,7 +255,8 @@ def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
 
 
 def _format_share(share: Proportion) -> str:
-    return f"{format_percent(share.value)} [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return f"{format_percent(share.value)}{interval}"
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
@@ -291,7 +292,7 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
     if topic.n < RULE_QUESTIONS:
         return None
     if topic.benefit is None:
-        return "retrieve" if topic.closed.high < RULE_GAIN else None
+        return "retrieve" if topic.closed.high is not None and topic.closed.high < RULE_GAIN else None
     low, high = topic.benefit.low, topic.benefit.high
     if low is not None and low > RULE_GAIN:
         return "retrieve"
