@@ -7,7 +7,7 @@ import httpx
 import numpy as np
 import pytest
 
-from benchmarks.alarm import Population, simulate
+from benchmarks.alarm import Population, find_alarms, simulate
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.learning.learner import _build_arm
 from knowgate.server.learning.loss_monitor import LossMonitor
@@ -101,11 +101,25 @@ def make_population(changed_share=0.8, n=4000):
 
 def test_the_alarm_is_quiet_while_the_guarantee_holds_and_finds_twice_the_loss(monkeypatch):
     monkeypatch.setattr("benchmarks.alarm.STEADY_REQUESTS", 1000)
-    rate = simulate(make_population(), 0.1, 20, np.random.default_rng(0))
+    rate = simulate(make_population(), 0.1, 2000, 20)
     assert rate.runs >= 15
     assert rate.false_alarms <= 0.05
     assert rate.former_false_alarms > 0.5  # the guaranteed loss is no bound on changed answers
     assert rate.found == 1.0
+
+
+def test_the_simulation_runs_the_test_of_the_server():
+    rng = np.random.default_rng(0)
+    changed, limits = rng.random((4, 200)) < np.array([[0.1], [0.2], [0.3], [0.8]]), np.array([0.1, 0.1, 0.15, 0.2])
+    expected = []
+    for limit, values in zip(limits, changed, strict=True):
+        monitor, delay = LossMonitor(float(limit)), np.inf
+        for number, value in enumerate(values, 1):
+            monitor.add_audit(float(value))
+            delay = min(delay, number if monitor.is_violated else np.inf)
+        expected.append(delay)
+    assert find_alarms(limits, 0.05, changed).tolist() == expected
+    assert np.isfinite(expected).tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize("texts", [True, False])
@@ -121,4 +135,4 @@ def test_populations_of_the_simulation_use_recorded_answers(tmp_path, monkeypatc
                 meta = {"pred_no_retrieval": "Paris", "pred_one_retrieval": "It is Paris."}
                 file.write(json.dumps({"id": row.id, "meta": meta}) + "\n")
     names = [population.name.partition(",")[0] for population in alarm.load_populations()]
-    assert names == ["Qwen2.5-Coder-1.5B"] * 3 + ["Llama-3.1-8B"] * 2 * texts
+    assert names == ["Qwen2.5-Coder-1.5B"] * 3 + ["Llama-3.1-8B"] * texts
