@@ -29,6 +29,7 @@ from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
 from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict, format_money
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
@@ -102,6 +103,10 @@ def build_evaluation_sections(
             yield _build_cost_section(verdict, policy, assumptions)
         yield _build_policy_slice_section(evaluation, policy)
         yield _build_examples_section(evaluation, policy)
+    if evaluation.topics:
+        intro = "What the LLM knows of each topic, and what passages change; 95 % intervals in brackets."
+        topics = html.render_table(build_topic_table(evaluation.topics))
+        yield html.render_section("topics", "By topic", intro, [topics])
     if evaluation.cascade:
         intro = (
             "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "

@@ -9,6 +9,7 @@ from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation, Slic
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 
@@ -98,6 +99,8 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     if evaluation.second_looks:
         yield build_second_look_table(evaluation.second_looks)
     yield from build_gate_slice_tables(evaluation)
+    if evaluation.topics:
+        yield build_topic_table(evaluation.topics)
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
