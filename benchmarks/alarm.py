@@ -2,8 +2,8 @@
 
 `python -m benchmarks.alarm` prints the table of docs/server.md. The recorded questions stand for the population. In each
 simulated run, questions are drawn from it with replacement: some to choose a threshold with a guarantee
-(Learn-then-Test), as many to compute the bound on changed answers, as `calibrate` does, and then audited requests, which
-go through the server's own `LossMonitor`. Runs in which the guarantee does not hold in the population are left out.
+(Learn-then-Test), as many to compute the bound on changed answers, as `calibrate` does, and then audited requests for the
+test that the server's `LossMonitor` runs. Runs in which the guarantee does not hold in the population are left out.
 
 - Steady: requests come from the same population. Every alarm within `STEADY_REQUESTS` audits is false.
 - Drift: so many requests are replaced by questions that the gate skips to their harm that the share of lost answers is
@@ -30,15 +30,16 @@ from knowgate.gates.arbiters.answer_comparison import answers_differ
 from knowgate.gates.calibration.guarantee import learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes
 from knowgate.gates.offline_scoring import score_gate
-from knowgate.server.learning.loss_monitor import LossMonitor
+from knowgate.stats.confidence_sequences import GuaranteeTest
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import upper_confidence_limit
 
 DELTA = 0.05
-LOSSES = (0.02, 0.05, 0.1)
-RUNS_PER_ROW = 100
-CALIBRATION_QUESTIONS = 2000  # to choose the threshold, and as many held out
+RUNS_PER_ROW = 200
+# Guaranteed loss, and number of questions to choose the threshold; as many are held out.
+CALIBRATIONS = ((0.02, 2000), (0.05, 2000), (0.1, 2000))
 STEADY_REQUESTS = 5000
+MAX_CAPITAL = 1e200  # far above every alarm, and small enough not to overflow
 DRIFT_REQUESTS = 2000
 
 
@@ -84,11 +85,12 @@ class AlarmRate:
     delay: float
 
 
-def simulate(population: Population, max_loss: float, runs: int, rng: np.random.Generator) -> AlarmRate:
-    """Simulate runs of a server with a gate that was calibrated for this maximum loss."""
-    results = []
+def simulate(population: Population, max_loss: float, questions: int, runs: int) -> AlarmRate:
+    """Simulate runs of a server with a gate that was calibrated for this maximum loss on this many questions."""
+    rng = np.random.default_rng(0)
+    changes, bounds, steady, drifted = [], [], [], []
     for _ in range(runs):
-        chosen, held_out = rng.integers(0, len(population.needs), (2, CALIBRATION_QUESTIONS))
+        chosen, held_out = rng.integers(0, len(population.needs), (2, questions))
         outcomes = GateOutcomes(
             population.needs[chosen], population.closed_right[chosen], population.open_right[chosen]
         )
@@ -96,38 +98,47 @@ def simulate(population: Population, max_loss: float, runs: int, rng: np.random.
         lost, changed = population.is_lost(threshold), population.is_changed(threshold)
         if not 0 < lost.mean() <= max_loss:
             continue
-        bound = upper_confidence_limit(int(changed[held_out].sum()), CALIBRATION_QUESTIONS, DELTA / 2)
-        steady = changed[rng.integers(0, len(changed), STEADY_REQUESTS)]
+        changes.append(changed.mean())
+        bounds.append(upper_confidence_limit(int(changed[held_out].sum()), questions, DELTA / 2))
+        steady.append(changed[rng.integers(0, len(changed), STEADY_REQUESTS)])
         share = (2 * max_loss - lost.mean()) / (1 - lost.mean())
-        drifted = changed[rng.integers(0, len(changed), DRIFT_REQUESTS)] | (rng.random(DRIFT_REQUESTS) < share)
-        alarms = (
-            count_until_alarm(LossMonitor(bound, DELTA, DELTA / 2), steady),
-            count_until_alarm(LossMonitor(max_loss, DELTA), steady),
-            count_until_alarm(LossMonitor(bound, DELTA, DELTA / 2), drifted),
-        )
-        results.append((changed.mean(), bound, *(np.inf if alarm is None else alarm for alarm in alarms)))
-    if not results:
+        is_new = rng.random(DRIFT_REQUESTS) < share
+        drifted.append(changed[rng.integers(0, len(changed), DRIFT_REQUESTS)] | is_new)
+    if not bounds:
         return AlarmRate(0, *([float("nan")] * 6))
-    changes, bounds, false, former, delays = np.array(results).T
+    delays = find_alarms(np.array(bounds), DELTA / 2, np.array(drifted))
     found = np.isfinite(delays)
     return AlarmRate(
-        len(results),
-        float(changes.mean()),
-        float(bounds.mean()),
-        float(np.isfinite(false).mean()),
-        float(np.isfinite(former).mean()),
+        len(bounds),
+        float(np.mean(changes)),
+        float(np.mean(bounds)),
+        float(np.isfinite(find_alarms(np.array(bounds), DELTA / 2, np.array(steady))).mean()),
+        float(np.isfinite(find_alarms(np.full(len(bounds), max_loss), DELTA, np.array(steady))).mean()),
         float(found.mean()),
         float(np.median(delays[found])) if found.any() else float("nan"),
     )
 
 
-def count_until_alarm(monitor: LossMonitor, changed: BoolArray) -> int | None:
-    """Return the number of audits until the alarm; None if there is no alarm."""
-    for number, value in enumerate(changed, 1):
-        monitor.add_audit(float(value))
-        if monitor.is_violated:
-            return number
-    return None
+def find_alarms(limits: FloatArray, delta: float, changed: BoolArray) -> FloatArray:
+    """Run the server's `GuaranteeTest` for many servers at once.
+
+    Args:
+        limits: Maximum share of changed answers, of each server.
+        delta: Maximum probability of a false alarm.
+        changed: Whether each audited answer is changed, with one row for each server.
+
+    Returns:
+        Number of audits until the alarm of each server; infinite if there is none.
+    """
+    bets = np.array([GuaranteeTest(float(limit), delta).bets for limit in limits])
+    capital, delays = np.zeros_like(bets), np.full(len(limits), np.inf)
+    unspent = 1 / (1 + np.log1p(np.arange(changed.shape[1] + 1)))
+    for number, values in enumerate(changed.T.astype(float), 1):
+        growth = 1 + bets * (values - limits)[:, None]
+        capital = np.minimum((capital + unspent[number - 1] - unspent[number]) * growth, MAX_CAPITAL)
+        is_alarm = capital.mean(axis=1) + unspent[number] >= 1 / delta
+        delays[is_alarm & np.isinf(delays)] = number
+    return delays
 
 
 # --- recorded answers -----------------------------------------------------------------------------
@@ -147,7 +158,7 @@ def load_populations() -> Iterator[Population]:
             metas = {record["id"]: record["meta"] for record in map(json.loads, file)}
         llama = load_label_table([RUNS / "llama3.1-8b" / "gate_llama3_8b-test"], layers=())
         texts = [(metas[row.id]["pred_no_retrieval"], metas[row.id]["pred_one_retrieval"]) for row in llama.rows]
-        yield from (_make_population("Llama-3.1-8B", llama, gate, texts) for gate in ("fusion", "fusion on benefit"))
+        yield _make_population("Llama-3.1-8B", llama, "fusion", texts)
 
 
 def _make_population(
@@ -163,14 +174,14 @@ def main() -> None:
     """Print the table of false alarms and detected drifts."""
     rows = []
     for population in load_populations():
-        for max_loss in LOSSES:
-            rate = simulate(population, max_loss, RUNS_PER_ROW, np.random.default_rng(0))
+        for max_loss, questions in CALIBRATIONS:
+            rate = simulate(population, max_loss, questions, RUNS_PER_ROW)
             if rate.runs:
                 shares = (rate.changed, rate.bound, rate.former_false_alarms, rate.false_alarms, rate.found)
                 cells = [f"{100 * share:.1f} %" for share in shares]
                 delay = "-" if np.isnan(rate.delay) else f"{rate.delay:,.0f}"
-                rows.append((population.name, f"{max_loss:.0%}", str(rate.runs), *cells, delay))
-    titles = ("LLM, gate", "guaranteed loss", "runs", "changed", "bound", "false alarms at the guaranteed loss",
+                rows.append((population.name, f"{max_loss:.0%}", f"{questions:,}", str(rate.runs), *cells, delay))
+    titles = ("LLM, gate", "guaranteed loss", "questions", "runs", "changed", "bound", "false alarms at the guaranteed loss",
               "false alarms at the bound", f"drift found in {DRIFT_REQUESTS:,}", "median delay")  # fmt: skip
     print(table(titles, rows))
 

@@ -2,18 +2,22 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 
-from benchmarks.alarm import Population, simulate
+from benchmarks.alarm import Population, find_alarms, simulate
+from knowgate.gates import load_gate
+from knowgate.gates.calibration.threshold_calibration import calibrate
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.learning.learner import _build_arm
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN
 from tests.server.test_learning import audit_options, wait_until
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
 def add_audits(monitor, owner, values):
@@ -101,11 +105,25 @@ def make_population(changed_share=0.8, n=4000):
 
 def test_the_alarm_is_quiet_while_the_guarantee_holds_and_finds_twice_the_loss(monkeypatch):
     monkeypatch.setattr("benchmarks.alarm.STEADY_REQUESTS", 1000)
-    rate = simulate(make_population(), 0.1, 20, np.random.default_rng(0))
+    rate = simulate(make_population(), 0.1, 2000, 20)
     assert rate.runs >= 15
     assert rate.false_alarms <= 0.05
     assert rate.former_false_alarms > 0.5  # the guaranteed loss is no bound on changed answers
     assert rate.found == 1.0
+
+
+def test_the_simulation_runs_the_test_of_the_server():
+    rng = np.random.default_rng(0)
+    changed, limits = rng.random((4, 200)) < np.array([[0.1], [0.2], [0.3], [0.8]]), np.array([0.1, 0.1, 0.15, 0.2])
+    expected = []
+    for limit, values in zip(limits, changed, strict=True):
+        monitor, delay = LossMonitor(float(limit)), np.inf
+        for number, value in enumerate(values, 1):
+            monitor.add_audit(float(value))
+            delay = min(delay, number if monitor.is_violated else np.inf)
+        expected.append(delay)
+    assert find_alarms(limits, 0.05, changed).tolist() == expected
+    assert np.isfinite(expected).tolist() == [False, True, True, True]
 
 
 @pytest.mark.parametrize("texts", [True, False])
@@ -121,4 +139,21 @@ def test_populations_of_the_simulation_use_recorded_answers(tmp_path, monkeypatc
                 meta = {"pred_no_retrieval": "Paris", "pred_one_retrieval": "It is Paris."}
                 file.write(json.dumps({"id": row.id, "meta": meta}) + "\n")
     names = [population.name.partition(",")[0] for population in alarm.load_populations()]
-    assert names == ["Qwen2.5-Coder-1.5B"] * 3 + ["Llama-3.1-8B"] * 2 * texts
+    assert names == ["Qwen2.5-Coder-1.5B"] * 3 + ["Llama-3.1-8B"] * texts
+
+
+@pytest.mark.parametrize(
+    ("threshold", "max_changed", "applies"), [(None, None, True), (0.9, None, False), (None, 0.3, False)]
+)
+def test_the_alarm_tests_the_bound_that_calibrate_recorded(tmp_path, threshold, max_changed, applies):
+    folder = write_gate(tmp_path / "gate")
+    run = write_rows(tmp_path / "run", varied_rows(300))
+    bound = calibrate(folder, run, retrieval_rate=0.2).evidence["changed"]["bound"]
+    gate = load_gate(str(folder))
+    rag = SimpleNamespace(
+        gate=gate, bound_gate=gate, threshold=threshold, retriever=None, guarantee_violations=(), k=1,
+        model=SimpleNamespace(fingerprint="m"), prompts=SimpleNamespace(fingerprint="p"),
+    )  # fmt: skip
+    monitor = _build_arm("a", rag, ServeOptions(audit=0.1, decisions="d.db", max_changed=max_changed)).monitor
+    assert monitor.max_changed == (pytest.approx(bound) if applies else max_changed)
+    assert monitor.test_delta == pytest.approx(0.025 if applies else 0.05)  # a bound is itself wrong with 2.5 %

@@ -26,9 +26,8 @@ from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
-from knowgate.gates.arbiters import FITTED_ARBITERS
 from knowgate.gates.fitted_gate import describe_retrieval_rule
-from knowgate.training.arbiter import fit_arbiter, load_arbiter_fit_function
+from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
 from knowgate.training.examples import OPEN_BOOK_TARGETS
 from knowgate.training.fit_function import FitOption, FitProgress, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
@@ -69,8 +68,9 @@ ArbiterMode = Annotated[
     str,
     typer.Option(
         "--mode",
-        metavar="|".join(FITTED_ARBITERS),
-        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora).",
+        metavar="|".join(ARBITER_MODES),
+        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora). auto: by "
+        "rules, which cost nothing, unless the trained one is better on questions that it did not see.",
     ),
 ]
 
@@ -297,11 +297,11 @@ def _describe_gate(gate: FittedGate) -> Text:
 def make_arbiter_command() -> Callable[..., None]:
     """Make the function behind `knowgate fit arbiter`, with the options of every mode."""
     options: dict[str, FitOption] = {}
-    for mode in FITTED_ARBITERS:
+    for mode in ARBITER_MODES[1:]:
         options = {**read_fit_options(load_arbiter_fit_function(mode)), **options}
 
     def declare(
-        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = "features", seed: SeedOption = 0
+        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0
     ) -> None:
         """Declare the flags that all modes share; only the signature is used."""
 
@@ -329,7 +329,7 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
         table.add_row(measure.replace("_", " "), format_estimate(estimate))
     create_console(soft_wrap=False).print(table)
     split = format_split(manifest["split"])
-    STDERR_CONSOLE.print(f"{mode} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
+    STDERR_CONSOLE.print(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
     gain = manifest["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
         STDERR_CONSOLE.print(

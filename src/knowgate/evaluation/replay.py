@@ -27,6 +27,7 @@ COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that
 CLOSED_ONLY = "closed_only"  # attribute of TrafficEvent that holds the cost of answering without a gate
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
+MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -146,7 +147,11 @@ class ReplayResult:
         savings: Savings by kind: 'retrievals', 'tokens', 'seconds', 'money'. None if the log records too little.
         risks: Share of answers that skipping would change or lose, by how both answers are known: 'retrieved' (the
             gate drafted an answer and then retrieved), 'audited' (skipped, and answered with passages as a check) or
-            'graded' (label run).
+            'graded' (label run). The shares are None if `has_evidence` is false.
+        known: Number of skipped questions with both answers.
+        has_evidence: Whether enough questions have both answers to say what the threshold risks: at least
+            MIN_KNOWN_QUESTIONS of those it skips, and as many (or all) of those that it skips and the log retrieved
+            for. Always true for label runs, where all answers are known.
     """
 
     threshold: float
@@ -154,6 +159,8 @@ class ReplayResult:
     rate: float
     savings: dict[str, SavedAmount | None]
     risks: dict[str, Proportion]
+    known: int = 0
+    has_evidence: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -247,13 +254,31 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
             (saved["gpu"], prices.gpu_hour / SECONDS_PER_HOUR),
         ),
     }
-    risks = {name: make_proportion((needs <= threshold) & losses) for name, (needs, losses) in traffic.checks.items()}
-    return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks)
+    has_evidence = _has_evidence(traffic, threshold)
+    risks = {
+        name: make_proportion((needs <= threshold) & losses, is_known=has_evidence)
+        for name, (needs, losses) in traffic.checks.items()
+    }
+    known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks, known, has_evidence)
 
 
-def make_proportion(flags: BoolArray) -> Proportion:
-    """Return the share of true values with its Wilson interval."""
+def _has_evidence(traffic: Traffic, threshold: float) -> bool:
+    """Return whether enough skipped questions have both answers; see `ReplayResult.has_evidence`."""
+    skipped = [event for event in traffic.events if event.need <= threshold]
+    if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
+        return True
+    newly_skipped = [event for event in skipped if event.retrieved]
+    n_known = sum(event.loses_answer is not None for event in skipped)
+    n_newly_known = sum(event.loses_answer is not None for event in newly_skipped)
+    return n_known >= MIN_KNOWN_QUESTIONS and n_newly_known >= min(MIN_KNOWN_QUESTIONS, len(newly_skipped))
+
+
+def make_proportion(flags: BoolArray, *, is_known: bool = True) -> Proportion:
+    """Return the share of true values with its Wilson interval. With is_known=False, only the counts are set."""
     hits, n = int(flags.sum()), len(flags)
+    if not is_known:
+        return Proportion(hits, n, None, None, None)
     return Proportion(hits, n, hits / n, *wilson_interval(hits, n))
 
 

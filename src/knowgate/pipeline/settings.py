@@ -103,8 +103,8 @@ class PipelineOptions(DecisionOptions):
     arbiter: PlainText | None = Field(
         default=None,
         description="Arbiter that chooses, after retrieval, between the answer from memory and the answer with "
-        "passages: the folder of a fitted arbiter, rules, or none. Default: rules, if the gate reads a complete draft "
-        "answer.",
+        "passages: the folder of a fitted arbiter, rules, or none. Default: the arbiter of the policy, if the gate is "
+        "one; else rules, if the gate reads a complete draft answer.",
     )
     second_look: PlainText | None = Field(
         default=None,

@@ -259,6 +259,19 @@ class LlmResponse(ApiResponse):
     knowgate: RequestReport | None = None
 
 
+class ForwardedResponse(ApiResponse):
+    """Response of the upstream, which is forwarded unchanged."""
+
+
+class OpenApiDocument(ApiResponse):
+    """Description of the API in the OpenAPI format."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
 class DecideResponse(DecisionSummary):
     """Body of the response to POST /v1/decide: one decision, or `decisions` if the request had `questions`."""
 

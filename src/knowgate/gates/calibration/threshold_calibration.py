@@ -152,7 +152,7 @@ class Calibration:
     def gate(self) -> Gate:
         """The gate with its new threshold.
 
-        A gate that is not fitted cannot store a threshold. Pass `threshold` together with it.
+        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Pass `threshold` with it.
         """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
@@ -381,10 +381,7 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
 
 
 def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Raise BadInput if retrieval never turned a wrong answer right, because then every threshold is equally safe.
-
-    A budget can be calibrated nevertheless, because it does not depend on the answers.
-    """
+    """Raise BadInput if retrieval never turned a wrong answer right, unless the target is a budget."""
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
             f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows, so skipping it loses nothing. "
@@ -420,8 +417,7 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     if features & {"certainty", "agreement"}:
         lengths.append(("{} samples", "samples", samples))
     for text, option, expected in lengths:
-        recorded = settings.get(option)
-        if recorded is not None and recorded != expected:
+        if (recorded := settings.get(option)) not in (None, expected):
             raise BadSetting(
                 f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so the "
                 f"gate would compute different needs than in use. Label the questions with {option}={expected}."

@@ -20,6 +20,7 @@ from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import compute_beliefs
 from knowgate.gates.artifacts.networks import apply_calibration, apply_network
+from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER
 from knowgate.stats.metrics import BoolArray, FloatArray
@@ -28,13 +29,15 @@ from knowgate.training.arbiter_pairs import ArbiterResult, check_answer_pairs
 from knowgate.training.classifiers import fit_linear, fit_platt_scaling
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
 from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, select_injected_arguments
-from knowgate.training.gate import load_fit_function
+from knowgate.training.fusion import fit_fusion
+from knowgate.training.gate import list_fittable_gates, load_fit_function
 from knowgate.training.policy.choice import ArbiterCandidate, GateCandidate
 from knowgate.training.policy.evidence import FOLDS, Evidence
 from knowgate.training.policy.options import PolicyOptions
 from knowgate.types import Signal, SignalRequest
 
 LOGPROB_FEATURES = ("min", "mean")
+JUDGE, STACK_JUDGES = "judge", 4
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class GateRecipe:
         target: What it learns.
         options: Options of the fit function.
         judge_calls: Calls of judge models per question.
+        models: Number of trained models.
+        reads_draft: Whether the gate reads the closed-book answer.
     """
 
     name: str
@@ -54,6 +59,8 @@ class GateRecipe:
     target: Target = "known"
     options: Mapping[str, Any] = field(default_factory=dict)
     judge_calls: float = 0.0
+    models: int = 1
+    reads_draft: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,8 @@ class ArbiterRecipe:
 DEFAULT_GATES = (
     GateRecipe("fusion", "fusion", options={"cheap": True}),
     GateRecipe("fusion (benefit)", "fusion", "benefit", {"cheap": True}),
+    GateRecipe("fusion (gain)", "fusion", "gain", {"cheap": True}),
+    GateRecipe("question", "question", reads_draft=False),
 )
 
 
@@ -78,10 +87,27 @@ def list_gate_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bo
         for name in LOGPROB_FEATURES
         if name in evidence.features
     ]
-    recipes += [recipe for recipe in DEFAULT_GATES if evidence.has_both or recipe.target == "known"]
+    fittable = list_fittable_gates()
+    recipes += [
+        recipe
+        for recipe in DEFAULT_GATES
+        if recipe.gate in fittable and (evidence.has_both or recipe.target == "known")
+    ]
     if (base := choose_base(evidence, options, has_gpu)) is not None:
-        recipes.append(GateRecipe("judge", "judge", options={"base": base}, judge_calls=1.0))
+        recipes.append(GateRecipe(JUDGE, "judge", options={"base": base}, judge_calls=1.0))
     return [recipe for recipe in recipes if has_both_classes(evidence, recipe.target)]
+
+
+def list_stack_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[GateRecipe]:
+    """List the gates that combine the fusion with a fine-tuned judge; empty if no judge is fine-tuned."""
+    if (base := choose_base(evidence, options, has_gpu)) is None:
+        return []
+    targets: list[Target] = ["known", "gain"] if evidence.has_both else ["known"]
+    return [
+        GateRecipe(f"stack ({target})", "stack", target, {"base": base, "cheap": True}, STACK_JUDGES, STACK_JUDGES + 1)
+        for target in targets
+        if has_both_classes(evidence, target)
+    ]
 
 
 def list_arbiter_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bool) -> list[ArbiterRecipe]:
@@ -174,7 +200,31 @@ def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: Fi
         needs = scores[evidence.fit_rows]
         _write_numbers(file, needs)
     watch(SimpleFitProgress(FOLDS, FOLDS, "folds", f"trying {recipe.name}"))
-    return GateCandidate(recipe.name, needs, judge_calls=recipe.judge_calls, models=1)
+    return make_candidate(recipe, needs)
+
+
+def make_candidate(recipe: GateRecipe, needs: FloatArray) -> GateCandidate:
+    """Return a gate with its out-of-fold needs and costs."""
+    return GateCandidate(recipe.name, needs, recipe.reads_draft, judge_calls=recipe.judge_calls, models=recipe.models)
+
+
+def cross_fit_stack(
+    recipe: GateRecipe, evidence: Evidence, judge_needs: FloatArray, watch: FitProgressCallback
+) -> GateCandidate:
+    """Return a stack with out-of-fold needs, made from the out-of-fold needs of the judge.
+
+    No further judge is trained, so that trying a stack is cheap. If the stack is chosen, its judges are trained then.
+    """
+    scores = np.full(len(evidence.table), 0.5)
+    scores[evidence.fit_rows] = judge_needs
+    margins = {name_judge(0): compute_margin(scores)}
+    needs = np.full(len(evidence.table), np.nan)
+    for fold in range(FOLDS):
+        watch(SimpleFitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
+        examples = evidence.make_examples(recipe.target, fold)
+        result = fit_fusion(examples, cheap=True, margins=margins, embedder=evidence.embedder)
+        needs[examples.split.test] = score_calibrated(result, examples, examples.split.test)
+    return make_candidate(recipe, needs[evidence.fit_rows])
 
 
 def score_calibrated(result: FitResult, examples: Examples, rows: Any) -> FloatArray:

@@ -25,21 +25,33 @@ from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy.candidates import (
+    JUDGE,
     ArbiterRecipe,
     GateRecipe,
     choose_by_rules,
     choose_closed,
     cross_fit_arbiter,
     cross_fit_gate,
+    cross_fit_stack,
     detect_gpu,
     fit_arbiter_recipe,
     fit_recipe,
     list_arbiter_recipes,
     list_gate_recipes,
+    list_stack_recipes,
+    make_candidate,
     score_calibrated,
     try_candidates,
 )
-from knowgate.training.policy.choice import ALWAYS, NEVER, PolicyChoice, PolicyResult, apply_policy, choose_policy
+from knowgate.training.policy.choice import (
+    ALWAYS,
+    NEVER,
+    GateCandidate,
+    PolicyChoice,
+    PolicyResult,
+    apply_policy,
+    choose_policy,
+)
 from knowgate.training.policy.evidence import Evidence, load_evidence
 from knowgate.training.policy.folder import ARBITER_WITH_DRAFTS, PolicyParts, make_constant_result, write_policy
 from knowgate.training.policy.options import PolicyOptions
@@ -137,6 +149,11 @@ class PolicySearch:
         return {r.name: r for r in list_gate_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
 
     @cached_property
+    def stack_recipes(self) -> dict[str, GateRecipe]:
+        """The gates that combine others, by name."""
+        return {r.name: r for r in list_stack_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+
+    @cached_property
     def arbiter_recipes(self) -> dict[str, ArbiterRecipe]:
         """The arbiters to try, by name."""
         return {r.name: r for r in list_arbiter_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
@@ -154,7 +171,7 @@ class PolicySearch:
         held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed)
         if not self._is_safe(choice, held_out):
             return self._fall_back(choice, held_out, out)
-        arbiter = _name_arbiter(choice.chosen, arbiter_folder)
+        arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
         parts = PolicyParts(
             self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence
         )
@@ -164,13 +181,7 @@ class PolicySearch:
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
         evidence, rows = self.evidence, self.evidence.fit_rows
-        gates = list(
-            try_candidates(
-                list(self.gate_recipes.values()),
-                lambda recipe: cross_fit_gate(recipe, evidence, self.work, self.watch),
-                self.watch,
-            )
-        )
+        gates = self._cross_fit_gates()
         arbiters = list(
             try_candidates(
                 list(self.arbiter_recipes.values()),
@@ -181,12 +192,23 @@ class PolicySearch:
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
         return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
+    def _cross_fit_gates(self) -> list[GateCandidate]:
+        """Return all gates with out-of-fold needs."""
+        evidence, watch = self.evidence, self.watch
+        recipes = list(self.gate_recipes.values())
+        gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
+        judge = next((gate for gate in gates if gate.name == JUDGE), None)
+        if judge is not None:
+            stacks = list(self.stack_recipes.values())
+            gates += try_candidates(stacks, lambda r: cross_fit_stack(r, evidence, judge.needs, watch), watch)
+        return gates
+
     def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
         """Fit the chosen gate on all fit rows."""
         if name in (ALWAYS, NEVER):
             examples = self.evidence.make_examples("known", -1)
             return make_constant_result(examples), examples
-        recipe = self.gate_recipes[name]
+        recipe = {**self.gate_recipes, **self.stack_recipes}[name]
         examples = self.evidence.make_examples(recipe.target, -1)
         _say(self.watch, f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
         return fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
@@ -215,12 +237,14 @@ class PolicySearch:
         self, chosen: PolicyResult, threshold: float, outcomes: GateOutcomes, takes_closed: BoolArray | None
     ) -> PolicyResult:
         """Evaluate the policy on the held-out rows."""
+        recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
         return apply_policy(
             replace(chosen, threshold=threshold),
             outcomes.needs,
             outcomes.closed_right,
             outcomes.open_right,
             takes_closed,
+            like=None if recipe is None else make_candidate(recipe, outcomes.needs),
             options=self.options,
         )
 
@@ -253,10 +277,8 @@ class PolicySearch:
 
     def fit_closed_book(self, out: Path) -> FittedPolicy:
         """Fit the gate that ranks best what the LLM knows; its threshold is not calibrated."""
-        rows, watch = self.evidence.fit_rows, self.watch
-        needed = self.evidence.list_needed("known")[rows]
-        recipes = list(self.gate_recipes.values())
-        tried = list(try_candidates(recipes, lambda r: cross_fit_gate(r, self.evidence, self.work, watch), watch))
+        needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
+        tried = self._cross_fit_gates()
         if not tried:
             raise BadSetting(
                 "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
@@ -299,13 +321,13 @@ def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
     return float(thresholds[np.argmin(np.abs(rates - chosen.searches))])
 
 
-def _name_arbiter(chosen: PolicyResult, folder: Path | None) -> str:
-    """Return how the manifest names the arbiter."""
+def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
+    """Return how the manifest names the arbiter; it makes drafts itself if the gate reads none."""
     if folder is not None:
         return ARBITER_FOLDER
     if not chosen.arbiter:
         return NO_ARBITER
-    return ARBITER_WITH_DRAFTS if chosen.gate == ALWAYS else chosen.arbiter
+    return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
 def _summarize(choice: PolicyChoice, held_out: PolicyResult, options: PolicyOptions) -> tuple[str, ...]:

@@ -79,7 +79,9 @@ function createEvidence(loss) {
   if (loss.evidence === null) return createNote("There is no alarm, because this gate has no bound on changed answers. Set one with --max-changed.");
   const bar = createElement("i");
   bar.style.width = `${Math.round(100 * loss.evidence)}%`;
-  const text = loss.alarm ? "More answers change than the limit allows." : `Evidence that more than ${formatPercent(loss.promised)} of the answers change: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
+  const text = loss.alarm ? "More answers change than the limit allows."
+    : loss.evidence === 1 ? "More answers change than the limit allows, but a single key accounts for that. The others are not affected."
+    : `Evidence that more than ${formatPercent(loss.promised)} of the answers change: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
   return [createNote(text), createElement("div", { class: `meter${loss.alarm ? " full" : ""}`, role: "img", "aria-label": text }, bar)];
 }
 
