@@ -97,13 +97,13 @@ def evaluate(
 ) -> Evaluation:
     """Compare gates on the same questions: accuracy, searches, ranking, calibration and cost, with intervals.
 
-    Give either label runs or questions. With `runs`, no LLM is called, unless `model` names the one that made the
-    runs: then gates that need more than the rows hold ask it, and their decisions are stored in the runs. With `data`,
-    the questions are answered now and stored in `out`; the next call reuses the answers.
+    Give either label runs (`runs`) or questions (`data`). With `runs`, no LLM is called by default. If `model` names the
+    LLM that made the runs, gates that need more than the runs contain ask it now, and their decisions are stored in the
+    runs. With `data`, the questions are answered now and stored in `out`, and the next call reuses the answers.
 
     Args:
-        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gates, or 'auto' for all that the rows
-            allow. A gate object is evaluated with the threshold it has in memory.
+        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gate objects, or 'auto' for all gates that the
+            label runs allow. A gate object is evaluated with the threshold it has in memory.
         runs: Label runs: folders, or what `label` returned.
         data: Questions to answer now: data specs separated by commas, or a list of questions.
         options: Options as one object, instead of keywords.

@@ -114,11 +114,10 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
     cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = []
     for gate in evaluation.gates:
-        cells = [
-            cell
-            for table, by_gate in zip(tables, cells_by_gate, strict=True)
-            for cell in by_gate.get(gate.gate, (MISSING_VALUE,) * (len(table.columns) - 1))
-        ]
+        cells: list[str] = []
+        for table, by_gate in zip(tables, cells_by_gate, strict=True):
+            no_values = (MISSING_VALUE,) * (len(table.columns) - 1)
+            cells += by_gate.get(gate.gate, no_values)
         rows.append((gate.gate, f"{gate.threshold:.3g}", *cells, gate.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 
