@@ -18,7 +18,8 @@ Protocol, written before any test row was scored:
    The variant with the highest smallest AUROC over the six LLMs is chosen; ties within .005 go to the smaller variant.
 5. Quality is the AUROC of "the closed-book answer is wrong", averaged over the data sets of the left-out LLM; the AUROC
    over all its rows stands beside it. All variants are scored on the test rows once. The judge ships only if the chosen
-   variant reaches .60 for each left-out LLM. Beside them stand heads without vectors that were trained on the LLM itself.
+   variant reaches .60 for each left-out LLM. Beside it stands the same head
+   trained on the train rows of the LLM itself.
 """
 
 from __future__ import annotations
@@ -347,10 +348,10 @@ def run(cache: Path) -> dict[str, Any]:
     )
     repeated = Setting(plain["variant"], plain["penalty"], plain["intercepts"])
     results.append({"rows": "sample", **score_test_rows(sample["train"], sample["test"], repeated)})
-    own = [name for name in best if not has_vectors(name)]
-    for name in own:  # what features of the text are worth if the LLM is not left out
-        setting = Setting(name, best[name]["penalty"], best[name]["intercepts"])
-        results.append({"rows": "all, own LLM", **score_test_rows(full["train"], full["test"], setting, own=True)})
+    own = full if not has_vectors(chosen) else sample  # what the features are worth if the LLM is not left out
+    setting = Setting(chosen, best[chosen]["penalty"], best[chosen]["intercepts"])
+    rows_of_own = score_test_rows(own["train"], own["test"], setting, own=True)
+    results.append({"rows": "own LLM's train", **rows_of_own})
     final = next(entry for entry in results if entry["variant"] == chosen)
     ships = bool(final["least"] >= MIN_AUROC)
     return {"chosen": chosen, "ships": ships, "minimum": MIN_AUROC, "test": results, "train": tried}
