@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,21 @@ import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
 from knowgate.cli.options import parse_path
+from knowgate.core.files import write_text
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.terminal import render_tables
+from knowgate.evaluation.topics import (
+    AUTO_TOPICS,
+    build_topic_table,
+    describe_rules,
+    format_rules,
+    measure_topics,
+    propose_rules,
+)
 
 
 def report(
@@ -29,6 +40,23 @@ def report(
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
+    topics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|N|KEY",
+            help="Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most "
+            "telling words), a number of clusters, or a field of the data such as `dataset`.",
+        ),
+    ] = None,
+    topic_rules: Annotated[
+        Path | None,
+        typer.Option(
+            parser=parse_path,
+            metavar="FILE",
+            help="Write the rules that follow from the topics, such as always to retrieve for one, to this rules file. "
+            "Read it and remove what you do not want; then use it with --rules.",
+        ),
+    ] = None,
 ) -> None:
     """Show which questions the LLM answers from memory and where passages help or harm, for one or more label runs.
 
@@ -46,6 +74,8 @@ def report(
         create_wide_console().print(render_tables(build_boundary_tables(reports)))
         for run in reports:
             print_text(" ".join(describe_boundary(run)))
+    if topics or topic_rules:
+        _print_topics(runs, topics or AUTO_TOPICS, topic_rules)
     if html:
         file = out or Path("report.html")
         write_boundary_page(reports, file)
@@ -53,3 +83,14 @@ def report(
     if not as_json:
         labels = " ".join(f"--labels {run.path}" for run in reports)
         STDERR_CONSOLE.print(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
+
+
+def _print_topics(runs: Sequence[Path], topics: str, rules_file: Path | None) -> None:
+    """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
+    results = measure_topics(load_label_table(runs, layers=()), topics)
+    create_wide_console().print(render_tables([build_topic_table(results)]))
+    rules = propose_rules(results)
+    print_text(describe_rules(rules) or "No rule follows from these topics with certainty.")
+    if rules_file is not None and rules:
+        write_text(rules_file, format_rules(rules))
+        STDERR_CONSOLE.print(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")

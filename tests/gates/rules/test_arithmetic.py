@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.rules.arithmetic import compute_arithmetic
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.models.fake import FakeModel
@@ -48,7 +49,7 @@ def test_long_expressions_take_no_time():
 
 
 def test_the_pipeline_computes_and_asks_nobody():
-    rag = AdaptiveRAG(FakeModel(), rules=load_rules())
+    rag = AdaptiveRAG(FakeModel(), LogprobGate(), rules=load_rules())
     answer = rag.answer("What is 17 x 23?")
     assert (answer.text, answer.decision.retrieve, answer.decision.rule) == ("391", False, "arithmetic")
     assert [event.text for event in rag.answer_stream("What is 17 x 23?") if hasattr(event, "text")] == ["391"]
