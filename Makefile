@@ -15,11 +15,19 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)
 
-demo: install
+# What the demo needs, and nothing of the developers' tools: torch for the CPU and transformers (about 1.1 GB installed), then the
+# embedded models (190 MB) on first use. pip shows what it downloads.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt 'torch==2.13.0'
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[local,serve]'
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/knowgate demo
 
 # The server on the embedded model and the packaged handbook; says what to try. Ctrl-C ends it.
-serve-demo: install
+serve-demo: $(VENV)/.demo
 	$(BIN)/knowgate serve --demo
 
 # One process per core, one thread per process. Files stay together for their fixtures. TESTS=path runs a part.

@@ -94,7 +94,7 @@ def test_a_draft_without_tokens_is_rejected(draft_tokens):
 
 def test_the_reason_names_the_draft_and_its_probability():
     assert LogprobGate("first").explain(ASKED, [Reading(DRAFT)]) == [
-        "the first-token probability of the draft 'Par is' is 0.50"
+        "the first word of its draft 'Par is' was 50 % certain"
     ]
 
 

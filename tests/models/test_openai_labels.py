@@ -277,7 +277,7 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
         ),
         (LabelPrompt(("ab", "")), LABELS, "part 2 of a label prompt"),
         (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
-        (LabelPrompt(()), LABELS, "must begin with some text"),
+        (LabelPrompt(()), LABELS, "no text before its first label"),
     ],
 )
 def test_invalid_label_prompts_are_refused(prompt, labels, message):

@@ -1,6 +1,7 @@
 """LiteLLM in front of the server and behind it, with the configuration of the documentation."""
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from tests.server.test_chat import ask
 CONFIG = Path(__file__).parents[2] / "deploy" / "litellm.yaml"
 COMMAND = os.environ.get("LITELLM") or shutil.which("litellm")
 START_SECONDS = 180
+MASTER_KEY = f"sk-{secrets.token_hex(32)}"  # LiteLLM refuses known keys
 
 
 def find_free_port():
@@ -26,13 +28,13 @@ def find_free_port():
 def chain(serve, stub, tmp_path, monkeypatch):
     """LiteLLM -> knowgate -> LiteLLM -> stub. Returns the addresses of LiteLLM and of knowgate."""
     port = find_free_port()
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-1234")
+    monkeypatch.setenv("OPENAI_API_KEY", MASTER_KEY)
     options = {"upstream": f"http://127.0.0.1:{port}/v1", "upstream_model": "llm"}
     address, _ = serve(upstream=False, gate="always", options=options)
     environment = os.environ | {
         "LLM_URL": stub.url,
         "KNOWGATE_URL": f"{address}/v1",
-        "LITELLM_MASTER_KEY": "sk-1234",
+        "LITELLM_MASTER_KEY": MASTER_KEY,
         "NO_PROXY": "127.0.0.1",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
@@ -60,7 +62,7 @@ def test_litellm_works_in_front_of_the_server_and_behind_it(chain, stub):
     assert behind.status_code == 200, behind.text
     assert behind.json()["choices"][0]["message"]["content"] == "From the passages: 43."
     body = {"model": "knowgate", "messages": [{"role": "user", "content": "What is the capital of Babakoland?"}]}
-    headers = {"Authorization": "Bearer sk-1234"}
+    headers = {"Authorization": f"Bearer {MASTER_KEY}"}
     before = httpx.post(f"{gateway}/v1/chat/completions", json=body, headers=headers, timeout=60)
     assert before.status_code == 200, before.text
     assert before.json()["choices"][0]["message"]["content"] == "From the passages: 43."

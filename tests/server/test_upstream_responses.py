@@ -149,3 +149,15 @@ def test_a_silent_upstream_times_out_and_opens_its_breaker(serve):
         assert statuses == [504] * 5 + [503]
         readiness = httpx.get(f"{address}/ready")
         assert (readiness.status_code, readiness.json()["breakers"]["upstream"]) == (503, "open")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_upstream_that_sends_only_headers_opens_its_breaker(serve_hostile, hostile, stream):
+    def send_headers():
+        yield STREAM_HEAD if stream else JSON_HEAD
+        time.sleep(0.5)
+
+    hostile.reply = send_headers
+    address = serve_hostile(first_byte_seconds=0.2)
+    assert all("upstream_timeout" in ask(address, stream=stream).text for _ in range(5))
+    assert ask(address, stream=stream).status_code == 503

@@ -228,13 +228,7 @@ class JsonClient:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """Response that was read completely.
-
-    Attributes:
-        status: HTTP status code.
-        content: Decompressed body.
-        retry_after: Seconds to wait before a retry, from the Retry-After header; None if the server sent none.
-    """
+    """Response that was read completely: status code, decompressed body, and seconds of the header Retry-After."""
 
     status: int
     content: bytes
@@ -315,12 +309,18 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
-        raise ServerError(f"{server} sent the encoding '{redact_message(encoding)}', which was not requested.")
+        raise ServerError(
+            f"{server} compressed its response with '{redact_message(encoding)}', which was not requested. Check the "
+            "server and any proxy in front of it."
+        )
     size = 0
     for chunk in response.iter_bytes():
         size += len(chunk)
         if size > MAX_RESPONSE_BYTES:
-            raise ServerError(f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes.")
+            raise ServerError(
+                f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes, which is the maximum. Check its "
+                "address."
+            )
         yield chunk
 
 

@@ -54,7 +54,7 @@ class QuestionFacts:
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
-    """Extract the facts of a row that did not fail."""
+    """Extract what the boundary report needs from a label row that did not fail."""
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}

@@ -45,7 +45,7 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What is needed of an evaluation to compare it with another.
+    """The results of an evaluation that are needed to compare it with another one.
 
     Attributes:
         name: Folder it was read from.
@@ -54,7 +54,7 @@ class EvaluationSummary:
         gates: Gates by name, including the baselines and the recommended policy.
         question_keys: Fingerprints of the questions; equal questions have equal keys.
         recommendation: The recommended gate and threshold in words, or 'no gate'.
-        arbiter: The arbiter after the gates whose names end in `ARBITER_SUFFIX`.
+        arbiter: Name of the arbiter, which chooses the answers of the gates whose names end in `ARBITER_SUFFIX`.
     """
 
     name: str

@@ -17,6 +17,7 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import Cascade, SecondLookResult
 from knowgate.evaluation.retrieval_actions import ActionResult
+from knowgate.evaluation.topics import TopicResult, topics_to_dict
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
@@ -88,6 +89,7 @@ class Evaluation:
         second_looks: Results with a judge that drops useless passages, if one was given.
         guarantees: Stored guarantees by gate.
         cascade: Results with an arbiter after retrieval, if one was given.
+        topics: Results by topic of the questions, if topics were asked for.
         actions: Results of choosing between skipping, one retrieval and several rounds, if searches were priced.
     """
 
@@ -100,6 +102,7 @@ class Evaluation:
     guarantees: dict[str, GateGuarantee] = field(default_factory=dict)
     cascade: Cascade | None = None
     actions: list[ActionResult] = field(default_factory=list)
+    topics: list[TopicResult] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
         """Return the result of one gate.
@@ -387,6 +390,7 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
         "second_look": [asdict(result) for result in evaluation.second_looks],
         "actions": [asdict(result) for result in evaluation.actions],
         "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
+        "topics": topics_to_dict(evaluation.topics),
     }
     return {
         "model": table.settings["model"],

@@ -20,7 +20,9 @@ from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_
 from knowgate.evaluation.gate_results import build_baselines
 from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
+from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
+from knowgate.evaluation.topics import measure_topics
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
@@ -49,6 +51,12 @@ class EvaluateOptions(LiveOptions):
         description="Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, "
         "`contains` or `judge`. Default: the one that the rows were labeled with.",
         json_schema_extra={"metavar": "NAME"},
+    )
+    topics: str | None = Field(
+        default=None,
+        description="Also show the results by topic: `auto` (clusters of question embeddings, named by their most "
+        "telling words), a number of clusters, or a field of the data such as `dataset`.",
+        json_schema_extra={"metavar": "auto|N|KEY"},
     )
     second_look: str | Path | None = Field(
         default=None,
@@ -89,13 +97,13 @@ def evaluate(
 ) -> Evaluation:
     """Compare gates on the same questions: accuracy, searches, ranking, calibration and cost, with intervals.
 
-    Give either label runs or questions. With `runs`, no LLM is called, unless `model` names the one that made the
-    runs: then gates that need more than the rows hold ask it, and their decisions are stored in the runs. With `data`,
-    the questions are answered now and stored in `out`; the next call reuses the answers.
+    Give either label runs (`runs`) or questions (`data`). With `runs`, no LLM is called by default. If `model` names the
+    LLM that made the runs, gates that need more than the runs contain ask it now, and their decisions are stored in the
+    runs. With `data`, the questions are answered now and stored in `out`, and the next call reuses the answers.
 
     Args:
-        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gates, or 'auto' for all that the rows
-            allow. A gate object is evaluated with the threshold it has in memory.
+        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gate objects, or 'auto' for all gates that the
+            label runs allow. A gate object is evaluated with the threshold it has in memory.
         runs: Label runs: folders, or what `label` returned.
         data: Questions to answer now: data specs separated by commas, or a list of questions.
         options: Options as one object, instead of keywords.
@@ -196,7 +204,15 @@ def _evaluate_runs(
         gates = _add_baselines(table, scores, ["never", "always"])
         useful = judge_passages(table, second_look)
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
-    return evaluation
+    return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
+    """Measure the topics of the questions, with the searches of the recommended policy if there is one."""
+    recommendation = recommend(evaluation)
+    retrieve = ~recommendation.skips if recommendation.is_positive else None
+    results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
+    return replace(evaluation, topics=results)
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:

@@ -60,11 +60,11 @@ class TunedThreshold:
 
 @dataclass(frozen=True)
 class GateCost:
-    """Mean cost per question.
+    """Mean cost of a gate per question.
 
     Attributes:
-        calls: LLM calls.
-        retrievals: Searches.
+        calls: Number of LLM calls.
+        retrievals: Number of searches.
         tokens: Generated tokens, or None if the rows hold no answer lengths.
         seconds: Time of the decision, or None if it was not timed.
     """
@@ -334,8 +334,8 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
         "never": closed,
         "always": opened,
         "oracle": closed | opened,
-        "harm": ~retrieve & opened & ~closed,
-        "waste": retrieve & closed,
+        "harm": ~retrieve & opened & ~closed,  # skipped, although only the open-book answer is right
+        "waste": retrieve & closed,  # retrieved, although the closed-book answer is right
         "skipped_right": ~retrieve & closed,
     }
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)

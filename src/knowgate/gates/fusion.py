@@ -28,7 +28,7 @@ from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel
 GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)
 TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
 MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
-MAX_NAMED_SIGNALS = 2  # explanations name at most two signals for and two against retrieval
+MAX_NAMED_SIGNALS = 2  # of an explanation
 MARGIN_FLOOR = 1e-4  # a judge that is very sure of itself does not outvote all other signals
 MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
 
@@ -241,7 +241,7 @@ def _to_logits(probabilities: FloatArray) -> Vector:
 
 
 def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
-    """Describe the strongest signals for and against retrieval, at most two each.
+    """Describe the two strongest signals, and whether they raise or lower the need for retrieval.
 
     Args:
         names: Names of the signals.
@@ -250,13 +250,13 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
     """
     order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
     strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
+    strong = strong[:MAX_NAMED_SIGNALS]
     sides = {
-        "for retrieving": [column for column in strong if contributions[column] > 0],
-        "against, compared with other questions": [column for column in strong if contributions[column] < 0],
+        "raised by": [column for column in strong if contributions[column] > 0],
+        "lowered by": [column for column in strong if contributions[column] < 0],
     }
     return "; ".join(
-        f"{side}: "
-        + ", ".join(describe_feature(names[column], float(values[column])) for column in columns[:MAX_NAMED_SIGNALS])
+        f"{side} " + ", ".join(describe_feature(names[column], float(values[column])) for column in columns)
         for side, columns in sides.items()
         if columns
     )

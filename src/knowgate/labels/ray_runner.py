@@ -256,14 +256,17 @@ class RayScheduler(Generic[Result]):
 
         A single question is tried `MAX_TRIES` times; then its failed result is yielded.
         """
-        if len(batch.questions) == 1 and batch.deaths + 1 >= MAX_TRIES:
-            message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
-            yield self.runner.make_failed(batch.questions[0], message)
+        if len(batch.questions) == 1:
+            deaths = batch.deaths + 1
+            if deaths < MAX_TRIES:
+                self.waiting.appendleft(QuestionBatch(batch.questions, deaths, is_retry=True))
+            else:
+                message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
+                yield self.runner.make_failed(batch.questions[0], message)
             return
         middle = (len(batch.questions) + 1) // 2
-        deaths = batch.deaths + 1 if len(batch.questions) == 1 else 0
-        halves = (batch.questions[:middle], batch.questions[middle:])
-        self.waiting.extendleft(QuestionBatch(half, deaths, is_retry=True) for half in reversed(halves) if half)
+        self.waiting.appendleft(QuestionBatch(batch.questions[middle:], is_retry=True))
+        self.waiting.appendleft(QuestionBatch(batch.questions[:middle], is_retry=True))
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -303,7 +306,10 @@ class RayScheduler(Generic[Result]):
         if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
             if error.is_knowgate_error:
                 raise error.to_exception()
-            raise KnowgateError(f"a Ray worker cannot start: {error.message}")
+            raise KnowgateError(
+                f"a Ray worker cannot start: {error.message.rstrip('.')}. Check that its machine has the same model, index "
+                "and packages."
+            )
         if len(worker.batch.questions) == 1:
             yield self.runner.make_failed(worker.batch.questions[0], error.message)
         else:

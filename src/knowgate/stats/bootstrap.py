@@ -141,7 +141,8 @@ def summarize_resamples(values: FloatArray) -> Estimate:
         return Estimate(None)
     if not len(resampled):
         return Estimate(float(original))
-    return Estimate(float(original), *(float(edge) for edge in np.quantile(resampled, INTERVAL_QUANTILES)))
+    low, high = np.quantile(resampled, INTERVAL_QUANTILES)
+    return Estimate(float(original), float(low), float(high))
 
 
 def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:

@@ -24,8 +24,8 @@ def test_a_spec_is_loaded(tmp_path):
     [
         ([], "the list of questions is empty"),
         ([Question(" ")], "question '1' is empty"),
-        ([Question("a?", id="x"), Question("b?", id="x")], "duplicate id: 'x'"),
-        ([Question("a?", id="2"), Question("b?")], "duplicate id: '2'"),
+        ([Question("a?", id="x"), Question("b?", id="x")], "the same id 'x'"),
+        ([Question("a?", id="2"), Question("b?")], "the same id '2'"),
     ],
 )
 def test_invalid_lists_of_questions_are_rejected(given, message):

@@ -108,8 +108,8 @@ class LogEmbedder:
         filled_with = f"'{name}'" if name else f"one with fingerprint {str(stored)[:12]}"
         advice = "Leave `embedder` out to use it" if name else "Give it as `embedder`"
         raise BadSetting(
-            f"the log {path} was filled with another embedding ({filled_with}) than "
-            f"'{self._name or fingerprint[:12]}'. "
+            f"the log {path} was filled with another embedding ({filled_with}) than the one to use now "
+            f"('{self._name or fingerprint[:12]}'), and their vectors cannot be compared. "
             f"{advice}, or copy the log into a new one with this `embedder`: knowgate history copy {path} NEW.db"
         )
 

@@ -69,7 +69,9 @@ def _check_unique(questions: Iterator[Question], spec: str) -> Iterator[Question
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
-            raise BadInput(f"duplicate id in {spec}: {format_value(question.id)}. Ids must be unique.")
+            raise BadInput(
+                f"two questions of {spec} have the same id {format_value(question.id)}. Give each question its own id."
+            )
         ids.add(question.id)
         yield question
 
@@ -110,7 +112,9 @@ def _check_questions(questions: Sequence[Question]) -> None:
                 f"{name} has {len(question.choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
             )
         if question.id in ids:
-            raise BadInput(f"duplicate id: {format_value(question.id)}. Ids must be unique.")
+            raise BadInput(
+                f"two questions have the same id {format_value(question.id)}. Give each question its own id."
+            )
         ids.add(question.id)
 
 

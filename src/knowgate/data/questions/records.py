@@ -36,7 +36,9 @@ def read_question_file(path: Path) -> Iterator[Question]:
         first = lines.setdefault(question.id, number)
         if first != number:
             question_id = format_value(question.id)
-            raise BadInput(f"{path} line {number} has the same id as line {first}: {question_id}. Ids must be unique.")
+            raise BadInput(
+                f"{path} line {number} has the same id as line {first}: {question_id}. Give each question its own id."
+            )
         yield question
 
 

@@ -155,16 +155,16 @@ def _format_log_count(words: str) -> FeatureFormatter:
 
 
 FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
-    "first": _format_log_share("first token"),
-    "mean": _format_log_share("mean token"),
-    "min": _format_log_share("least likely token"),
-    "mean_surprisal": lambda value: f"mean token {math.exp(-math.exp(value)):.0%}",
-    "min_surprisal": lambda value: f"least likely token {math.exp(-math.exp(value)):.0%}",
-    "entropy": _format_log_share("inverse perplexity"),
-    "margin": _format_log_share("margin over the second token"),
-    "length": _format_log_count("draft tokens"),
+    "first": _format_log_share("certainty of its first word"),
+    "mean": _format_log_share("mean certainty of its words"),
+    "min": _format_log_share("its least certain word"),
+    "mean_surprisal": lambda value: f"mean certainty of its words {math.exp(-math.exp(value)):.0%}",
+    "min_surprisal": lambda value: f"its least certain word {math.exp(-math.exp(value)):.0%}",
+    "entropy": _format_log_share("certainty by entropy"),
+    "margin": _format_log_share("lead over the second choice of words"),
+    "length": _format_log_count("length of its draft in tokens"),
     "unfinished": lambda value: "the draft was cut off" if value else "the draft is complete",
-    "question_length": _format_log_count("question characters"),
+    "question_length": _format_log_count("length of the question in characters"),
     SELF_ASSESSMENT: lambda value: f"it says it {'can' if value > 0 else 'cannot'} answer ({value:+.1f})",
     "certainty": lambda value: f"samples agree {value:.0%}",
     "agreement": lambda value: f"samples equal the draft {value:.0%}",
@@ -181,5 +181,7 @@ def describe_feature(name: str, value: float) -> str:
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
-    source = f"layer {probe['layer']} {POSITION_WORDS[probe['position']]} the answer" if probe else name
-    return f"{source} predicts need {sigmoid(value):.0%}"
+    need = f"need {sigmoid(value):.0%}"
+    if probe is None:
+        return f"{name} ({need})"
+    return f"its inner state {POSITION_WORDS[probe['position']]} the answer ({need} by layer {probe['layer']})"

@@ -84,9 +84,9 @@ class GateCandidate:
     """A gate that may be chosen.
 
     Attributes:
-        gate: Folder or spec.
+        gate: Folder or spec of the gate.
         runs: Label runs that its threshold may be chosen on.
-        description: What it is, for messages.
+        description: What kind of gate it is, for messages.
         folder: Where a calibrated copy is written; None for a gate without a folder.
     """
 

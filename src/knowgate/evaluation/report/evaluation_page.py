@@ -29,6 +29,7 @@ from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
 from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict, format_money
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
@@ -67,7 +68,7 @@ RECOMMENDATION_STEPS = (
 def write_evaluation_page(
     evaluation: Evaluation, out: Path, assumptions: CostAssumptions | None = None, max_loss: float = MAX_LOSS
 ) -> None:
-    """Write the page atomically.
+    """Write the report of an evaluation as one HTML file.
 
     Args:
         evaluation: Evaluated gates.
@@ -84,7 +85,13 @@ def write_evaluation_page(
 def build_evaluation_sections(
     evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float = MAX_LOSS
 ) -> Iterator[str]:
-    """Build the sections of the page."""
+    """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details.
+
+    Args:
+        evaluation: Evaluated gates.
+        assumptions: Prices and times for savings.
+        max_loss: Share of the answers that skipping searches may cost.
+    """
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
     yield html.render_cautions(evaluation.table.list_caveats())
@@ -96,6 +103,10 @@ def build_evaluation_sections(
             yield _build_cost_section(verdict, policy, assumptions)
         yield _build_policy_slice_section(evaluation, policy)
         yield _build_examples_section(evaluation, policy)
+    if evaluation.topics:
+        intro = "What the LLM knows of each topic, and what passages change; 95 % intervals in brackets."
+        topics = html.render_table(build_topic_table(evaluation.topics))
+        yield html.render_section("topics", "By topic", intro, [topics])
     if evaluation.cascade:
         intro = (
             "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "
@@ -190,7 +201,14 @@ def _format_costs(policies: Sequence[QuestionCost], assumptions: CostAssumptions
 def _make_cost_row(
     name: str, *amounts: float | None, factor: float = SAVINGS_QUESTIONS, template: str = "{:,.0f}"
 ) -> tuple[str, ...]:
-    """Make a row of amounts for always, never and gated retrieval, and the difference of first and last."""
+    """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
+
+    Args:
+        name: Name of the row.
+        amounts: Amounts per question; None if unknown.
+        factor: Number of questions that the amounts are multiplied by.
+        template: Format of the numbers.
+    """
     first, last = amounts[0], amounts[-1]
     cells = (*amounts, None if first is None or last is None else first - last)
     return (name, *(UNKNOWN_AMOUNT if cell is None else template.format(factor * cell) for cell in cells))
@@ -238,9 +256,10 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
 
 @dataclass(frozen=True)
 class DecisionKind:
-    """A kind of decision that examples are shown of.
+    """A kind of decision of which the report shows examples, such as skips that were right.
 
     Attributes:
+        title: Heading of the examples.
         is_good: Whether the decision was right.
         rows: The questions decided so.
         lowest_need_first: Whether to show the questions of lowest need, or those of highest.

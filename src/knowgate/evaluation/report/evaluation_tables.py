@@ -9,6 +9,7 @@ from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation, Slic
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 
@@ -98,6 +99,8 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     if evaluation.second_looks:
         yield build_second_look_table(evaluation.second_looks)
     yield from build_gate_slice_tables(evaluation)
+    if evaluation.topics:
+        yield build_topic_table(evaluation.topics)
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
@@ -111,11 +114,10 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
     cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = []
     for gate in evaluation.gates:
-        cells = [
-            cell
-            for table, by_gate in zip(tables, cells_by_gate, strict=True)
-            for cell in by_gate.get(gate.gate, (MISSING_VALUE,) * (len(table.columns) - 1))
-        ]
+        cells: list[str] = []
+        for table, by_gate in zip(tables, cells_by_gate, strict=True):
+            no_values = (MISSING_VALUE,) * (len(table.columns) - 1)
+            cells += by_gate.get(gate.gate, no_values)
         rows.append((gate.gate, f"{gate.threshold:.3g}", *cells, gate.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
 

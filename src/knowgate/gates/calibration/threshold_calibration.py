@@ -152,7 +152,7 @@ class Calibration:
     def gate(self) -> Gate:
         """The gate with its new threshold.
 
-        A gate that is not fitted cannot store a threshold. Pass `threshold` together with it.
+        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Pass `threshold` with it.
         """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 

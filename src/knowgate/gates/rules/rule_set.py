@@ -11,6 +11,12 @@ name = "our products"
 action = "retrieve"         # or "skip"
 words = ["Acme", "Zeta"]    # words to find; patterns = ['...'] are regular expressions
 whole = false               # true: a word or pattern must match the whole message
+
+[[topic]]                   # questions similar to the examples; each question costs one embedding
+name = "holidays"
+action = "retrieve"
+examples = ["How many days off do I get?", "When is the office closed?"]
+similarity = 0.5            # cosine similarity to the mean of the examples from which on a question matches
 """
 
 from __future__ import annotations
@@ -22,15 +28,15 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.rules.topic_rule import DEFAULT_EMBEDDER, RuleAction, RuleMatch, TopicRule
 
 log = logging.getLogger(__name__)
 
-RuleAction = Literal["retrieve", "skip"]
 # Rules with whole=true compare messages without punctuation at both ends, and with spaces for punctuation inside.
 WHITE_SPACE = " \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
     map(chr, range(0x2000, 0x200B))
@@ -47,26 +53,6 @@ MAX_FILE_BYTES = 1 << 20
 MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
 USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, on one question
-
-
-@dataclass(frozen=True)
-class RuleMatch:
-    """The decision of a rule for a question that it matches.
-
-    Attributes:
-        rule: Name of the rule.
-        action: Whether to retrieve or to skip retrieval.
-        reason: Explanation for the user.
-    """
-
-    rule: str
-    action: RuleAction
-    reason: str
-
-    @property
-    def retrieve(self) -> bool:
-        """Whether the rule decides to retrieve."""
-        return self.action == "retrieve"
 
 
 @dataclass(frozen=True)
@@ -177,7 +163,7 @@ class RuleSet:
         True
     """
 
-    rules: tuple[Rule | CutoffRule, ...] = field(default_factory=tuple)
+    rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)
 
     def decide(self, question: str) -> RuleMatch | None:
         """Return the decision of the first rule that matches a question; None if no rule does and the gate decides."""
@@ -215,16 +201,35 @@ class RuleEntry:
 
 
 @dataclass(frozen=True)
+class TopicEntry:
+    """A `[[topic]]` entry of a rules file; see `TopicRule` for the fields."""
+
+    name: str
+    action: RuleAction
+    examples: tuple[str, ...]
+    similarity: float = 0.5
+    embedder: str = DEFAULT_EMBEDDER
+    reason: str = ""
+
+    def to_rule(self) -> TopicRule:
+        """Convert the entry to a rule."""
+        reason = self.reason or f"the question is about the topic '{self.name}'"
+        return TopicRule(self.name, self.action, self.examples, self.similarity, self.embedder, reason)
+
+
+@dataclass(frozen=True)
 class RuleFile:
     """The content of a rules file.
 
     Attributes:
         rule: The `[[rule]]` entries.
+        topic: The `[[topic]]` entries, which are tried last, because they cost an embedding.
         packaged: Whether to append the packaged rules of knowgate.
         cut_off: Last year that the LLM knows about. Questions about later years are retrieved for.
     """
 
     rule: tuple[RuleEntry, ...] = ()
+    topic: tuple[TopicEntry, ...] = ()
     packaged: bool = True
     cut_off: Annotated[int, NumberRange(1900, 2099)] | None = None
 
@@ -258,7 +263,8 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
             )
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
-    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules))
+    topic_rules = (entry.to_rule() for entry in content.topic)
+    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *topic_rules))
 
 
 @cache

@@ -251,10 +251,10 @@ def iter_greedy_steps(
 
 @dataclass
 class FinalStates:
-    """Collects the hidden states at the last token that the model read of each answer, by layer.
+    """Collects the hidden states at the last token of each answer while the answers are generated.
 
-    If the next chosen token ends the answer, these are the states at the answer's last token. Each layer has one tensor
-    for all rows, because slicing thousands of rows one by one takes longer than the forward pass.
+    The states are stored after every step. If the next chosen token ends an answer, they are those at its last token.
+    Each layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
     """
 
     n_rows: int

@@ -384,8 +384,16 @@ class SharedDecodingBatch:
     fed: int = 0
 
     def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Feed one token per answer; return the logits of the next token and the hidden states of the given layers."""
-        shape = self.rows.shape
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned.
+
+        Returns:
+            The logits of the next token (prompts x answers x vocabulary), and the hidden states by layer.
+        """
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
         positions = (self.prompt_lengths + self.fed)[:, None].expand(shape).reshape(-1, 1)
         with use_shared_attention(self.model, self.cache):
             output = self.model(

@@ -131,7 +131,7 @@ class LlamaEngine:
         ids = (ctypes.c_int32 * size)()
         n = self._lib.llama_tokenize(self.vocabulary, data, len(data), ids, size, special, True)
         if n < 0:
-            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes.")
+            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes. Shorten the text.")
         return list(ids[:n])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -141,7 +141,7 @@ class LlamaEngine:
         text = ctypes.create_string_buffer(size)
         n = self._lib.llama_detokenize(self.vocabulary, array, len(ids), text, size, False, not skip_special_tokens)
         if n < 0:
-            raise ModelError("llama.cpp could not decode the tokens of an answer.")
+            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE instead.")
         return text.raw[:n].decode(errors="replace")
 
     def is_end(self, token: int) -> bool:
@@ -220,7 +220,7 @@ class LlamaEngine:
         """Copy the logits of one token of the last batch."""
         pointer = self._lib.llama_get_logits_ith(self._context, index)
         if not pointer:
-            raise ModelError("llama.cpp returned no logits for a token that needs them.")
+            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE instead.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         if not np.isfinite(values).any() or np.isnan(values).any():
             raise ModelError(
@@ -324,7 +324,9 @@ class EngineTokenizer:
         try:
             return environment.from_string(self.template)
         except TemplateError as error:
-            raise WeightsError(f"the chat template of the GGUF file is invalid: {error}.") from None
+            raise WeightsError(
+                f"the chat template of the GGUF file is invalid: {error}. Use another GGUF file of the model."
+            ) from None
 
     def render(self, text: str) -> str:
         """Return the text as a user message in the chat template, up to where the answer begins.

@@ -135,7 +135,10 @@ class ApiClient:
             for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
-                    raise ServerError(f"{url} reported an error in the middle of its answer: {_find_message(chunk)}")
+                    message = _find_message(chunk).rstrip(".")
+                    raise ServerError(
+                        f"{url} reported an error in the middle of its answer: {message}. Check the server's log."
+                    )
                 yield chunk
                 if chunk == STREAM_END:
                     return

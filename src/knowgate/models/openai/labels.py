@@ -170,7 +170,10 @@ class ServerLabelReader:
             ids += tokens
             positions.append(len(ids) - 1)
         if not positions or positions[0] < 0:
-            raise BadSetting("a label prompt must begin with some text, because a label can only be read after text.")
+            raise BadSetting(
+                "a label prompt has no text before its first label, but a label can only be read after some text. Put "
+                "text into its prefix or its first part."
+            )
         return LabelPromptTokens(ids, positions)
 
 

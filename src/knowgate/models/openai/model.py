@@ -419,7 +419,9 @@ class OpenAIModel(Backend):
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)
             return top + tuple(pair for pair in requested if pair not in top)
-        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY) if self._endpoint.lists_wide_logprobs else ():
+        if not self._endpoint.lists_wide_logprobs:
+            return top
+        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
             try:
                 top = self._list_next_tokens(prompt, size)
             except StatusError as error:

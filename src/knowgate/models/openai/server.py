@@ -168,7 +168,10 @@ class ModelEndpoint:
 
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
-        """Whether the server lists thousands of tokens per position."""
+        """Whether the server returns the log-probabilities of thousands of tokens per position, as llama.cpp does.
+
+        The first use sends a test request to find out.
+        """
         if self.capabilities.top <= 1:
             return False
         return self._explain_missing_model(lambda: probe_wide_logprobs(self._post, self.model))

@@ -104,8 +104,13 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
             f"'{engine}:{redact_message(redact_urls(value))}' names no collection. Write {engine}:ADDRESS/COLLECTION, "
             f"such as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    where = {key.removeprefix(FILTER_PREFIX): given.pop(key) for key in list(given) if key.startswith(FILTER_PREFIX)}
+    given: dict[str, str] = {}
+    filters: dict[str, str] = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        if key.startswith(FILTER_PREFIX):
+            filters[key.removeprefix(FILTER_PREFIX)] = text
+        else:
+            given[key] = text
     known = (*COLLECTION_OPTIONS, *extra_options)
     for key in given:
         if key not in known:
@@ -114,7 +119,7 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
     options = {
         "fields": FieldNames(**{key: given[key] for key in FIELD_OPTIONS if key in given}),
         "embedder": given.get("embedder", DEFAULT_EMBEDDER),
-        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in where.items()},
+        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in filters.items()},
         "version": given.get("version", ""),
     }
     extra = {key: given[key] for key in extra_options if key in given}

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.server.chat.background_search import BackgroundSearch
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.json_api import ApiError, parse_request
@@ -22,7 +23,7 @@ from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import make_connection_error
 from knowgate.server.upstream.draft import build_draft_request, read_draft
-from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
 from knowgate.server.upstream.usage import measure_draft
 from knowgate.types import Completion, Decision, DecisionNote, Question
 

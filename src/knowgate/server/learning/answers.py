@@ -109,7 +109,7 @@ def extract_answer(response: Response) -> str | None:
         return None
     try:
         body = json.loads(bytes(response.body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     choice = _get_only_choice(body)
     if choice.get("finish_reason") in FINISH_REASONS:

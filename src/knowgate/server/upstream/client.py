@@ -49,6 +49,7 @@ class UpstreamClient:
         limit = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or limit, limit)
         self._session: aiohttp.ClientSession | None = None
+        self._stalled_bodies = 0  # responses in a row whose body stopped arriving
         self._default_model: str | None = None
 
     async def close(self) -> None:
@@ -110,6 +111,21 @@ class UpstreamClient:
         else:
             self.breaker.record_failure()
         return response
+
+    def record_complete_body(self) -> None:
+        """Report that the body of a response arrived completely."""
+        self._stalled_bodies = 0
+
+    def record_body_error(self, error: BaseException) -> ApiError:
+        """Report that the body of a response cannot be read, and return the error for the client.
+
+        An upstream that repeatedly sends headers and then nothing opens the circuit breaker.
+        """
+        if isinstance(error, TimeoutError):
+            self._stalled_bodies += 1
+            if self._stalled_bodies >= self.breaker.failure_threshold:
+                self.breaker.trip()
+        return make_connection_error(error)
 
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
         """Return the headers of a request to the upstream, with the API key of the environment or of the client."""

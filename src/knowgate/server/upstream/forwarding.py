@@ -7,7 +7,6 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from starlette.responses import Response
 
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.server.chat.background_search import BackgroundSearch
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
@@ -42,7 +42,7 @@ from knowgate.server.upstream.client import UpstreamClient, build_response_heade
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
 from knowgate.server.upstream.usage import add_usage, measure_draft
-from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Passage, Question
+from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
 CHAT_PATH = "/chat/completions"
 PARTIAL_DRAFT_REASON = (
@@ -172,17 +172,17 @@ class UpstreamForwarder:
         if not isinstance(draft, UpstreamDraft):
             is_same_request = build_draft_request(request.upstream_body, gate) == request.upstream_body
             if is_same_request or draft.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(draft, request.trace)
+                return await forward_response(self.upstream, draft, request.trace)
             draft.close()
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, request.trace, reason)
             return None
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
-            return await _send_draft(draft, request)
+            return await _send_draft(self.upstream, draft, request)
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
-            return await _send_draft(draft, request)
+            return await _send_draft(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
         request.draft = draft
@@ -196,7 +196,7 @@ class UpstreamForwarder:
         if trace.decision is not None and "retriever" not in trace.degraded:
             trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
         if request.draft is not None and request.draft.completion is not None:
-            return await _send_draft(request.draft, request)
+            return await _send_draft(self.upstream, request.draft, request)
         _close_draft(request)
         return await self.forward(request)
 
@@ -226,10 +226,12 @@ class UpstreamForwarder:
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
         )
         if not isinstance(answer, UpstreamDraft):
-            return await forward_response(answer, request.trace)
+            return await forward_response(self.upstream, answer, request.trace)
         if request.is_streaming and not answer.has_ended:
-            return await _send_draft(answer, request)
-        return await _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
+            return await _send_draft(self.upstream, answer, request)
+        return await _send_draft(
+            self.upstream, await self._arbitrate(arbiter, question, draft, answer, request.trace), request
+        )
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -285,7 +287,7 @@ class UpstreamForwarder:
                 answer = await (read_stream(response) if request.is_streaming else read_draft(response))
         except (ClientError, OSError, InvalidResponse) as error:
             response.close()
-            raise make_connection_error(error) from None
+            raise self.upstream.record_body_error(error) from None
         except BaseException:
             response.close()
             raise
@@ -297,24 +299,25 @@ class UpstreamForwarder:
         with request.trace.measure("answer"):
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or not response.content_type.startswith("text/event-stream"):
-                return await forward_response(response, request.trace)
-        return _send_stream(response, request, StreamAnnotator(request.trace))
+                return await forward_response(self.upstream, response, request.trace)
+        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type.startswith("text/event-stream"):
-            return _send_stream(response, request, None)
-        return await forward_response(response, request.trace, annotates_body=False)
+            return _send_stream(self.upstream, response, request, None)
+        return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
 async def forward_response(
-    response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
+    upstream: UpstreamClient, response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
     """Read a response of the upstream that is not streamed, and return it for the client.
 
     Args:
+        upstream: The upstream.
         response: The response of the upstream.
         trace: Trace of the request, which is added to the headers.
         annotates_body: Whether to add the `knowgate` object to the body of a successful response.
@@ -324,11 +327,12 @@ async def forward_response(
     """
     try:
         content = await read_content(response)
+        upstream.record_complete_body()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
             content = _annotate_body(content, trace)
     except (ClientError, OSError, InvalidResponse) as error:
-        raise make_connection_error(error) from None
+        raise upstream.record_body_error(error) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
@@ -350,7 +354,7 @@ def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
     return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
 
 
-async def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
     """Return a draft as the response to the client. If it was read only in part, the rest is streamed.
 
     Raises:
@@ -365,20 +369,24 @@ async def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Respon
                 raise make_connection_error(error) from None
         return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
     annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
-    events = forward_stream(draft.response, annotator, draft.lines, draft.remaining_lines)
+    events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
     return EventStreamResponse(events, headers, request.deadline)
 
 
 def _send_stream(
-    response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
+    upstream: UpstreamClient,
+    response: aiohttp.ClientResponse,
+    request: ForwardedRequest,
+    annotator: StreamAnnotator | None,
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(response, annotator, [], split_lines(iter_chunks(response)))
+    events = forward_stream(upstream, response, annotator, [], split_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
 
 
 async def forward_stream(
+    upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     annotator: StreamAnnotator | None,
     first_lines: list[bytes],
@@ -390,6 +398,7 @@ async def forward_stream(
     connection too early, the last event is an error.
 
     Args:
+        upstream: The upstream.
         response: The response of the upstream.
         annotator: Adds the `knowgate` object to events. None leaves them unchanged.
         first_lines: Lines of the stream that have already been read.
@@ -406,42 +415,16 @@ async def forward_stream(
                 event, size = [], 0
             elif size > MAX_EVENT_BYTES:
                 raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
+        upstream.record_complete_body()
         if event:
             yield b"".join(event)
     except InvalidResponse as error:
         yield format_event(make_connection_error(error).to_json())
     except TimeoutError as error:
-        yield format_event(make_connection_error(error).to_json())
+        yield format_event(upstream.record_body_error(error).to_json())
     except (ClientError, OSError):
         message = "the upstream closed the connection before the answer was complete."
         yield format_event(ApiError(502, message, "upstream_broke_off").to_json())
     finally:
         await remaining_lines.aclose()
         response.close()
-
-
-class BackgroundSearch:
-    """A search that runs in the background.
-
-    Its timings and failures are added to the trace of the request only if its passages are used.
-    """
-
-    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
-        self._trace = RequestTrace()
-        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
-
-    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages, and add the timings and failures of the search to the trace of the request."""
-        try:
-            return await self._task
-        finally:
-            self.cancel()
-            trace.degraded += self._trace.degraded
-            trace.milliseconds |= self._trace.milliseconds
-            trace.stages += self._trace.stages
-
-    def cancel(self) -> None:
-        """Cancel the search if it still runs."""
-        self._task.cancel()
-        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

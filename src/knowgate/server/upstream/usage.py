@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from knowgate.core.text import estimate_tokens
-from knowgate.server.streaming import parse_event_data
+from knowgate.server.streaming import InvalidResponse, parse_event_data
 from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.upstream.draft import UpstreamDraft
+from knowgate.server.upstream.response_body import parse_upstream_json
 
 
 def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
@@ -35,8 +36,8 @@ def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
     chunks: list[Any] = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
     if draft.content:
         try:
-            chunks = [json.loads(draft.content)]
-        except ValueError:
+            chunks = [parse_upstream_json(draft.content)]
+        except InvalidResponse:
             chunks = []
     usages = [chunk.get("usage") for chunk in chunks if isinstance(chunk, dict)]
     return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
@@ -45,8 +46,8 @@ def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
 def add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
     """Add the tokens of other calls to the usage in a JSON body. A body that is not a JSON object stays as it is."""
     try:
-        body = json.loads(content)
-    except ValueError:
+        body = parse_upstream_json(content)
+    except InvalidResponse:
         return content
     if not isinstance(body, dict):
         return content
