@@ -2,18 +2,22 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
 import pytest
 
 from benchmarks.alarm import Population, find_alarms, simulate
+from knowgate.gates import load_gate
+from knowgate.gates.calibration.threshold_calibration import calibrate
 from knowgate.server.auth.api_keys import add_key
 from knowgate.server.learning.learner import _build_arm
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN
 from tests.server.test_learning import audit_options, wait_until
+from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
 def add_audits(monitor, owner, values):
@@ -136,3 +140,20 @@ def test_populations_of_the_simulation_use_recorded_answers(tmp_path, monkeypatc
                 file.write(json.dumps({"id": row.id, "meta": meta}) + "\n")
     names = [population.name.partition(",")[0] for population in alarm.load_populations()]
     assert names == ["Qwen2.5-Coder-1.5B"] * 3 + ["Llama-3.1-8B"] * texts
+
+
+@pytest.mark.parametrize(
+    ("threshold", "max_changed", "applies"), [(None, None, True), (0.9, None, False), (None, 0.3, False)]
+)
+def test_the_alarm_tests_the_bound_that_calibrate_recorded(tmp_path, threshold, max_changed, applies):
+    folder = write_gate(tmp_path / "gate")
+    run = write_rows(tmp_path / "run", varied_rows(300))
+    bound = calibrate(folder, run, retrieval_rate=0.2).evidence["changed"]["bound"]
+    gate = load_gate(str(folder))
+    rag = SimpleNamespace(
+        gate=gate, bound_gate=gate, threshold=threshold, retriever=None, guarantee_violations=(), k=1,
+        model=SimpleNamespace(fingerprint="m"), prompts=SimpleNamespace(fingerprint="p"),
+    )  # fmt: skip
+    monitor = _build_arm("a", rag, ServeOptions(audit=0.1, decisions="d.db", max_changed=max_changed)).monitor
+    assert monitor.max_changed == (pytest.approx(bound) if applies else max_changed)
+    assert monitor.test_delta == pytest.approx(0.025 if applies else 0.05)  # a bound is itself wrong with 2.5 %

@@ -33,14 +33,14 @@ class ChoiceOptions(SafetyLimits):
     """What a policy may lose, and what searches and LLM calls cost."""
 
     price_search: float = Field(
-        default=0.02,
+        default=0.05,
         ge=0,
         lt=1,
-        description="What one search costs, as a share of what one right answer is worth. 0.02: a search pays if it "
-        "makes more than 2 of 100 answers right.",
+        description="What one search costs, as a share of what one right answer is worth. 0.05: searches pay if they "
+        "make more than 5 of 100 answers right that would be wrong without.",
     )
     price_llm_call: float = Field(
-        default=0.002,
+        default=0.005,
         ge=0,
         lt=1,
         description="What one LLM call costs, as a share of what one right answer is worth.",
