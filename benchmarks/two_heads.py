@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def main() -> None:
 def compare_heads() -> dict[str, Any]:
     """Compare gates on every committed data set that has a train run, a test run and answers with passages."""
     results: dict[str, Any] = {}
-    differences: list[FloatArray] = []
+    differences: dict[str, FloatArray] = {}
     for model in MODELS:
         for test_run in sorted((RUNS / model).glob("*-test")):
             train_run = test_run.with_name(test_run.name.replace("-test", "-train"))
@@ -67,22 +67,21 @@ def compare_heads() -> dict[str, Any]:
                 continue
             test, table = examples.split.test, examples.table
             closed, opened = table.closed_right[test].astype(bool), table.always_right[test].astype(bool)
-            right = {name: average_right(score, closed, opened) for name, score in needs.items()}
-            differences.append(right["two heads"] - right["smaller rank"])
-            results[f"{model}/{test_run.name.removesuffix('-test')}"] = {
+            right = {gate: average_right(score, closed, opened) for gate, score in needs.items()}
+            name = f"{model}/{test_run.name.removesuffix('-test')}"
+            differences[name] = right["two heads"] - right["smaller rank"]
+            results[name] = {
                 "n": len(test),
                 "never": float(closed.mean()),
                 "always": float(opened.mean()),
-                **{name: float(values.mean()) for name, values in right.items()},
-                "two heads - smaller rank": asdict(estimate_mean(differences[-1])),
+                **{gate: float(values.mean()) for gate, values in right.items()},
+                "two heads - smaller rank": asdict(estimate_mean(differences[name])),
             }
-    results["all"] = {"n": sum(map(len, differences)), **_summarize(differences)}
+    pooled = {"all": list(differences), "open questions": [f"{QWEN}/{name}" for name in STACK_SETS]}
+    for title, names in pooled.items():
+        values = np.concatenate([differences[name] for name in names])
+        results[title] = {"n": len(values), "two heads - smaller rank": asdict(estimate_mean(values))}
     return results
-
-
-def _summarize(differences: Sequence[FloatArray]) -> dict[str, Any]:
-    """Estimate the mean difference over all questions."""
-    return {"two heads - smaller rank": asdict(estimate_mean(np.concatenate(differences)))}
 
 
 def load_pair(train_run: Path, test_run: Path) -> Examples | None:

@@ -5,8 +5,9 @@ import multiprocessing
 
 import httpx
 
+from knowgate.cli.main import run
 from knowgate.server.auth.access_control import RateLimiter
-from knowgate.server.auth.api_keys import add_key, read_keys
+from knowgate.server.auth.api_keys import ApiKey, add_key, read_keys
 from knowgate.server.json_api import ApiError
 from tests.support.processes import until
 
@@ -96,3 +97,9 @@ def count_admitted(key_file):
     results = asyncio.run(burst())
     limiter.close()
     return sum(result is None for result in results)
+
+
+def test_token_budgets_are_gone(tmp_path):
+    assert run(["keys", "add", "app", "--budget", "1000", "--keys", str(tmp_path / "keys.json")]) == 2
+    assert not (tmp_path / "keys.json").exists()
+    assert "budget" not in ApiKey.model_fields

@@ -28,6 +28,10 @@ from knowgate.evaluation.replay import Prices, Traffic
 from knowgate.evaluation.traffic_log import LoggedTraffic
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
+ASSUMED_PRICES_MESSAGE = (
+    "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the other "
+    "price flags."
+)
 
 
 def cost_command(
@@ -73,10 +77,7 @@ def cost_command(
         print_tables([build_cost_table(comparison)])
         _print_summary(comparison)
     if are_assumed:
-        STDERR_CONSOLE.print(
-            "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the "
-            "other price flags."
-        )
+        STDERR_CONSOLE.print(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
 
 

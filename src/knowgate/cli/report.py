@@ -19,6 +19,7 @@ from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.evaluation.topics import (
     AUTO_TOPICS,
+    TopicOptions,
     build_topic_table,
     describe_rules,
     format_rules,
@@ -32,6 +33,7 @@ def report(
         list[Path],
         typer.Argument(parser=parse_path, metavar="RUN...", help="Label runs: folders made by `knowgate label`."),
     ],
+    options: TopicOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -40,23 +42,6 @@ def report(
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
-    topics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="auto|N|KEY",
-            help="Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most "
-            "telling words), a number of clusters, or a field of the data such as `dataset`.",
-        ),
-    ] = None,
-    topic_rules: Annotated[
-        Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="Write the rules that follow from the topics, such as always to retrieve for one, to this rules file. "
-            "Read it and remove what you do not want; then use it with --rules.",
-        ),
-    ] = None,
 ) -> None:
     """Show which questions the LLM answers from memory and where passages help or harm, for one or more label runs.
 
@@ -74,8 +59,8 @@ def report(
         create_wide_console().print(render_tables(build_boundary_tables(reports)))
         for run in reports:
             print_text(" ".join(describe_boundary(run)))
-    if topics or topic_rules:
-        _print_topics(runs, topics or AUTO_TOPICS, topic_rules)
+    if options.topics or options.topic_rules:
+        _print_topics(runs, options)
     if html:
         file = out or Path("report.html")
         write_boundary_page(reports, file)
@@ -85,9 +70,10 @@ def report(
         STDERR_CONSOLE.print(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
 
 
-def _print_topics(runs: Sequence[Path], topics: str, rules_file: Path | None) -> None:
+def _print_topics(runs: Sequence[Path], options: TopicOptions) -> None:
     """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
-    results = measure_topics(load_label_table(runs, layers=()), topics)
+    rules_file = options.topic_rules
+    results = measure_topics(load_label_table(runs, layers=()), options.topics or AUTO_TOPICS)
     create_wide_console().print(render_tables([build_topic_table(results)]))
     rules = propose_rules(results)
     print_text(describe_rules(rules) or "No rule follows from these topics with certainty.")

@@ -17,7 +17,7 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import Cascade, SecondLookResult
 from knowgate.evaluation.retrieval_actions import ActionResult
-from knowgate.evaluation.topics import TopicResult
+from knowgate.evaluation.topics import TopicResult, topics_to_dict
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
@@ -390,6 +390,7 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
         "second_look": [asdict(result) for result in evaluation.second_looks],
         "actions": [asdict(result) for result in evaluation.actions],
         "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
+        "topics": topics_to_dict(evaluation.topics),
     }
     return {
         "model": table.settings["model"],

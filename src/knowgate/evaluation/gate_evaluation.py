@@ -204,12 +204,15 @@ def _evaluate_runs(
         gates = _add_baselines(table, scores, ["never", "always"])
         useful = judge_passages(table, second_look)
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
-    if options.topics is not None:
-        recommendation = recommend(evaluation)
-        retrieve = ~recommendation.skips if recommendation.is_positive else None
-        topics = measure_topics(table, options.topics, retrieve=retrieve, resamples=options.resamples)
-        evaluation = replace(evaluation, topics=topics)
-    return evaluation
+    return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
+    """Measure the topics of the questions, with the searches of the recommended policy if there is one."""
+    recommendation = recommend(evaluation)
+    retrieve = ~recommendation.skips if recommendation.is_positive else None
+    results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
+    return replace(evaluation, topics=results)
 
 
 def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from knowgate.core.display import TextTable, format_percent
+from knowgate.core.options import Options
 from knowgate.data.questions.records import find_field
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, BadSetting
@@ -44,6 +47,23 @@ _QUESTION_WORDS = (
     "kind known located part people us again call out long place led"
 )
 QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
+
+
+class TopicOptions(Options):
+    """Options of a report by topic."""
+
+    topics: str | None = Field(
+        None,
+        description="Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most "
+        "telling words), a number of clusters, or a field of the data such as `dataset`.",
+        json_schema_extra={"metavar": "auto|N|KEY"},
+    )
+    topic_rules: Path | None = Field(
+        None,
+        description="Write the rules that follow from the topics, such as always to retrieve for one, to this rules "
+        "file. Read it and remove what you do not want; then use it as `rules`.",
+        json_schema_extra={"metavar": "FILE"},
+    )
 
 
 @dataclass(frozen=True)
@@ -281,6 +301,21 @@ def describe_rules(rules: Sequence[TopicRule]) -> str:
     actions = {"retrieve": "always retrieve", "skip": "never retrieve"}
     proposals = "; ".join(f"{actions[rule.action]} for '{rule.name}'" for rule in rules)
     return f"Proposed rules: {proposals}. A rule costs one embedding per question." if rules else ""
+
+
+def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
+    """Convert topics to plain data, without the questions."""
+    return [
+        {
+            "topic": topic.name,
+            "questions": topic.n,
+            "closed": asdict(topic.closed),
+            "open": asdict(topic.opened) if topic.opened else None,
+            "benefit": asdict(topic.benefit) if topic.benefit else None,
+            "searches": topic.searches,
+        }
+        for topic in topics
+    ]
 
 
 def format_rules(rules: Sequence[TopicRule]) -> str:
