@@ -18,8 +18,7 @@ from pydantic import Field
 
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.safety import NetLoss, SafetyLimits, count_net_loss
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE
+from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
