@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.main import run as knowgate
+from knowgate.cli.options import split_gate_specs
 from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal

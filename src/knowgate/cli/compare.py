@@ -9,8 +9,7 @@ import typer
 from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_page_location, print_tables, print_text
-from knowgate.cli.gate_specs import split_gate_specs
-from knowgate.cli.options import GatesOption, parse_path
+from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
 from knowgate.core.options import Options, Share, WholeNumber
 from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
 from knowgate.evaluation.evaluation_summary import load_evaluation_summary

@@ -11,9 +11,8 @@ from pydantic import Field
 from rich.text import Text
 
 from knowgate.cli.console import STDERR_CONSOLE, create_table_console, print_json, print_page_location, print_text
-from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.label import labeling_progress_bar
-from knowgate.cli.options import GatesOption, parse_path
+from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
 from knowgate.cli.progress import show_arbitration_progress
 from knowgate.core.options import Options
 from knowgate.evaluation.gate_comparison import Evaluation

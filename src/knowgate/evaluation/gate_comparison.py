@@ -26,9 +26,14 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import PairedComparison, holm_correction, mcnemar_test
+from knowgate.stats.proportions import (
+    PairedComparison,
+    format_percent_estimate,
+    format_points_estimate,
+    holm_correction,
+    mcnemar_test,
+)
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 

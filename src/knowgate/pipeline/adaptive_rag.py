@@ -351,7 +351,9 @@ class AdaptiveRAG:
         yield from self._answer_open_book(open_book, generate)
         yield from self._retrieve_further([state for state in open_book if state.max_rounds > 1], generate)
         yield from self._arbitrate(open_book)
-        yield from self._answer_closed_book([state for state in states if not state.passages], generate)
+        closed_book = [state for state in states if not state.passages]
+        yield from decisions.compute_answers(closed_book)
+        yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
         answers = [state.build_answer(len(states)) for state in states]
         if self.log is not None:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)

@@ -12,6 +12,7 @@ from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
 from knowgate.gates.constant import ConstantGate
+from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -93,6 +94,16 @@ def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
         if match is not None and state.decision is not None:
             reason = f"{match.reason} (rule '{match.rule}')"
             state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
+
+
+def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
+    """Answer questions that the rule `arithmetic` matched by computing them, and yield the answers."""
+    for state in states:
+        if state.decision is not None and state.decision.rule == ARITHMETIC_RULE:
+            result = compute_arithmetic(state.question.text)
+            if result is not None:
+                state.text, state.is_computed = result, True
+                yield TextEvent(result)
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:

@@ -14,7 +14,7 @@ from knowgate.evaluation.report import html
 from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_tables import format_estimate
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
 from knowgate.types.markup import escape_html
 
 MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}

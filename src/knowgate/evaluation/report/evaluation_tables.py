@@ -17,7 +17,7 @@ from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_tabl
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
 
 COLUMN_DEFINITIONS = {
     "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
