@@ -9,9 +9,8 @@ from knowgate.data.signals.confidence import has_distinct_logits
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import choose_answers
-from knowgate.gates.baselines import AlwaysGate, NeverGate
+from knowgate.gates.baselines import AlwaysGate, ConstantGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
-from knowgate.gates.constant import ConstantGate
 from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
