@@ -1,4 +1,4 @@
-"""`knowgate export-judge`: export a gate's judge as a GGUF file for llama.cpp."""
+"""`knowgate push`, `knowgate pull` and `knowgate export-judge`: share and export what was fitted."""
 
 from __future__ import annotations
 

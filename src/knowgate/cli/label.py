@@ -1,4 +1,4 @@
-"""`knowgate import-answers`: make a label run from answers that were recorded elsewhere."""
+"""`knowgate label` and `knowgate import-answers`: make label runs."""
 
 from __future__ import annotations
 

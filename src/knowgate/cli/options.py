@@ -1,4 +1,4 @@
-"""Flags and settings that `ask`, `decide`, `serve` and `mcp` share."""
+"""Flags and settings that several commands share."""
 
 from __future__ import annotations
 

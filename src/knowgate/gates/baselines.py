@@ -1,4 +1,4 @@
-"""The constant gate: what a policy stores if retrieving always, or never, is best for its LLM and documents."""
+"""Baselines that every gate is compared with: always, never, at random, and the constant that a policy stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tool gate: the LLM is offered a search tool and decides itself whether to call it, as agent frameworks do."""
+"""Gates that ask the LLM itself: in words, by the tokens of Self-RAG, or by offering it a search tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reciprocal rank fusion: merge several rankings into one without comparing their scores.
+"""Dense retrieval with embeddings, and the fusion of several rankings by their reciprocal ranks.
 
 Reference: Cormack, Clarke and Büttcher 2009, Reciprocal rank fusion outperforms Condorcet and individual rank
 learning methods (SIGIR); the constant 60 is theirs.

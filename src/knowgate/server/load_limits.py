@@ -1,4 +1,4 @@
-"""Circuit breaker, which stops calls to a component that keeps failing and tries it again after a pause."""
+"""Limits on requests, and the circuit breaker, which stops calls to a component that keeps failing."""
 
 from __future__ import annotations
 

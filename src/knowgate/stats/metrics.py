@@ -1,4 +1,4 @@
-"""The logistic function and its inverse, for numbers and arrays."""
+"""Metrics of rankings and probabilities, and the logistic function."""
 
 from __future__ import annotations
 

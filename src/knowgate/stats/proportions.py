@@ -1,4 +1,4 @@
-"""Text of estimates with their confidence intervals, for tables."""
+"""Confidence intervals of proportions, and their text for tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fit the features arbiter: a logistic regression for each answer over cheap features of both."""
+"""Fit the features arbiter, and choose between it, the rules and a LoRA arbiter by predictions out of fold."""
 
 from __future__ import annotations
 

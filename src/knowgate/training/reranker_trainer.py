@@ -1,4 +1,4 @@
-"""Losses of the reranker over one question's own passages: InfoNCE as in CBDR, and a graded one (ListNet).
+"""Train a reranker: losses over one question's own passages (InfoNCE as in CBDR, and ListNet), and the training loop.
 
 The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives; the paper's loss has
 only the question's own.

@@ -1,4 +1,4 @@
-"""Checks of label runs that are used together: each is named once, they are compatible, and they are finished."""
+"""Records that label runs hold beside their rows, and checks of runs that are used together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How frequent the words of a question are in an index: a compact table of document frequencies."""
+"""Features of the text of question and answer, and how frequent their words are in an index."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arbiter `rules` as a folder: what `knowgate fit arbiter` writes if no trained arbiter is better."""
+"""Fitted arbiters: folders that choose between the answer from memory and the one with passages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of the answers with and without passages by their words.
+"""How many answers change if retrieval is skipped, by a comparison of their words, with an upper bound.
 
 The server's audits and `calibrate` use the same comparison, so that the measured share of changed answers can be
 compared with the bound that `calibrate` records.

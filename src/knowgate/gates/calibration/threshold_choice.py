@@ -1,4 +1,4 @@
-"""Net loss of a decision rule against always retrieving, and the limits within which it counts as safe.
+"""Choose thresholds: outcomes of a gate at each, net loss against always retrieving, and limits within which it is safe.
 
 A question is lost if only always retrieving answers it right, and gained if only the rule does. The net loss is the
 share of lost minus the share of gained questions. A rule is safe if its net loss, on questions that it was not fitted

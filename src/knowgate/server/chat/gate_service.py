@@ -1,4 +1,4 @@
-"""Searches that run in the background, while the upstream generates a draft."""
+"""Decide on chats with the gate, and search: in the background while the upstream generates a draft, or afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels for the history of questions, from which the gates dhicl and skr learn.
+"""Audits of skipped searches, and labels for the history of questions that follow from them.
 
 A label says whether the LLM knows the answer to a question. If its answers with and without passages agree, it probably
 knows; if they differ, it probably does not. Labels from feedback of users take precedence. A question that was only

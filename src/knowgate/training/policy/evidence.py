@@ -1,4 +1,4 @@
-"""Options of a policy fit."""
+"""Options of a policy fit, and what its label runs hold: signals, answers and grades."""
 
 from __future__ import annotations
 
