@@ -57,7 +57,7 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
         "share. `python benchmarks/judge.py --json` prints the headline.\n"
     )
     yield from _main(chosen)
-    yield f"![Accuracy against share of questions retrieved for]({FIGURE})\n"
+    yield f"![Accuracy against share of questions retrieved for](../{FIGURE})\n"
     yield from _cascade(chosen)
     yield from _again(judges.get(AGAIN), chosen)
     yield from _by_set(chosen)
