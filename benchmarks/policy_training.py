@@ -10,6 +10,7 @@ rows that it did not learn from. Needs torch, transformers, peft and numpy only.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import math
@@ -72,6 +73,8 @@ def plan_jobs() -> list[Job]:
     jobs += [Job("mixed", fold, mixed, ("llama4_realtimeqa",)) for fold in range(FOLDS)]
     wait = "closed_book.done"
     own = {"batch": 48, "epochs": 2, "after": wait}
+    short = {"batch": 48, "epochs": 1, "rows": 6000, "after": wait}
+    jobs += [Job("white_box_short", fold, ("white_box",), **short) for fold in range(FOLDS)]
     jobs += [Job("white_box", fold, ("white_box",), **own) for fold in range(FOLDS)]
     named = tuple(f"{name}.named" for name in recorded)
     pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",)) for fold in range(FOLDS)]
@@ -153,8 +156,11 @@ def add_adapter(model: Any, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(seed)
-    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.05, target_modules="all-linear", task_type="CAUSAL_LM")
+    config = LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(model, config)
+    for module in adapted.modules():  # without this, peft keeps a 32-bit copy of every input
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.cast_input_dtype_enabled = False
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -179,7 +185,7 @@ def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) 
         for group in optimizer.param_groups:
             group["lr"] = job.rate * rate
         ids, positions, targets = make_batch(rows, batch, device)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             logits = judge(ids, positions)
         loss = torch.nn.functional.binary_cross_entropy_with_logits(
             logits.float(), targets[:, None, :].expand_as(logits)
@@ -220,7 +226,7 @@ def score(judge: Judge, rows: Rows, wanted: np.ndarray[Any, Any], device: str) -
     for start in range(0, len(order), 128):
         indices = order[start : start + 128]
         ids, positions, _ = make_batch(rows, indices, device)
-        with torch.autocast(device, torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             values[indices] = judge(ids, positions).float().cpu().numpy()
     return values[wanted]
 
@@ -385,7 +391,9 @@ def open_model(options: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(2)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16).to(options.device)
+    model = AutoModelForCausalLM.from_pretrained(
+        options.model, dtype=torch.bfloat16 if options.device == "cuda" else torch.float32
+    ).to(options.device)
     model.requires_grad_(False)
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
@@ -406,6 +414,7 @@ def work(number: int, options: argparse.Namespace) -> None:
         say("model loaded")
         if number == 0 and not (options.out / "closed_book.done").exists() and options.label:
             label_closed_book(model, options, say)
+            torch.cuda.empty_cache()
             say("closed book done")
         while (job := take_job(options)) is not None:
             start = time.time()
@@ -413,8 +422,12 @@ def work(number: int, options: argparse.Namespace) -> None:
                 do_job(job, model, yes_no, options, say)
                 say(f"{job.file} done in {time.time() - start:.1f} s")
             except Exception:
-                say(traceback.format_exc())
+                say(traceback.format_exc()[-600:])
+                del model, yes_no
+                gc.collect()
                 torch.cuda.empty_cache()
+                (options.out / f"{job.file}.claim").unlink(missing_ok=True)
+                time.sleep(5)
                 model, yes_no = open_model(options)
         say("no job left")
     except Exception:
