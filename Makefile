@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo serve-demo test test-fast test-all test-integrations fuzz check format docs readme bench results clean
+.PHONY: install demo serve-demo test test-fast test-all test-integrations fuzz check format docs readme bench results licenses dist test-lowest release-check clean
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -15,11 +15,19 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)
 
-demo: install
+# What the demo needs, and nothing of the developers' tools: torch for the CPU and transformers (about 1.1 GB installed), then the
+# embedded models (190 MB) on first use. pip shows what it downloads.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt 'torch==2.13.0'
+	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[local,serve]'
+	touch $@
+
+demo: $(VENV)/.demo
 	$(BIN)/knowgate demo
 
 # The server on the embedded model and the packaged handbook; says what to try. Ctrl-C ends it.
-serve-demo: install
+serve-demo: $(VENV)/.demo
 	$(BIN)/knowgate serve --demo
 
 # One process per core, one thread per process. Files stay together for their fixtures. TESTS=path runs a part.
@@ -81,5 +89,21 @@ results: install
 	$(BIN)/python -m benchmarks.results
 	$(BIN)/python benchmarks/judge.py --summary src/knowgate/cli/demo/data/judge.json
 
+# THIRD_PARTY.md from the installed packages.
+licenses: install
+	$(BIN)/python -m tools.third_party
+
+# Wheel and source archive of the last commit, built twice and compared, then tried in an environment without the checkout.
+dist:
+	$(PYTHON) tools/ci.py wheel
+
+# The lowest versions of the dependencies that pyproject.toml allows.
+test-lowest:
+	$(PYTHON) tools/ci.py lowest
+
+# Everything that must hold before a release. Takes about an hour on two cores.
+release-check: install
+	$(BIN)/python -m tools.release_check
+
 clean:
-	rm -rf $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site
+	rm -rf .venv-ci .venv-release $(VENV) $(INTEGRATIONS) .pytest_cache .mypy_cache .ruff_cache build dist site

@@ -19,7 +19,7 @@ def example() -> str:
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"black box": short_table},
     "docs/which-gate.md": {"gates": render_gate_table},
-    "docs/cascade.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
+    "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }
 

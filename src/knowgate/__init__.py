@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from knowgate.retrieval.index import build_index
     from knowgate.training.arbiter import fit_arbiter
     from knowgate.training.gate import fit
+    from knowgate.training.policy.search import FittedPolicy, fit_policy
     from knowgate.types import (
         Answer,
         AnswerEvent,
@@ -93,6 +94,7 @@ _MODULES = {
     "knowgate.retrieval.index": ["build_index"],
     "knowgate.training.arbiter": ["fit_arbiter"],
     "knowgate.training.gate": ["fit"],
+    "knowgate.training.policy.search": ["FittedPolicy", "fit_policy"],
     "knowgate.types": [
         "Answer",
         "AnswerEvent",
@@ -146,6 +148,7 @@ __all__ = [
     "Evaluation",
     "FittedArbiter",
     "FittedGate",
+    "FittedPolicy",
     "Gate",
     "KnowgateError",
     "Model",
@@ -171,6 +174,7 @@ __all__ = [
     "evaluate",
     "fit",
     "fit_arbiter",
+    "fit_policy",
     "label",
     "load_arbiter",
     "load_gate",

@@ -62,3 +62,9 @@ def test_missing_amounts_are_named_with_the_flag_that_leaves_them_out(call, tmp_
     (tmp_path / "log.jsonl").write_text(printed.out)
     said = call("cost", "log.jsonl", "--price-search", "0.01", "--price-output-token", "1e-6").err
     assert "to leave them out: --price-output-token 0" in said
+
+
+def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
+    said = call("cost", log, "--price-search", "0").err
+    assert "The gate is cheaper at any price" not in said
+    assert "they have no price, so the total is unknown" in said

@@ -69,7 +69,7 @@ def test_wrong_usage_has_exit_code_2(call: Call, arguments: list[str], said: str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("foo = 1", "unknown key 'foo'. Known: model, gate"),
+        ("foo = 1", "has the unknown key 'foo'. Remove it, or use one of model, gate"),
         ("k = 'x'", "the config file 'knowgate.toml': k='x' is not allowed: it must be a whole number."),
         ("k = [", "is not valid TOML"),
         ("docs = ''", "setting 'docs' is empty"),
@@ -110,7 +110,7 @@ def test_a_question_with_half_characters_is_refused(call: Call):
         ("x.txt", b"a\0b", "x.txt holds binary data"),
         ("x.txt", b"\xff\xfe\x01", "x.txt is not UTF-8 text"),
         ("x.pdf", b"no pdf", "x.pdf cannot be read as PDF"),
-        ("x.doc", b"words", "no documents in"),
+        ("x.doc", b"words", "contains no documents"),
     ],
 )
 def test_a_file_that_cannot_be_indexed_is_named(call: Call, tmp_path: Path, name: str, data: bytes, said: str):

@@ -76,7 +76,7 @@ def test_nothing_is_asked_where_nobody_sits_at_a_terminal(call: Call, lamps: Pat
     ("words", "problem"),
     [
         (["--docs", "nowhere"], "there is no folder or file 'nowhere'"),
-        (["--docs", "empty"], "no documents in 'empty'"),
+        (["--docs", "empty"], "the folder 'empty' contains no documents"),
         (["--docs", "lamps", "--questions", "none.txt"], "there is no file 'none.txt' with questions"),
         (["--docs", "lamps", "--model", "gpt-4o"], "Did you mean openai:gpt-4o@"),
         (["--docs", "lamps", "--out", "lamps"], "not a first run's"),

@@ -68,7 +68,7 @@ def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
 
 def test_an_unknown_layer_is_rejected(place, capsys):
     assert run([*LABEL, "--layers", "top"]) == 1
-    assert "--layers 'top' is not a layer: use a number, mid, late, last or none" in capsys.readouterr().err
+    assert "--layers 'top' does not name a layer. Use layer numbers, mid, late, last or none" in capsys.readouterr().err
 
 
 def test_a_judge_without_a_model_is_rejected(place, capsys):
@@ -259,4 +259,4 @@ def test_eval_self_has_other_gates_beside_the_llm_and_lets_it_read_itself(logged
 
 def test_eval_self_needs_a_self_assessment_set(place, capsys):
     assert run(["eval-self", "--data", "jsonl:data.jsonl", "--model", "fake:table.json"]) == 1
-    assert "no meta.known" in capsys.readouterr().err
+    assert "no field meta.known" in capsys.readouterr().err

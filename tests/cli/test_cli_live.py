@@ -11,7 +11,7 @@ import pytest
 
 from knowgate.cli.main import run
 
-SKIP = "  skip need 0.00 is not above"
+SKIP = "  skip: the gate 'never' skips retrieval"
 
 
 class Terminal(io.StringIO):
@@ -78,7 +78,7 @@ def test_passages_and_time_stand_below_the_text(terminal: Terminal, docs: Path):
     table = {"vault": {"closed": "no idea", "open": "code 1234", "when": "is 1234"}}
     assert ask(terminal, "What is the vault code?", "--gate", "always", "--docs", docs, table=table) == 0
     decision, answer, passage, time = terminal.getvalue().splitlines()
-    assert decision.startswith("  retrieve need 1.00 is above")
+    assert decision.startswith("  retrieve: the gate 'always' retrieves")
     assert answer == "code 1234"
     assert "The vault code is 1234." in passage
     assert time.endswith(" s")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from knowgate.models.openai.client import RetryPolicy
+from knowgate.core.http_client import RetryPolicy
 from tests.cli.conftest import Call
 from tests.support.processes import PATIENCE, child, until
 

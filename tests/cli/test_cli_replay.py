@@ -36,6 +36,14 @@ def test_the_logged_threshold_reproduces_the_logged_rate(call, log):
     assert ran["risks"]["retrieved"]["hits"] == 0  # these were looked up
 
 
+def test_a_threshold_without_enough_answers_is_unknown_and_not_recommended(call, log):
+    outcome = call("replay", log, "--thresholds", "1")
+    row = next(line for line in outcome.out.splitlines() if line.startswith("1 "))
+    assert "unknown" in row
+    assert "100%" in row.replace(" ", "")  # what is saved is shown all the same
+    assert "Do not choose such a threshold from this log" in outcome.err
+
+
 def test_json_has_every_threshold(call, log):
     found = json.loads(call("replay", log, "--json", "--thresholds", "0.1..0.9").out)
     assert [line["threshold"] for line in found["thresholds"]] == [step / 10 for step in range(1, 10)]

@@ -184,11 +184,14 @@ def test_a_probe_of_another_model_is_rejected(call, made, tmp_path):
         (["fit", "reranker", "--pref", "nothing", "--out", "x"], "is not a preference folder"),
         (["eval-rerank", "--pref", "nothing", "--rerank", "r", "--out", "x"], "is not a preference folder"),
         (["fit", "reranker", "--relevance", "jsonl:empty.jsonl", "--out", "x"], "empty.jsonl"),
-        (["eval", "--labels", "run", "--rerank", "r"], "--rerank needs --data"),
-        (["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"], "--beta only applies to --preset 'cbdr'"),
+        (["eval", "--labels", "run", "--rerank", "r"], "--rerank cannot be used with"),
+        (
+            ["ask", "q", "--gate", "never", "--beta", "0.9", "--model", "fake"],
+            "--beta has an effect only with --preset 'cbdr'",
+        ),
         (
             ["ask", "q", "--gate", "never", "--preset", "x", "--model", "fake"],
-            "--preset 'x' is unknown; allowed: cbdr.",
+            "--preset 'x' is unknown. Use one of: cbdr.",
         ),
         (["ask", "q", "--gate", "never", "--preset", "cbdr", "--model", "fake"], "Fit a probe: fit('probe'"),
     ],

@@ -141,13 +141,13 @@ def test_options_become_the_values_of_their_fields(text, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("medium", "option 'kind' is 'medium'; allowed: fast, slow"),
+        ("medium", "option 'kind' is 'medium'. Use one of: fast, slow"),
         ("count=many", "option 'count' must be a number, not 'many'"),
         ("count=1.5", "option 'count' must be a number"),
         ("share=half", "option 'share' must be a number"),
-        ("loud=yes", "option 'loud' is 'yes'; allowed: true, false"),
+        ("loud=yes", "option 'loud' is 'yes'. Use one of: true, false"),
         ("colour=red", "unknown option 'colour'. Known options: kind, count, share, loud, word, seed"),
-        ("count=1,slow", "'slow' is not key=value. Known options: kind, count"),
+        ("count=1,slow", "'slow' is not of the form key=value. Known options: kind, count"),
     ],
 )
 def test_a_wrong_option_lists_what_is_allowed(text, message):

@@ -75,6 +75,19 @@ def test_a_cost_is_unknown_if_a_priced_amount_is_not_recorded():
     assert costing.gated.money(Prices(search=0.01)) == pytest.approx(0.005)
 
 
+def test_without_a_price_of_the_llm_the_break_even_price_is_unknown():
+    comparison = compare_traffic_costs(Traffic(EVENTS), 0.5, Prices(search=0.01))
+    assert (comparison.always.calls, comparison.gated.calls, comparison.break_even) == (1.0, 1.5, None)
+    assert comparison.break_even_call == pytest.approx(0.01)  # half a search saved for half a call
+
+
+def test_a_price_per_call_counts_the_drafts_of_retrieved_questions():
+    prices = Prices(search=0.0, llm_call=0.01)
+    comparison = compare_traffic_costs(Traffic(EVENTS), 0.5, prices)
+    assert comparison.gated.money(prices) == pytest.approx(0.015)
+    assert comparison.break_even == pytest.approx(0.01)
+
+
 def test_prices_are_read_from_toml(tmp_path):
     (tmp_path / "prices.toml").write_text("search = 0.01\ngpu_hour = 2\n")
     assert read_prices(tmp_path / "prices.toml") == Prices(search=0.01, gpu_hour=2.0)

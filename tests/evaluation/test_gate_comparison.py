@@ -155,7 +155,7 @@ def test_an_edited_manifest_is_rejected_with_its_missing_settings(tmp_path):
     manifest = json.loads((run / "run.json").read_text())
     del manifest["settings"]["prompts_fingerprint"]
     (run / "run.json").write_text(json.dumps(manifest))
-    with pytest.raises(ArtifactError, match="lacks prompts_fingerprint"):
+    with pytest.raises(ArtifactError, match="lacks the settings prompts_fingerprint"):
         load_label_table([run])
 
 
@@ -233,7 +233,7 @@ def test_the_command_writes_page_summary_and_table(tmp_path, capsys):
 
 def test_labels_or_data_must_be_given(capsys):
     assert knowgate(["eval"]) == 1
-    assert "either label runs (--labels)" in capsys.readouterr().err
+    assert "either --labels (label runs)" in capsys.readouterr().err
 
 
 def test_questions_answered_now_are_stored_for_the_next_evaluation(tmp_path, capsys):

@@ -87,10 +87,10 @@ def test_an_unknown_gate_raises_an_error_that_lists_the_evaluated_ones(tmp_path)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give either label runs"),
-        ({"runs": "a", "data": "jsonl:q.jsonl"}, "give either label runs"),
+        ({}, "either `runs` "),
+        ({"runs": "a", "data": "jsonl:q.jsonl"}, "either `runs` "),
         ({"data": "jsonl:q.jsonl"}, "`data` needs a folder"),
-        ({"gates": [], "runs": "a"}, "no gate is named"),
+        ({"gates": [], "runs": "a"}, "no gate is given"),
         ({"data": " , ", "out": "x"}, "names no questions"),
     ],
 )

@@ -1,23 +1,27 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost
+from knowgate.evaluation.gate_choice import CorrectAnswers, GateOption, choose_gate
 from knowgate.evaluation.gate_comparison import GateGuarantee
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.recommendation import (
     Z_CERTAIN,
-    CorrectAnswers,
-    GateOption,
+    Recommendation,
+    SliceChange,
     _is_above_zero,
-    choose_gate,
+    _lower_uncertain_level,
     recommend,
 )
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_cost_table
-from knowgate.evaluation.report.evaluation_verdict import build_verdict
+from knowgate.evaluation.report.evaluation_verdict import _describe_losing_slices, build_verdict
 from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.stats.bootstrap import Estimate
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.pairs_by_hand import Prefers
 from tests.support.runs_by_hand import row, side, write_run
@@ -155,7 +159,7 @@ def test_no_gate_is_worth_using_if_the_llm_knows_nothing(tmp_path):
     assert "answers only 1.0 % of these questions right without passages" in verdict.sentences[0]
 
 
-@pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"–"})])
+@pytest.mark.parametrize(("text", "shown"), [("two words", {"2.0", "4.0"}), ("", {"unknown"})])
 def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
     rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
     evaluation = evaluated(trial_run(tmp_path / "run", rows))
@@ -168,7 +172,7 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
         evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
     )
     assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in verdict.text
-    assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "250"]
+    assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "250"]
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
@@ -212,3 +216,36 @@ def test_an_arbiter_is_described_in_the_verdict_and_on_the_page(tmp_path):
     assert "The arbiter 'prefers' after every search: " in build_verdict(evaluation, CostAssumptions(), 0.02).text
     write_evaluation_page(evaluation, tmp_path / "p.html")
     assert "With an arbiter behind the gate" in (tmp_path / "p.html").read_text(encoding="utf-8")
+
+
+def test_an_arbiter_is_part_of_the_chosen_policy():
+    """The arbiter repairs every retrieved answer, so skipping one known question in four gains against always."""
+    n = 200
+    needs = np.where(np.arange(n) < 50, 0.1, 0.9)
+    closed, opened = np.arange(n) < 50, np.arange(n) % 2 == 0
+    answers = CorrectAnswers(closed, opened, np.ones(n, dtype=bool))
+    choice = choose_gate([GateOption("g", needs, opened)], answers, np.ones(n, dtype=bool), 0.01)
+    assert (choice.threshold, choice.skipped) == (0.5, 0.25)
+    assert answers.apply(choice, np.ones(n, dtype=bool)).all()
+
+
+def test_a_large_slice_that_certainly_loses_prevents_a_certain_recommendation():
+    lost = SliceChange("data set hotpotqa", 500, Estimate(-0.05, -0.07, -0.03))
+    slight = SliceChange("data set nq", 500, Estimate(-0.01, -0.018, -0.002))
+    sure = Recommendation("use", 1000, 0.02, "g", 0.5, agreeing_folds=5)
+    assert _lower_uncertain_level(replace(sure, losing_slices=(slight,))).level == "use"
+    assert _lower_uncertain_level(replace(sure, losing_slices=(lost,))).level == "try"
+    assert [_lower_uncertain_level(replace(sure, agreeing_folds=n)).level for n in (0, 3, 4)] == ["use", "try", "use"]
+
+
+def test_losing_slices_are_named_with_their_interval():
+    slices = (SliceChange("data set hotpotqa", 500, Estimate(-0.032, -0.054, -0.012)),)
+    text = _describe_losing_slices(Recommendation("try", 1000, 0.02, losing_slices=slices))
+    assert text == "It loses answers on: data set hotpotqa -3.2 [-5.4, -1.2] (n = 500)."
+
+
+def test_the_verdict_states_searches_and_llm_calls_and_no_invented_money(tmp_path):
+    verdict = build_verdict(evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(), 0.02)
+    assert "makes 0.75 searches and 1.75 LLM calls (always retrieving: 1.00 and 1.00)" in verdict.text
+    assert verdict.key_figures[-1].value == "unknown"
+    assert "What the LLM calls cost is unknown: the rows hold no texts of passages." in verdict.text

@@ -70,7 +70,31 @@ def test_risk_is_the_share_of_checked_questions_whose_answer_changes():
     events = [event(0.6, True, True), event(0.7, True, False), event(0.9, True, True), event(0.8, True, None)]
     risk = line(events, 0.75).risks["retrieved"]
     assert (risk.hits, risk.n) == (1, 3)
-    assert 0 < risk.low < 1 / 3 < risk.high < 1
+
+
+def test_the_risk_has_an_interval_if_enough_answers_are_known():
+    events = [event(0.6, True, number < 30) for number in range(120)]
+    result = line(events, 0.75)
+    risk = result.risks["retrieved"]
+    assert (result.known, result.has_evidence, risk.value) == (120, True, 0.25)
+    assert 0 < risk.low < 0.25 < risk.high < 1
+
+
+def test_the_risk_is_unknown_if_few_answers_are_known():
+    result = line([event(0.2, False, False)] * 99, 0.5)
+    assert (result.known, result.has_evidence, result.risks["audited"].value) == (99, False, None)
+
+
+def test_the_risk_of_a_threshold_that_nobody_has_tried_is_unknown():
+    # Audits know what was skipped, but nothing about the questions that only the higher threshold would skip.
+    events = [event(0.2, False, False)] * 150 + [event(0.7, True, None)] * 150
+    tried, untried = line(events, 0.5), line(events, 0.8)
+    assert (tried.has_evidence, tried.risks["audited"].value) == (True, 0.0)
+    assert (untried.has_evidence, untried.risks["audited"].value) == (False, None)
+
+
+def test_the_risk_on_a_label_run_is_always_known():
+    assert line([event(0.2, None, True), event(0.9, None, False)], 0.5).risks["graded"].value == 0.5
 
 
 def test_audited_skips_and_graded_rows_are_counted_separately():

@@ -8,15 +8,15 @@ from knowgate.gates.fusion import describe_signals
 
 
 def test_features_are_described_in_plain_words():
-    assert describe_feature("min", np.log(0.03)) == "least likely token 3%"
-    assert describe_feature("length", np.log1p(5)) == "draft tokens 5"
-    assert describe_feature("probe-post-23", 0.0) == "layer 23 after the answer predicts need 50%"
+    assert describe_feature("min", np.log(0.03)) == "its least certain word 3%"
+    assert describe_feature("length", np.log1p(5)) == "length of its draft in tokens 5"
+    assert describe_feature("probe-post-23", 0.0) == "its inner state after the answer (need 50% by layer 23)"
 
 
 def test_the_strongest_signals_are_named_on_both_sides():
     values, weights = np.array([np.log(0.03), np.log(0.9), 0.0]), np.array([1.5, -0.8, 0.01])
     assert describe_signals(["min", "first", "unfinished"], values, weights) == (
-        "for retrieving: least likely token 3%; against, compared with other questions: first token 90%"
+        "raised by its least certain word 3%; lowered by certainty of its first word 90%"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from knowgate.errors import BadSetting, ModelError, UnknownName, UnsupportedSignal
-from knowgate.gates import FITTED_GATES, GATES, load_gate, render_gate_table
+from knowgate.gates import FITTED_GATES, GATES, default_gate, load_gate, render_gate_table
 from knowgate.gates.baselines import RandomGate
 from knowgate.gates.logprob import LogprobGate
 from knowgate.gates.scoring import check_model_signals, score_questions
@@ -35,11 +35,11 @@ def test_a_spec_loads_the_gate_with_its_options():
     [
         ("logprobs", UnknownName, "unknown gate 'logprobs'. Did you mean 'logprob'?"),
         ("", UnknownName, "unknown gate ''"),
-        ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'; allowed: first, mean, min"),
+        ("logprob:median", BadSetting, "gate 'logprob': option 'statistic' is 'median'. Use one of: first, mean, min"),
         ("random:rate=2", BadSetting, "rate is 2.0"),
         ("random:speed=2", BadSetting, "unknown option 'speed'. Known options: rate, seed"),
         ("never:x", BadSetting, "Known options: none"),
-        ("always:x", BadSetting, "option 'unless' is 'x'; allowed: nothing, rules"),
+        ("always:x", BadSetting, "option 'unless' is 'x'. Use one of: nothing, rules"),
         ("flare:theta=low", BadSetting, "option 'theta' must be a number, not 'low'"),
     ],
 )
@@ -89,3 +89,15 @@ def test_the_markdown_table_has_a_row_for_each_gate_in_order():
     ]
     assert [line.split("`")[1] for line in lines[2:]] == [*GATES, *FITTED_GATES]
     assert "| `never` | never | - | nothing | - |" in lines
+
+
+# --- the default ----------------------------------------------------------------------------------
+
+
+def test_a_model_with_log_probabilities_gets_the_log_probability_gate_by_default():
+    assert default_gate(FakeModel()).name == "logprob"
+
+
+def test_a_model_that_returns_only_text_retrieves_always_except_for_what_rules_skip():
+    gate = default_gate(FakeModel(offers=frozenset({Signal.DRAFT, Signal.SAMPLES})))
+    assert (gate.name, gate.obeys_rules) == ("always", True)

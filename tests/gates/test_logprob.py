@@ -70,7 +70,11 @@ def test_without_log_probabilities_there_is_no_score(draft):
 
 
 @pytest.mark.parametrize(
-    ("statistic", "others"), [("entropy", "first, mean, min or margin"), ("margin", "first, mean or min")]
+    ("statistic", "others"),
+    [
+        ("entropy", "first, logprob:mean, logprob:min or logprob:margin"),
+        ("margin", "first, logprob:mean or logprob:min"),
+    ],
 )
 def test_an_unavailable_statistic_is_rejected_with_the_available_ones(statistic, others):
     with pytest.raises(UnsupportedSignal, match=others):
@@ -90,7 +94,7 @@ def test_a_draft_without_tokens_is_rejected(draft_tokens):
 
 def test_the_reason_names_the_draft_and_its_probability():
     assert LogprobGate("first").explain(ASKED, [Reading(DRAFT)]) == [
-        "the first-token probability of the draft 'Par is' is 0.50"
+        "the first word of its draft 'Par is' was 50 % certain"
     ]
 
 

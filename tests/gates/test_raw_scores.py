@@ -117,7 +117,7 @@ def test_raw_scores_of_other_questions_than_the_needs_are_rejected(tmp_path):
     run = write_rows(tmp_path / "run", [graded_row("a", 0.8, False, True)])
     line = {"gate": "judge", "threshold": 0.5, "needs": {"a": 0.1}, "raw": {"b": 0.1}}
     (run / "needs.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(ArtifactError, match="cover other questions than its needs"):
+    with pytest.raises(ArtifactError, match="calibrated scores and raw scores of different questions"):
         read_needs(run)
 
 

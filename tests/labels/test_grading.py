@@ -2,8 +2,8 @@
 
 import pytest
 
-from knowgate.errors import UnknownName
-from knowgate.labels.grading import Grade, JudgeGrader, StringGrader, load_grader
+from knowgate.errors import BadSetting, UnknownName
+from knowgate.labels.grading import Grade, JudgeGrader, StringGrader, load_grader, load_graders
 from knowgate.types import Completion, Question
 
 PARIS = Question("What is the capital of France?", answers=("Paris",))
@@ -81,3 +81,15 @@ def test_a_chinese_question_gets_the_chinese_judge():
 def test_an_unknown_grader_error_lists_the_known_ones():
     with pytest.raises(UnknownName, match="exact, judge"):
         load_grader("fuzzy")
+
+
+def test_a_second_grader_follows_a_comma():
+    first, second = load_graders("exact, judge", Judge())
+    assert (first.name, second.name) == ("exact", "judge:implies:judge")
+    assert load_graders("contains")[1] is None
+
+
+@pytest.mark.parametrize("names", ["exact,exact", "exact,contains,choice"])
+def test_other_numbers_of_graders_are_rejected(names):
+    with pytest.raises(BadSetting, match="two different ones"):
+        load_graders(names)

@@ -43,6 +43,16 @@ def test_without_an_index_the_contexts_of_the_questions_are_used(made, tmp_path)
     assert (row.closed.correct, row.open.correct) == (False, True)
 
 
+def test_a_second_grader_stores_its_verdicts_beside_the_first(made, tmp_path):
+    town = made.questions[1].answers[0]
+    question = Question(made.questions[1].text, answers=(f"in {town}",), contexts=(Passage("p", f"It is {town}."),))
+    run = label([question], model=made.model, out=tmp_path / "run", samples=2, grade="contains,exact")
+    (row,) = run.rows()
+    assert row.grader == "contains"
+    assert (row.closed.other_grades, row.open.other_grades) == ({"exact": False}, {"exact": False})
+    assert run.settings()["second_grader"] == "exact"
+
+
 def test_the_same_call_continues_an_interrupted_run(made, tmp_path):
     def stop(progress):
         if progress.done >= 4:

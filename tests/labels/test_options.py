@@ -29,5 +29,7 @@ def test_a_model_without_hidden_states_has_no_layers():
 
 
 def test_an_unknown_layer_is_rejected():
-    with pytest.raises(BadSetting, match="layers='top' is not a layer: use a number, mid, late, last or none"):
+    with pytest.raises(
+        BadSetting, match=r"layers='top' does not name a layer. Use layer numbers, mid, late, last or none"
+    ):
         resolve_layers("mid,top", MODEL)

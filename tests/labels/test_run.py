@@ -176,7 +176,7 @@ def test_a_run_of_another_version_is_rejected(tmp_path):
 def test_a_folder_with_other_content_is_rejected(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("precious")
-    with pytest.raises(BadSetting, match="not empty and not a label run"):
+    with pytest.raises(BadSetting, match="other files and is not a label run"):
         run(tmp_path)
 
 

@@ -7,10 +7,10 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import KnowgateError
 from knowgate.integrations.chat_model import ChatModel
 from knowgate.models.fake import FakeModel
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.replay import RecordingModel, ReplayModel
 from knowgate.types import LabelPrompt, Prompt, Signal, SignalRequest

@@ -56,7 +56,7 @@ def test_a_missing_file_is_explained(tmp_path):
 
 def test_a_file_that_is_not_gguf_is_explained(tmp_path):
     (tmp_path / "bad.gguf").write_bytes(b"not a model at all" * 100)
-    with pytest.raises(WeightsError, match=r"llama.cpp cannot open .*bad.gguf.*must be a GGUF file"):
+    with pytest.raises(WeightsError, match=r"llama.cpp cannot open .*bad.gguf.*Check that it is a GGUF file"):
         _ = load_model(f"llamacpp:{tmp_path / 'bad.gguf'}").depth
 
 
@@ -68,9 +68,7 @@ def test_an_unknown_architecture_is_named(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(
-        WeightsError, match=r"unknown model architecture: 'unheard-of'.*of an architecture that it knows"
-    ):
+    with pytest.raises(WeightsError, match=r"unknown model architecture: 'unheard-of'.*does not know its architecture"):
         _ = load_model(f"llamacpp:{tmp_path / 'odd.gguf'}").depth
 
 

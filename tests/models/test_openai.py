@@ -6,8 +6,8 @@ import time
 import httpx
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel, open_openai
 from knowgate.models.openai.responses import compute_label_logprobs
 from knowgate.types import LabelPrompt, Prompt, Sampling, Signal, SignalRequest

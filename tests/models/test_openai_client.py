@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, ServerError
-from knowgate.models.openai.client import ApiClient, RetryPolicy
+from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import Prompt
 

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from knowgate.models.openai.client import RetryPolicy
+from knowgate.core.http_client import RetryPolicy
 from knowgate.models.openai.continuation import ServerDraft
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import Completion, Prompt, SignalRequest, Token

@@ -6,9 +6,9 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, UnsupportedSignal
 from knowgate.labels.options import resolve_layers
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.hidden_states import consume_states_file, locate_states_file
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.spec import HiddenStateConfig

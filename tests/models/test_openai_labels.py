@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting, ModelError, ServerError, UnsupportedSignal
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.types import LabelPrompt
 from tests.support.chat_server import ChatServer
@@ -277,7 +277,7 @@ def test_a_refusal_contains_the_message_of_the_server(maker, path):
         ),
         (LabelPrompt(("ab", "")), LABELS, "part 2 of a label prompt"),
         (LabelPrompt(("ab", "truec"), raw=False), LABELS, "can have only one part"),
-        (LabelPrompt(()), LABELS, "must begin with some text"),
+        (LabelPrompt(()), LABELS, "no text before its first label"),
     ],
 )
 def test_invalid_label_prompts_are_refused(prompt, labels, message):

@@ -7,13 +7,13 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.dhicl import DhiclGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import TokenLogprobs
 from knowgate.models.prompts.answers import AnswerPrompts

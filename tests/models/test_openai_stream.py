@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, ServerError
-from knowgate.models.openai.client import RetryPolicy, parse_events
+from knowgate.models.openai.client import parse_events
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse
 from knowgate.types import Prompt, SignalRequest

@@ -7,13 +7,13 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.scoring import bind_gate
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.labeler import Labeler
 from knowgate.labels.options import LabelPlan
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG

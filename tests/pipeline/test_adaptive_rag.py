@@ -169,7 +169,7 @@ def test_a_second_look_that_finds_the_passages_useless_drops_them():
     answer = build("always", second_look=Judge(False)).answer(QUESTION_UNKNOWN)
     assert (answer.text, answer.passages) == ("red", ())
     assert answer.decision.retrieve  # it was decided, and paid for
-    assert answer.decision.reason == "need 1.00 is above 0.50; the passages were judged useless"
+    assert answer.decision.reason == "the gate 'always' retrieves for every question; the passages were judged useless"
     assert answer.decision.notes == (DecisionNote.PASSAGES_USELESS,)
 
 
@@ -180,7 +180,7 @@ def test_a_second_look_that_finds_them_useful_keeps_them():
 def test_where_nothing_is_found_the_answer_is_closed_book_and_says_so():
     answer = build("always").answer("xyzzy?")
     assert answer.passages == ()
-    assert answer.decision.reason == "need 1.00 is above 0.50; nothing was found"
+    assert answer.decision.reason == "the gate 'always' retrieves for every question; nothing was found"
     assert answer.decision.notes == (DecisionNote.NOTHING_FOUND,)
     assert answer.text == build("never").answer("xyzzy?").text
 
@@ -231,14 +231,18 @@ def test_where_no_passage_fits_at_all_the_answer_is_closed_book_and_says_so():
 
 def test_the_reason_gives_need_threshold_and_the_gates_words():
     assert build().decide(QUESTION_UNKNOWN).reason == (
-        "need 0.80 is above 0.50: the first-token probability of the draft 'red' is 0.20"
+        "the LLM may not know (need 80 %, threshold 50 %): the first word of its draft 'red' was 20 % certain"
     )
-    assert build().decide(QUESTION_KNOWN).reason.startswith("need 0.10 is not above 0.50: ")
+    assert build().decide(QUESTION_KNOWN).reason.startswith("the LLM probably knows (need 10 %, threshold 50 %): ")
 
 
 @pytest.mark.parametrize(
     ("threshold", "said"),
-    [(0.1001, "need 0.1000 is not above 0.1001"), (0.0999, "need 0.1000 is above 0.0999"), (0.2, "need 0.10 is not")],
+    [
+        (0.1001, "the LLM probably knows (need 10.00 %, threshold 10.01 %)"),
+        (0.0999, "the LLM may not know (need 10.00 %, threshold 9.99 %)"),
+        (0.2, "the LLM probably knows (need 10 %, threshold 20 %)"),
+    ],
 )
 def test_numbers_that_look_the_same_are_told_apart_by_more_digits(threshold, said):
     assert build(threshold=threshold).decide(QUESTION_KNOWN).reason.startswith(said)
@@ -257,8 +261,8 @@ def test_a_gates_note_stands_behind_its_own_words():
 
     reasons = [AdaptiveRAG(FakeModel(), gate).decide("Who?").reason for gate in (NotedGate(), WordyGate())]
     assert reasons == [
-        "need 1.00 is above 0.50: fitted elsewhere",
-        "need 1.00 is above 0.50: a feeling; fitted elsewhere",
+        "the LLM may not know (need 100 %, threshold 50 %): fitted elsewhere",
+        "the LLM may not know (need 100 %, threshold 50 %): a feeling; fitted elsewhere",
     ]
 
 

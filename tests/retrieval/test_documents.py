@@ -105,6 +105,22 @@ def test_a_folder_nested_deeper_than_the_recursion_limit_is_read(tmp_path: Path)
     os.removedirs(deepest)  # what clears up after tests is recursive
 
 
+def test_links_to_files_outside_the_folder_are_not_followed(tmp_path: Path):
+    docs = tmp_path / "docs"
+    (docs / "sub").mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("secret")
+    (docs / "a.txt").write_text("text")
+    (docs / "sub" / "inside.txt").symlink_to(Path("..") / "a.txt")
+    (docs / "sub" / "outside.txt").symlink_to(Path("..") / ".." / "secret.txt")
+    (docs / "chain.txt").symlink_to(docs / "sub" / "outside.txt")
+    (tmp_path / "linked").symlink_to(docs)  # the folder itself may be a link
+    for folder in (docs, tmp_path / "linked"):
+        corpus = find_documents(folder)
+        assert [document.id for document in corpus] == ["a.txt", "sub/inside.txt"]
+        assert set(corpus.problems) == {"chain.txt", "sub/outside.txt"}
+        assert "outside the folder" in corpus.problems["chain.txt"]
+
+
 def test_pipes_devices_and_broken_links_are_problems_and_never_opened(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.txt")
     (tmp_path / "dangling.md").symlink_to(tmp_path / "nowhere")

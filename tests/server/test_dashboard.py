@@ -45,7 +45,7 @@ def test_the_page_loads_nothing_from_other_origins(serve):
 
 
 def test_the_data_of_the_dashboard_needs_a_key_but_the_page_does_not(serve, tmp_path):
-    key = add_key(tmp_path / "keys.json", "me")
+    key = add_key(tmp_path / "keys.json", "me", admin=True)
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     assert httpx.get(f"{address}/").status_code == 200
     assert httpx.get(f"{address}/v1/dashboard").status_code == 401
@@ -129,7 +129,7 @@ def test_the_playground_can_be_used_by_keyboard_alone(serve, page, tmp_path):
 @pytest.mark.process
 @needs_browser
 def test_the_page_asks_for_a_key_and_reports_a_wrong_one(serve, page, tmp_path):
-    key = add_key(tmp_path / "keys.json", "me")
+    key = add_key(tmp_path / "keys.json", "me", admin=True)
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
     page.open(f"{address}/")
     page.wait("!document.getElementById('login').hidden")
@@ -149,7 +149,7 @@ def test_the_page_shows_an_alarm_and_clears_it(serve, stub, page, tmp_path):
     address = serve_with_alarm(serve, tmp_path)
     open_dashboard(page, address)
     page.wait("!document.getElementById('alarm').hidden")
-    assert "Alarm for gate never: more than 10 % of the answers are lost" in page.text
+    assert "Alarm for gate never: skipping changes more than 10 % of the answers" in page.text
     page.run("document.querySelector('#alarm button').click()")
     page.wait("document.getElementById('alarm').hidden")
     assert not get_arms(address)["a"]["loss"]["alarm"]

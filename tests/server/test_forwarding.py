@@ -136,3 +136,17 @@ def test_a_message_in_parts_gets_passages_as_a_part():
     body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}]}
     parts = insert_passages(body, FOUND, "user")["messages"][0]["content"]
     assert (len(parts), parts[1]) == (2, {"type": "text", "text": "Who?"})
+
+
+def test_without_a_named_gate_an_upstream_that_returns_only_text_takes_one_call_and_always_retrieves(serve, stub):
+    stub.refuses = ("logprobs",)
+    address, _ = serve(options={"upstream_model": "stub"})
+    stub.bodies.clear()  # what it was asked to find out what it returns
+    report = ask(address).json()["knowgate"]
+    assert (report["gate"], report["retrieve"], len(stub.bodies)) == ("always", True, 1)
+
+
+def test_an_upstream_that_is_down_does_not_keep_the_server_from_starting(invented):
+    settings = kg.PipelineOptions(model=invented.model, docs=invented.docs)
+    app = create_app(settings, ServeOptions(upstream="http://127.0.0.1:1/v1", upstream_model="m"))
+    assert app.state.service.gate_service.rag.gate.name == "logprob"

@@ -9,13 +9,14 @@ import pytest
 
 import knowgate as kg
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.gates.arbiters.answer_comparison import answers_differ
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText
-from knowgate.server.learning.arms import LossMonitor
 from knowgate.server.learning.audit import CallBudget
-from knowgate.server.learning.history_labels import answers_differ, label_by_feedback
+from knowgate.server.learning.history_labels import label_by_feedback
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -172,12 +173,23 @@ def test_requests_that_select_a_gate_are_not_audited(serve, stub, tmp_path):
     assert len(stub.bodies) == 2
 
 
-def test_a_failed_audit_is_not_counted_as_a_result(serve, stub, tmp_path, monkeypatch):
+def test_a_failed_audit_is_stored_and_is_not_counted_as_a_result(serve, stub, tmp_path, monkeypatch):
     address, app = serve(gate="never", options=audit_options(tmp_path))
     monkeypatch.setattr(app.state.service.learner.auditor.answerer, "answer_with_passages", _failing)
     assert ask(address).status_code == 200
-    wait_until(lambda: get_arms(address)["a"]["audits"].get("failed"))
+    wait_until(lambda: get_arms(address)["a"]["loss"]["failed"])
     assert get_arms(address)["a"]["loss"]["drawn"] == 0
+    address, _ = serve(gate="never", options=audit_options(tmp_path))
+    assert get_arms(address)["a"]["loss"]["failed"] == 1
+
+
+def test_an_audited_retrieval_is_lost_if_the_arbiter_sent_a_different_draft(serve, stub, tmp_path):
+    stub.sure, stub.answer = -9.0, lambda body: "I don't know." if "<passages>" in str(body) else SAME
+    address, _ = serve(gate="logprob:first", options=audit_options(tmp_path))
+    assert ask(address).json()["knowgate"]["choice"]["given"] == "draft"
+    loss = wait_for_audits(address, 1)["loss"]
+    assert (loss["drawn"], loss["lost"]) == (1, 1.0)
+    assert len(stub.bodies) == 2  # the draft and the answer
 
 
 async def _failing(*_, **__):
@@ -221,13 +233,13 @@ def store_losses(app, tmp_path, count=40):
 
 def serve_with_alarm(serve, tmp_path):
     """Start a server whose decision log contains enough lost answers for an alarm."""
-    options = audit_options(tmp_path, max_loss=0.1)
+    options = audit_options(tmp_path, max_changed=0.1)
     store_losses(serve(gate="never", options=options)[1], tmp_path)
     return serve(gate="never", options=options)[0]
 
 
 def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(serve, stub, tmp_path):
-    address, _ = serve(gate="never", options=audit_options(tmp_path, max_loss=0.1))
+    address, _ = serve(gate="never", options=audit_options(tmp_path, max_changed=0.1))
     answer, stub.answer = stub.answer, lambda body: SAME
     for _ in range(5):
         ask(address)
@@ -245,7 +257,10 @@ def test_changed_documents_trigger_the_alarm_and_then_every_request_retrieves(se
     assert reply.headers["x-knowgate-mode"] == "alarm"
     assert reply.headers["x-knowgate-retrieve"] == "true"
     assert "From the passages" in reply.text
-    assert "the alarm is on (more than 10 % of the answers are lost by skipping" in reply.json()["knowgate"]["reason"]
+    assert (
+        "the alarm is on (skipping changes more than 10 % of the answers, with 95 % confidence"
+        in reply.json()["knowgate"]["reason"]
+    )
     text = httpx.get(f"{address}/metrics").text
     assert 'knowgate_alarm{arm="a"} 1.0' in text
     assert 'knowgate_degraded_total{part="alarm"}' in text
@@ -261,7 +276,7 @@ def test_an_alarm_survives_a_restart_until_it_is_cleared(serve, stub, tmp_path):
 
 
 def test_an_alarm_of_one_worker_reaches_the_others(serve, stub, tmp_path):
-    options = audit_options(tmp_path, max_loss=0.1)
+    options = audit_options(tmp_path, max_changed=0.1)
     other, app = serve(gate="never", options={**options, "audit": 1e-9})
     ask(other)
     store_losses(app, tmp_path)
@@ -341,7 +356,8 @@ def test_two_gates_have_separate_statistics(serve, stub, tmp_path):
     ("options", "words"),
     [
         ({"audit": 0.1}, "`audit` needs `decisions`"),
-        ({"max_loss": 0.1}, "`max_loss` needs `audit`"),
+        ({"max_changed": 0.1}, "`max_changed` needs `audit`"),
+        ({"max_loss": 0.1}, "`max_changed` needs `audit`"),
         ({"shadow": True, "canary": 0.1}, "mutually exclusive"),
         ({"threshold_b": 0.5}, "`threshold_b` needs `gate_b`"),
         ({"gate_b": "prompt"}, "prompt"),

@@ -10,7 +10,7 @@ from schemathesis.generation import GenerationMode
 from starlette.routing import Route
 
 from knowgate.server.endpoints import ENDPOINTS
-from knowgate.server.openapi import build_openapi
+from knowgate.server.openapi import JSON_MEDIA_TYPE, build_openapi
 from tests.server.test_chat import ask
 from tests.server.test_endpoints import LengthReranker
 
@@ -20,6 +20,23 @@ def test_every_route_is_in_the_openapi_description(serve):
     routes = [route for route in app.routes if isinstance(route, Route)]
     served = {(method.lower(), route.path) for route in routes for method in route.methods if method != "HEAD"}
     assert served == {(endpoint.method.lower(), endpoint.path) for endpoint in ENDPOINTS}
+
+
+def test_every_endpoint_describes_its_request_and_response():
+    for endpoint in ENDPOINTS:
+        is_json = JSON_MEDIA_TYPE in endpoint.media_types
+        assert (endpoint.response is not None) == is_json, endpoint.path
+        assert (endpoint.request is not None) == (endpoint.method == "POST"), endpoint.path
+    for path, operations in build_openapi(ENDPOINTS)["paths"].items():
+        assert all(operation["responses"]["200"]["content"] for operation in operations.values()), path
+
+
+def test_the_media_types_are_those_that_are_described(serve):
+    address, _ = serve(gate="always")
+    for endpoint in ENDPOINTS:
+        if endpoint.method == "GET" and endpoint.is_public:
+            media_type = httpx.get(address + endpoint.path).headers["content-type"].partition(";")[0]
+            assert media_type in endpoint.media_types, endpoint.path
 
 
 def test_the_api_description_needs_no_key(serve, tmp_path):

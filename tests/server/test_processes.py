@@ -90,6 +90,28 @@ def test_acknowledged_feedback_survives_sigkill_under_load(arguments, tmp_path):
     assert set(acknowledged) <= decided
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_acknowledged_decisions_survive_sigkill_with_durable(arguments, tmp_path, stream):
+    acknowledged, over = [], threading.Event()
+
+    def send():
+        while not over.is_set():
+            try:
+                acknowledged.append(ask(server.address, stream=stream).headers["x-knowgate-id"])
+            except (httpx.TransportError, KeyError):
+                return
+
+    with served(tmp_path, *arguments, "--durable") as server, ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(send) for _ in range(4)]
+        until(lambda: len(acknowledged) >= 60)
+        server.process.send_signal(signal.SIGKILL)
+        server.wait()
+        over.set()
+        for item in working:
+            item.result()
+    assert set(acknowledged) <= rows(tmp_path / "d.db")
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_acknowledged_history_labels_survive_sigkill_under_load(stub, invented, tmp_path, kind):
     """A label is in the history as soon as it is acknowledged, whatever happens afterwards."""

@@ -1,12 +1,15 @@
 """Request rates of API keys, counted across all workers."""
 
 import asyncio
+import multiprocessing
 
 import httpx
 
+from knowgate.cli.main import run
 from knowgate.server.auth.access_control import RateLimiter
-from knowgate.server.auth.api_keys import add_key, read_keys
+from knowgate.server.auth.api_keys import ApiKey, add_key, read_keys
 from knowgate.server.json_api import ApiError
+from tests.support.processes import until
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Who?"}]}
 
@@ -50,8 +53,53 @@ def test_workers_share_the_rate_of_a_key_and_it_recovers_with_time(tmp_path):
     second.close()
 
 
-def test_requests_pass_if_the_counter_store_is_unavailable(serve, tmp_path):
-    key = add_key(tmp_path / "keys.json", "app", rate=1)
+def test_a_key_with_a_rate_is_rejected_if_the_counter_store_is_unavailable(serve, tmp_path):
+    limited, free = (add_key(tmp_path / "keys.json", name, rate=rate) for name, rate in (("app", 9), ("free", None)))
     (tmp_path / "keys.json.used.db").mkdir()
     address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
-    assert [post(address, key).status_code for _ in range(2)] == [200, 200]
+    replies = [post(address, key) for key in (limited, limited, free)]
+    assert [reply.status_code for reply in replies] == [503, 503, 200]
+    assert replies[0].json()["error"]["code"] == "rate_unavailable"
+    (tmp_path / "keys.json.used.db").rmdir()
+    until(lambda: post(address, limited).status_code == 200)
+
+
+def test_the_rate_is_exact_for_a_burst_over_two_workers(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=5)
+    (key,) = read_keys(tmp_path / "keys.json")
+    workers = [RateLimiter(tmp_path / "keys.json", clock=lambda: 1000.0) for _ in range(2)]
+
+    async def burst():
+        calls = [worker.admit(key) for _ in range(300) for worker in workers]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    results = asyncio.run(burst()) + asyncio.run(burst())
+    assert sum(result is None for result in results) == 5
+    assert {error.status for error in results if error is not None} == {429}
+    for worker in workers:
+        worker.close()
+
+
+def test_the_rate_is_exact_for_concurrent_processes(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=7)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        assert sum(pool.map(count_admitted, [tmp_path / "keys.json"] * 2)) == 7
+
+
+def count_admitted(key_file):
+    """Send 50 requests at once, and return how many were admitted."""
+    (key,), limiter = read_keys(key_file), RateLimiter(key_file, clock=lambda: 1000.0)
+
+    async def burst():
+        return await asyncio.gather(*(limiter.admit(key) for _ in range(50)), return_exceptions=True)
+
+    results = asyncio.run(burst())
+    limiter.close()
+    return sum(result is None for result in results)
+
+
+def test_token_budgets_are_gone(tmp_path):
+    assert run(["keys", "add", "app", "--budget", "1000", "--keys", str(tmp_path / "keys.json")]) == 2
+    assert not (tmp_path / "keys.json").exists()
+    assert "budget" not in ApiKey.model_fields

@@ -47,7 +47,9 @@ def test_the_url_of_the_upstream_is_normalized():
     assert ServeOptions(upstream="http://a/v1/").upstream == "http://a/v1"
 
 
-@pytest.mark.parametrize("url", ["ftp://me:secret@a/v1", "http://me:secret@a/v1,weight=3", "a:8000/v1"])
+@pytest.mark.parametrize(
+    "url", ["ftp://me:secret@a/v1", "http://me:secret@a/v1,weight=3", "http://me:secret@a/v1,http://b/v1", "a:8000/v1"]
+)
 def test_an_invalid_url_is_rejected_without_its_login(url):
     with pytest.raises(kg.KnowgateError, match="is not a valid URL") as caught:
         ServeOptions(upstream=url)

@@ -9,6 +9,7 @@ from knowgate.stats.proportions import (
     mean_of_known,
     measure_agreement,
     pearson_correlation,
+    upper_confidence_limit,
     wilson_interval,
 )
 
@@ -84,3 +85,9 @@ def test_the_graders_of_a_run_are_compared_by_the_same_kappa():
     found = compute_agreement("exact", "contains", first, second)
     assert (found.n, found.kappa) == (3, cohens_kappa(pairs))
     assert found.kappa == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))
+
+
+@pytest.mark.parametrize(("hits", "n", "limit"), [(0, 100, 0.0295), (5, 100, 0.1023), (100, 100, 1.0)])
+def test_the_upper_limit_is_that_of_clopper_and_pearson(hits, n, limit):
+    # scipy.stats.beta.ppf(0.95, hits + 1, n - hits)
+    assert upper_confidence_limit(hits, n, 0.05) == pytest.approx(limit, abs=1e-4)

@@ -28,6 +28,8 @@ from knowgate.training.judges.gain import fit_gain
 from knowgate.training.judges.ik import fit_ik_text
 from knowgate.training.judges.kbm import fit_kbm_judge
 from knowgate.training.probe import fit_probe
+from knowgate.training.question import fit_question
+from knowgate.training.stack import stack_judges
 from knowgate.training.uar import fit_uar_heads
 from knowgate.types import Gate, Passage, Question
 from tests.support.hash_embedder import HashEmbedder
@@ -54,6 +56,7 @@ FITS: dict[str, Fit] = {
     "fusion": lambda examples, work: fit_fusion(examples),
     "uar": lambda examples, work: fit_uar_heads(examples, MODEL, CRITERIA),
     "adaptive": lambda examples, work: fit_adaptive(examples, embedder=HashEmbedder()),
+    "question": lambda examples, work: fit_question(examples),
     "ik": lambda examples, work: fit_ik_text(examples, embedder=HashEmbedder()),
     "judge": lambda examples, work: train_answer_judge(
         AnswerTask("judge", 16, f"hf:{save_word_llama(work / 'llama')}"),
@@ -66,6 +69,18 @@ FITS: dict[str, Fit] = {
         base=f"hf:{save_word_llama(work / 'llama')}",
         epochs=1,
         work=work / "gaining",
+    ),
+    "stack": lambda examples, work: stack_judges(
+        examples,
+        [
+            train_answer_judge(
+                AnswerTask("judge", 16, f"hf:{save_word_llama(work / 'llama')}"),
+                examples,
+                plan_ensemble(examples.split, replace(QUICK, epochs=1)),
+                work=work / "stacking",
+            )
+        ],
+        work=work / "stacked",
     ),
     "kbm": lambda examples, work: fit_kbm_judge(
         examples,

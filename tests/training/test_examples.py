@@ -121,12 +121,12 @@ def test_one_question_asked_over_and_over_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\); fit one gate for each"),
-        ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\); fit one gate for each"),
+        ("model_fingerprint", "9", r"are of different models \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
+        ("prompts_fingerprint", "9", r"are of different prompts \(.*one: .*; .*two: 9\)\. Fit one gate for each"),
         (
             "max_tokens",
             9,
-            r"drafted answers of different length \(.*one: 8; .*two: 9\); label all runs with the same number of tokens",
+            r"drafted answers of different length \(.*one: 8; .*two: 9\)\. Label all runs with the same number of tokens",
         ),
     ],
 )
@@ -158,7 +158,9 @@ def test_rows_that_lost_their_states_are_named(tmp_path):
     run = write_run(tmp_path / "run", rows, states)
     lines = re.sub(r', "vector": \["vectors-[0-9a-f-]+.safetensors", 7\]', "", (run / "labels.jsonl").read_text())
     (run / "labels.jsonl").write_text(lines)
-    with pytest.raises(ArtifactError, match=r"row '0-7' .* has no hidden states. Label again with .layers."):
+    with pytest.raises(
+        ArtifactError, match=r"row '0-7' .* has no hidden states. Label the questions again with .layers."
+    ):
         load_examples([run])
 
 

@@ -174,7 +174,7 @@ def test_nan_among_the_states_is_refused_wherever_it_is(examples, tmp_path, part
     rows, states = planted_rows(600, token=True)
     states[f"after.{LAYER}"][getattr(examples.split, part)[0], 2] = np.nan
     run = write_run(tmp_path / "run", rows, states)
-    with pytest.raises(ArtifactError, match=f"hidden states 'after.{LAYER}' in .* are not rows of numbers"):
+    with pytest.raises(ArtifactError, match=f"hidden states 'after.{LAYER}' in .* are not a table of finite numbers"):
         load_examples([run])
 
 

@@ -86,7 +86,7 @@ class StreamedLine:
 
 def show_decision(decision: Decision) -> None:
     """Print the decision, 'retrieve' or 'skip', with its reason."""
-    create_console().print(Text.assemble("  ", format_verdict(decision), " ", (sanitize_text(decision.reason), "dim")))
+    create_console().print(Text.assemble("  ", format_verdict(decision), ": ", (sanitize_text(decision.reason), "dim")))
 
 
 def show_sources(answer: Answer) -> None:

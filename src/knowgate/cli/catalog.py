@@ -10,7 +10,7 @@ import typer
 from knowgate.cli.console import STDERR_CONSOLE, print_table
 from knowgate.core.files import cache_dir
 from knowgate.core.registry import RegistryEntry, find_plugins
-from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES
+from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, TEXT_ONLY_GATE
 from knowgate.models import MODELS
 from knowgate.models import embedded_weights as weights
 
@@ -26,7 +26,11 @@ def list_gates() -> None:
     for name, point in find_plugins("knowgate.fitted_gates").items():
         rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE}", err=True)
+    typer.echo(
+        f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE}; {TEXT_ONLY_GATE} for an LLM that "
+        "returns only text",
+        err=True,
+    )
     typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 

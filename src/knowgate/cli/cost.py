@@ -11,7 +11,7 @@ import typer
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
 from knowgate.cli.options import parse_log_location, parse_path
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
-from knowgate.core.display import MISSING_VALUE, TextTable
+from knowgate.core.display import TextTable
 from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import (
@@ -23,10 +23,15 @@ from knowgate.evaluation.cost import (
     compare_traffic_costs,
     read_prices,
 )
+from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT
 from knowgate.evaluation.replay import Prices, Traffic
 from knowgate.evaluation.traffic_log import LoggedTraffic
 
 ASSUMED_PRICES = Prices(search=DEFAULT_SEARCH_PRICE, input_token=DEFAULT_TOKEN_PRICE, output_token=DEFAULT_TOKEN_PRICE)
+ASSUMED_PRICES_MESSAGE = (
+    "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the other "
+    "price flags."
+)
 
 
 def cost_command(
@@ -72,10 +77,7 @@ def cost_command(
         print_tables([build_cost_table(comparison)])
         _print_summary(comparison)
     if are_assumed:
-        STDERR_CONSOLE.print(
-            "These are default prices in US dollars. Set your own with --prices FILE, or with --price-search and the "
-            "other price flags."
-        )
+        STDERR_CONSOLE.print(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
 
 
@@ -92,7 +94,10 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
 
 def build_cost_table(comparison: CostComparison) -> TextTable:
     """Build the cost table, with one row each for always, never and gated retrieval."""
-    columns = ("per 1,000 questions", "money", "searches", "tokens read", "tokens written", "GPU seconds", "lost")
+    money = "money" if comparison.prices.include_llm else "money, searches only"
+    columns = (
+        "per 1,000 questions", money, "searches", "LLM calls", "tokens read", "tokens written", "GPU seconds", "lost",
+    )  # fmt: skip
     rows = []
     for name, cost in comparison.policies.items():
         label = f"gated at {comparison.threshold:g}" if name == "gated" else name
@@ -102,13 +107,20 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
 
 def _make_cells(cost: TrafficCost, prices: Prices) -> tuple[str, ...]:
     """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
-    amounts = (cost.searches, cost.prompt, cost.completion, cost.gpu, cost.lost.value if cost.lost else None)
+    amounts = (
+        cost.searches,
+        cost.calls,
+        cost.prompt,
+        cost.completion,
+        cost.gpu,
+        cost.lost.value if cost.lost else None,
+    )
     return (_format(cost.money(prices), "{:,.4g}"), *(_format(amount, "{:,.0f}") for amount in amounts))
 
 
 def _format(amount: float | None, template: str) -> str:
     """Format an amount per question as an amount per `COST_QUESTIONS` questions."""
-    return MISSING_VALUE if amount is None else template.format(COST_QUESTIONS * amount)
+    return UNKNOWN_AMOUNT if amount is None else template.format(COST_QUESTIONS * amount)
 
 
 def _print_summary(comparison: CostComparison) -> None:
@@ -117,13 +129,16 @@ def _print_summary(comparison: CostComparison) -> None:
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
         verb = "saves" if saved >= 0 else "costs"
-        STDERR_CONSOLE.print(f"The gate {verb} {abs(saved):,.4g} on {COST_QUESTIONS:,} questions.")
+        subject = "" if comparison.prices.include_llm else " in searches"
+        STDERR_CONSOLE.print(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
     STDERR_CONSOLE.print(describe_break_even(comparison))
 
 
 def describe_break_even(comparison: CostComparison) -> str:
     """Say above which price of a search the gate is cheaper than always retrieving, or why that is unknown."""
     price = comparison.break_even
+    if price is None and not comparison.prices.include_llm:
+        return _describe_unpriced_calls(comparison)
     if price == 0:
         return "The gate is cheaper at any price of a search: skipping saves more LLM time than deciding takes."
     if price is not None:
@@ -137,6 +152,17 @@ def describe_break_even(comparison: CostComparison) -> str:
         "The total is unknown, because the log does not record some amounts that have a price. "
         f"Set these prices to 0 to leave them out: {flags}"
     )
+
+
+def _describe_unpriced_calls(comparison: CostComparison) -> str:
+    """Say that the total is unknown because LLM calls have no price, and at which price the gate pays."""
+    advice = "Set their price: --price-llm-call, --price-output-token and --price-input-token, or --price-gpu-hour."
+    if comparison.extra_calls is None or comparison.gated.calls is None:
+        return f"Whether the gate is cheaper is unknown: the LLM calls have no price. {advice}"
+    calls = f"{comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1"
+    bound = comparison.break_even_call
+    limit = f" It is cheaper if a call costs less than {bound:.3g}." if bound else ""
+    return f"The gate makes {calls}; they have no price, so the total is unknown.{limit} {advice}"
 
 
 def _make_record(log: LoggedTraffic, comparison: CostComparison) -> dict[str, Any]:

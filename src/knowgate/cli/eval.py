@@ -27,6 +27,7 @@ from knowgate.evaluation.report.report_folder import (
     write_report,
 )
 from knowgate.evaluation.report.terminal import render_tables
+from knowgate.evaluation.topics import describe_rules, propose_rules
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
 
@@ -126,3 +127,5 @@ def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, as_json:
     create_wide_console().print(render_tables(build_evaluation_tables(evaluation)))
     verdict = build_verdict(evaluation, report.assumptions, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
+    if rules := describe_rules(propose_rules(evaluation.topics)):
+        print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")

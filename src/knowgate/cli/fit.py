@@ -19,18 +19,19 @@ from rich.text import Text
 from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
 from knowgate.cli.console import STDERR_CONSOLE, create_console
 from knowgate.cli.error_messages import translate_arguments
-from knowgate.cli.option_flags import make_flags
+from knowgate.cli.fit_policy import fit_policy_command
+from knowgate.cli.option_flags import expand_options, make_flags
 from knowgate.cli.options import SeedOption, format_command_line, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
-from knowgate.gates.arbiters import FITTED_ARBITERS
 from knowgate.gates.fitted_gate import describe_retrieval_rule
-from knowgate.training.arbiter import fit_arbiter, load_arbiter_fit_function
+from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
+from knowgate.training.examples import OPEN_BOOK_TARGETS
 from knowgate.training.fit_function import FitOption, FitProgress, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
-from knowgate.training.gate_artifact import majority_accuracy
+from knowgate.training.gate_artifact import describe_weakness, majority_accuracy
 
 if TYPE_CHECKING:
     from knowgate.gates.fitted_gate import FittedGate
@@ -67,8 +68,9 @@ ArbiterMode = Annotated[
     str,
     typer.Option(
         "--mode",
-        metavar="|".join(FITTED_ARBITERS),
-        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora).",
+        metavar="|".join(ARBITER_MODES),
+        help="How the arbiter chooses: by cheap features of both answers, or by a fine-tuned judge (lora). auto: by "
+        "rules, which cost nothing, unless the trained one is better on questions that it did not see.",
     ),
 ]
 
@@ -107,7 +109,9 @@ def suggest_owning_gates(option: str) -> str:
     It is appended to the error about an option that the chosen gate does not have.
     """
     name = option.lstrip("-").removeprefix("no-").replace("-", "_")
-    owners = [gate for gate in FITTED_GATES if name in read_fit_options(load_fit_function(gate))]
+    owners = [
+        gate for gate in FITTED_GATES if FITTED_GATES[gate].fit and name in read_fit_options(load_fit_function(gate))
+    ]
     return f" It is an option of: {', '.join(owners)}." if owners else ""
 
 
@@ -142,8 +146,12 @@ class FitGroup(LazyGroup):
 app = typer.Typer(
     cls=FitGroup,
     no_args_is_help=True,
-    help="Fit a gate to your LLM: train it on label runs, calibrate it, measure it on held-out questions, write a card."
-    "\n\nEvery gate has its own options; to see them: knowgate fit probe --help",
+    invoke_without_command=True,
+    callback=expand_options(fit_policy_command),
+    help="Fit a policy to your LLM: without a gate name, gates and arbiters are compared on label runs, and the best one "
+    "is written with a safe threshold and its proof."
+    "\n\nExample: knowgate fit --labels RUN --out my-policy"
+    "\n\nWith a gate name, that gate is fitted. Every gate has its own options; to see them: knowgate fit probe --help",
 )
 
 
@@ -200,10 +208,8 @@ def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind `knowgate fit NAME`, with the flags of that gate."""
     function = load_fit_function(name)
     required = read_requirements(function)
-    # Flags that would have no effect are left out: `max_loss` applies to the target `benefit` only, and
-    # `keep_questions` to gates that read hidden states only.
-    excluded = {"max_loss"} if required.target == "known" else set()
-    excluded |= set() if required.reads_states else {"keep_questions"}
+    # A flag that would have no effect is left out: `keep_questions` applies to gates that read hidden states only.
+    excluded = set() if required.reads_states else {"keep_questions"}
     shared = [flag for flag in make_flags(FitOptions) if flag.name not in excluded]
 
     def declare(labels: Labels = None, *, out: GateFolder) -> None:
@@ -250,7 +256,11 @@ def fit_and_print(
             f"calibration is rough. Label {RECOMMENDED_QUESTIONS} questions or more.",
             style="yellow",
         )
+    if not manifest.get("calibrated", True):
+        STDERR_CONSOLE.print(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
     STDERR_CONSOLE.print(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
+    if weakness := describe_weakness(manifest):
+        STDERR_CONSOLE.print(weakness, style="yellow")
 
 
 def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -272,8 +282,8 @@ def _describe_gate(gate: FittedGate) -> Text:
         manifest["metrics"]["auroc"]["low"],
     )
     if low is not None and low <= 0.5:
-        other = "known" if manifest["target"] == "benefit" else "benefit"
-        has_one_target = read_requirements(load_fit_function(gate.name)).target == "benefit"
+        other = "known" if manifest["target"] in OPEN_BOOK_TARGETS else "benefit"
+        has_one_target = read_requirements(load_fit_function(gate.name)).target in OPEN_BOOK_TARGETS
         advice = "label more questions"
         if not has_one_target and manifest["target"] != "agree":
             advice += f", or try --target {other}"
@@ -287,11 +297,11 @@ def _describe_gate(gate: FittedGate) -> Text:
 def make_arbiter_command() -> Callable[..., None]:
     """Make the function behind `knowgate fit arbiter`, with the options of every mode."""
     options: dict[str, FitOption] = {}
-    for mode in FITTED_ARBITERS:
+    for mode in ARBITER_MODES[1:]:
         options = {**read_fit_options(load_arbiter_fit_function(mode)), **options}
 
     def declare(
-        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = "features", seed: SeedOption = 0
+        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0
     ) -> None:
         """Declare the flags that all modes share; only the signature is used."""
 
@@ -319,7 +329,7 @@ def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, o
         table.add_row(measure.replace("_", " "), format_estimate(estimate))
     create_console(soft_wrap=False).print(table)
     split = format_split(manifest["split"])
-    STDERR_CONSOLE.print(f"{mode} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
+    STDERR_CONSOLE.print(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
     gain = manifest["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
         STDERR_CONSOLE.print(

@@ -10,43 +10,26 @@ import typer
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.options import LimitOption, parse_path
 from knowgate.data.questions import load_questions
-from knowgate.data.questions.records import read_extra_fields
+from knowgate.data.questions.extra_fields import read_extra_fields
 from knowgate.data.runs.folder import RunFolder
-from knowgate.labels.answer_import import AnswerKeys
+from knowgate.labels.answer_import import ImportOptions
 from knowgate.labels.answer_import import import_answers as run_import
 from knowgate.labels.grading import load_grader
 
 
 def import_answers(
-    data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE.")],
+    data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE or langfuse:FILE.")],
     model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers; any text.")],
-    closed: Annotated[
-        str,
-        typer.Option(
-            help="Name of the field that holds the answer without passages (closed-book). Fields are read from the "
-            "`meta` of each question, or from the top level of its JSON line."
-        ),
-    ],
     out: Annotated[
         Path, typer.Option(parser=parse_path, metavar="RUN", help="Folder that the label run is written to.")
     ],
-    opened: Annotated[
-        str,
-        typer.Option(
-            "--open", help="Name of the field that holds the answer with passages (open-book). Default: none recorded."
-        ),
-    ] = "",
-    iterative: Annotated[
-        str,
-        typer.Option(
-            help="Name of the field that holds the answer after several rounds of retrieval. Default: none recorded."
-        ),
-    ] = "",
+    options: ImportOptions,
     grade: Annotated[
         str,
         typer.Option(
-            help="How answers are graded: `exact` (equals a gold answer), `contains` (contains one) or `choice` "
-            "(right letter)."
+            help="How answers without a recorded grade are graded: `exact` (equals a gold answer), `contains` "
+            "(contains one) or `choice` (right letter). Beside recorded grades, this verdict is stored as the second "
+            "grader; choose it with `knowgate eval --grader`."
         ),
     ] = "contains",
     limit: LimitOption = None,
@@ -57,7 +40,12 @@ def import_answers(
 
     {"question": "Who wrote Hamlet?", "answers": ["Shakespeare"], "alone": "Marlowe", "searched": "Shakespeare"}
 
+    Grades by people or by your own judge are used instead of the string rule if you name their fields.
+
     Example: knowgate import-answers --data jsonl:asked.jsonl --model my-llm --closed alone --open searched --out run
+
+    Example: knowgate import-answers --data langfuse:traces.jsonl --model my-llm --closed answer --closed-correct
+    scores.user-feedback --out run
     """
     questions = load_questions(data, limit)
     count = run_import(
@@ -66,7 +54,7 @@ def import_answers(
         load_grader(grade),
         llm=model,
         data=data,
-        keys=AnswerKeys(closed, opened, iterative),
+        options=options,
         extra_fields=read_extra_fields(data),
     )
     STDERR_CONSOLE.print(f"{count} of {len(questions)} questions imported into {out}. See: knowgate report {out}")

@@ -29,28 +29,37 @@ Rate = Annotated[
     typer.Option(min=1, help="Maximum requests per minute. Further requests get HTTP status 429. Default: no limit."),
 ]
 
+Admin = Annotated[
+    bool,
+    typer.Option(
+        "--admin",
+        help="Allow the key to use the dashboard, clear alarms, and see and delete the decisions of all keys.",
+    ),
+]
+
 
 @app.command()
-def add(name: Name, keys: KeysFile = None, rate: Rate = None) -> None:
+def add(name: Name, keys: KeysFile = None, rate: Rate = None, admin: Admin = False) -> None:
     """Create an API key and print it. Only its hash is stored, so the key cannot be shown again."""
     file = keys or DEFAULT_KEYS_FILE
-    create_console().print(add_key(file, name, rate=rate), markup=False)
+    create_console().print(add_key(file, name, rate=rate, admin=admin), markup=False)
     message = f"The hash of the key is stored in {file}. Start the server with: knowgate serve --keys {file}"
     STDERR_CONSOLE.print(sanitize_text(message), markup=False)
 
 
 @app.command("list")
 def list_keys(keys: KeysFile = None) -> None:
-    """List all API keys with their names, creation dates and limits."""
+    """List all API keys with their names, creation dates, limits and rights."""
     rows = [
         (
             sanitize_text(key.name),
             time.strftime("%Y-%m-%d", time.gmtime(key.created)),
             "" if key.rate is None else f"{key.rate:,}",
+            "yes" if key.admin else "",
         )
         for key in read_keys(keys or DEFAULT_KEYS_FILE)
     ]
-    print_table(("name", "created", "requests per minute"), rows)
+    print_table(("name", "created", "requests per minute", "admin"), rows)
 
 
 @app.command()

@@ -14,7 +14,15 @@ from knowgate.cli.options import parse_log_location
 from knowgate.core.display import TextTable
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting
-from knowgate.evaluation.replay import Price, Prices, ReplayResult, SavedAmount, Traffic, replay_traffic
+from knowgate.evaluation.replay import (
+    MIN_KNOWN_QUESTIONS,
+    Price,
+    Prices,
+    ReplayResult,
+    SavedAmount,
+    Traffic,
+    replay_traffic,
+)
 from knowgate.evaluation.server_log import is_server_log, read_server_log
 from knowgate.evaluation.traffic_log import LoggedTraffic, read_label_run_traffic, read_traffic_log
 from knowgate.gates import load_gate
@@ -43,6 +51,7 @@ class ReplayPrices(Prices):
         default=0.0, description="Price of one search.", json_schema_extra={"flag": "--price-retrieval"}
     )
     gpu_hour: Price = Field(default=0.0, json_schema_extra={"flag": None})
+    llm_call: Price = Field(default=0.0, json_schema_extra={"flag": None})
 
 
 def replay_command(
@@ -76,7 +85,8 @@ def replay_command(
     """Show what each threshold would have saved and risked on logged traffic, compared with always retrieving.
 
     On a log, the risk is the share of questions whose answers with and without passages disagree, which is weak
-    evidence. On a label run, it is the share of correct answers lost.
+    evidence. It is unknown for thresholds with fewer than 100 such pairs of answers. On a label run, the risk is the
+    share of correct answers lost.
 
     Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-retrieval 0.001
     """
@@ -95,6 +105,12 @@ def replay_command(
     else:
         print_tables([_build_table(results, names, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
+    if any(not result.has_evidence for result in results):
+        STDERR_CONSOLE.print(
+            f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} of the questions that it skips have "
+            "answers both with and without passages. Do not choose such a threshold from this log: collect more answers "
+            "first (knowgate serve --audit 0.1, with --shadow to try a gate without risk)."
+        )
 
 
 def parse_thresholds(text: str) -> list[float]:
@@ -166,11 +182,17 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
         if result.threshold in names:
             label += f" ({names[result.threshold]})"
         searches, *others = [_format_saving(result.savings[kind]) for kind in kinds]
-        rows.append(
-            (label, f"{result.rate:.1%}", searches, *(_format_share(result.risks[name]) for name in risks), *others)
-        )
+        shares = [_format_share(result.risks[name]) for name in risks]
+        rows.append((label, f"{result.rate:.1%}", searches, _format_known(result), *shares, *others))
     first, *rest = (f"{kind} saved" for kind in kinds)
-    return TextTable("", ("threshold", "retrieved", first, *risks.values(), *rest), tuple(rows))
+    return TextTable("", ("threshold", "retrieved", first, "answers known", *risks.values(), *rest), tuple(rows))
+
+
+def _format_known(result: ReplayResult) -> str:
+    """Format how many of the skipped questions have both answers."""
+    skipped = result.savings["retrievals"]
+    count = 0 if skipped is None else round(skipped.saved)
+    return f"{result.known:,} of {count:,} ({result.known / count:.0%})" if count else "-"
 
 
 def _format_saving(saving: SavedAmount | None) -> str:
@@ -182,7 +204,7 @@ def _format_saving(saving: SavedAmount | None) -> str:
 
 
 def _format_share(share: Proportion) -> str:
-    return "-" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    return "unknown" if share.value is None else f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
 
 
 def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:

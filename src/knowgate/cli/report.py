@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +10,22 @@ import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
 from knowgate.cli.options import parse_path
+from knowgate.core.files import write_text
+from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.terminal import render_tables
+from knowgate.evaluation.topics import (
+    AUTO_TOPICS,
+    TopicOptions,
+    build_topic_table,
+    describe_rules,
+    format_rules,
+    measure_topics,
+    propose_rules,
+)
 
 
 def report(
@@ -21,6 +33,7 @@ def report(
         list[Path],
         typer.Argument(parser=parse_path, metavar="RUN...", help="Label runs: folders made by `knowgate label`."),
     ],
+    options: TopicOptions,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -46,6 +59,8 @@ def report(
         create_wide_console().print(render_tables(build_boundary_tables(reports)))
         for run in reports:
             print_text(" ".join(describe_boundary(run)))
+    if options.topics or options.topic_rules:
+        _print_topics(runs, options)
     if html:
         file = out or Path("report.html")
         write_boundary_page(reports, file)
@@ -53,3 +68,15 @@ def report(
     if not as_json:
         labels = " ".join(f"--labels {run.path}" for run in reports)
         STDERR_CONSOLE.print(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
+
+
+def _print_topics(runs: Sequence[Path], options: TopicOptions) -> None:
+    """Print the table of topics and the rules that follow from it; write the rules to a file if one is given."""
+    rules_file = options.topic_rules
+    results = measure_topics(load_label_table(runs, layers=()), options.topics or AUTO_TOPICS)
+    create_wide_console().print(render_tables([build_topic_table(results)]))
+    rules = propose_rules(results)
+    print_text(describe_rules(rules) or "No rule follows from these topics with certainty.")
+    if rules_file is not None and rules:
+        write_text(rules_file, format_rules(rules))
+        STDERR_CONSOLE.print(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")

@@ -16,7 +16,8 @@ from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
 from knowgate.cli.options import JsonOption, parse_path
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
-from knowgate.gates.rules.rule_set import RuleMatch, load_rules
+from knowgate.gates.rules.rule_set import load_rules
+from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the rules that decide before the gate, or test them on questions.")
 RulesFile = Annotated[

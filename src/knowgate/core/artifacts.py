@@ -46,8 +46,10 @@ def links_outside(path: Path, folder: Path) -> bool:
 def walk_files(folder: Path) -> Iterator[Path]:
     """Yield all files and links below a folder, without following links."""
     for parent, folders, names in os.walk(folder):
+        # os.walk lists links to folders among the folders.
         links = [name for name in folders if (Path(parent) / name).is_symlink()]
-        yield from (Path(parent) / name for name in sorted([*names, *links]))
+        for name in sorted([*names, *links]):
+            yield Path(parent) / name
 
 
 def compute_digests(folder: Path, *, exclude: Collection[str] = ()) -> dict[str, str]:

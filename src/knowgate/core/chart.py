@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -99,8 +100,9 @@ def render_line_chart(curves: Sequence[Curve], frame: ChartFrame) -> str:
 
 def fit_axis(title: str, values: Sequence[float]) -> Axis:
     """Make an axis that contains all values, starts and ends at multiples of 5 %, and stays within 0 to 100 %."""
-    # There are 20 multiples of 5 %. The lower end is rounded down and the upper end is rounded up.
-    low, high = int(min(values) * 20) / 20, -int(-max(values) * 20 // 1) / 20
+    # There are 20 multiples of 5 %.
+    low = math.trunc(min(values) * 20) / 20
+    high = math.ceil(max(values) * 20) / 20
     return Axis(title, max(0.0, low), min(1.0, max(high, low + 0.05)))
 
 

@@ -75,8 +75,11 @@ class TextTable:
         lines = [[sanitize_line(cell) for cell in line] for line in (self.columns, *self.rows)]
         complete = [line for line in lines if len(line) == len(self.columns)]
         widths = [max(len(line[column]) for line in complete) for column in range(len(self.columns))]
-        padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=False)) for line in lines]
-        return "\n".join(line.rstrip() for line in padded)
+        padded = []
+        for line in lines:
+            cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
+            padded.append("  ".join(cells).rstrip())
+        return "\n".join(padded)
 
     def markdown(self) -> str:
         """Render the table as Markdown with its title as a heading."""

@@ -42,7 +42,10 @@ def cache_dir() -> Path:
     try:
         return (Path(base) if base else Path.home() / ".cache") / "knowgate"
     except RuntimeError:
-        raise BadSetting("no cache folder: this user has no home folder. Set KNOWGATE_CACHE to a folder.") from None
+        raise BadSetting(
+            "there is no place for the cache, because this user has no home folder. Set the environment variable "
+            "KNOWGATE_CACHE to a folder."
+        ) from None
 
 
 # --- checksums ------------------------------------------------------------------------------------
@@ -87,10 +90,10 @@ def sha256_texts(texts: Iterable[str]) -> str:
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
+def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[BinaryIO]:
     """Open a temporary file that replaces `path` when the `with` block ends without an error.
 
-    If the block raises, the temporary file is deleted and `path` stays unchanged.
+    If the block raises, the temporary file is deleted and `path` stays unchanged. `mode` sets the file permissions.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
@@ -103,7 +106,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.chmod(0o644)  # mkstemp makes private files
+            temporary.chmod(mode)  # mkstemp makes private files
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -140,9 +143,16 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write an indented JSON file atomically."""
-    write_text(path, json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write an indented JSON file atomically, with these file permissions."""
+    with atomic_file(path, mode=mode) as file:
+        file.write((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def create_private_file(path: Path) -> None:
+    """Create an empty file that only its owner can read and write. An existing file stays as it is."""
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 @contextlib.contextmanager
@@ -203,7 +213,7 @@ def check_replaceable(path: Path, marker: str, kind: str) -> None:
         kind: The kind of folder, for the message ("a fitted gate").
     """
     if path.exists() and not (path / marker).is_file() and (path.is_file() or any(path.iterdir())):
-        raise ArtifactError(f"'{path}' exists and is not {kind}. Choose another `out`.")
+        raise ArtifactError(f"'{path}' exists and is not {kind}, so it is not overwritten. Choose another `out`.")
 
 
 def check_output_folder(path: Path, markers: Collection[str], kind: str, argument: str = "out") -> None:
@@ -218,7 +228,9 @@ def check_output_folder(path: Path, markers: Collection[str], kind: str, argumen
     if path.exists() and not path.is_dir():
         raise ArtifactError(f"'{path}' is a file, not a folder. Choose another `{argument}`.")
     if path.exists() and not any((path / name).exists() for name in markers) and any(_iter_content(path)):
-        raise ArtifactError(f"'{path}' is not empty and not {kind}. Choose another `{argument}`.")
+        raise ArtifactError(
+            f"the folder '{path}' contains other files and is not {kind}, so it is not used. Choose another `{argument}`."
+        )
 
 
 def _iter_content(folder: Path) -> Iterator[Path]:

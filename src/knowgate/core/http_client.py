@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import functools
+import itertools
 import math
 import os
+import random
 import re
 import ssl
 import time
@@ -41,6 +43,66 @@ MAX_CONCURRENT_REQUESTS = 8
 MAX_RETRIES = 2
 
 
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Timeouts of requests, and how often failed requests are retried.
+
+    Args:
+        timeout: Maximum seconds for one attempt. In a stream, the maximum seconds to wait for each chunk.
+        total: Maximum seconds for a request, including all attempts and the pauses between them. In a stream, the
+            maximum seconds spent waiting for chunks.
+        retries: Maximum number of further attempts after a temporary failure.
+        backoff: Seconds to wait before the second attempt. The time doubles with each attempt, and a random factor
+            between 0.5 and 1 is applied.
+        sleep: Function that waits between attempts.
+    """
+
+    timeout: float = 60.0
+    total: float = 180.0
+    retries: int = 4
+    backoff: float = 0.5
+    sleep: Callable[[float], None] = time.sleep
+
+
+class RetryableError(Exception):
+    """A failure that may be temporary, so the request is sent again.
+
+    Args:
+        error: The error to raise when no attempts are left.
+        wait: Seconds to wait before the next attempt, as the server asked for; None to use the backoff.
+    """
+
+    def __init__(self, error: ServerError, wait: float | None = None):
+        super().__init__(str(error))
+        self.error = error
+        self.wait = wait
+
+
+def call_with_retries(attempt: Callable[[float], Result], policy: RetryPolicy) -> Result:
+    """Call `attempt`, and call it again after temporary failures.
+
+    Args:
+        attempt: Sends the request once. Its argument is the deadline of the request, a time of `time.monotonic`. It
+            raises RetryableError for a temporary failure.
+        policy: Timeouts and retries.
+
+    Raises:
+        ServerError: The last attempt failed, or no time is left for another one.
+    """
+    deadline = time.monotonic() + policy.total
+    for number in itertools.count():
+        try:
+            return attempt(deadline)
+        except RetryableError as failure:
+            pause = failure.wait
+            if pause is None:
+                pause = policy.backoff * 2.0**number * random.uniform(0.5, 1.0)
+            if number >= policy.retries or time.monotonic() + pause >= deadline:
+                raise failure.error from None
+            policy.sleep(pause)
+    raise AssertionError("unreachable")
+
+
 class JsonClient:
     """Client of a JSON API. Lost connections, status 429 and 5xx are retried until the deadline.
 
@@ -50,7 +112,7 @@ class JsonClient:
         headers: Headers of every request. They may contain keys, which never appear in messages.
         advice: Sentence that ends the error about a rejected request and says what to do.
         deadline: Seconds per request, including all retries.
-        pause: Seconds before the first retry; doubles each time.
+        pause: Seconds before the first retry, for servers that do not say how long to wait; doubles each time.
         transport: Replaces the network in tests.
     """
 
@@ -74,7 +136,8 @@ class JsonClient:
             raise BadSetting(f"'{address}' is not a valid address for {name}. Write http(s)://HOST[:PORT]/...")
         self.url, self.name = url.rstrip("/"), name
         self._headers = {key: value for key, value in (headers or {}).items() if value}
-        self._advice, self._deadline, self._pause = advice, deadline, pause
+        self._advice, self._deadline = advice, deadline
+        self._retry = RetryPolicy(timeout=deadline, total=deadline, retries=MAX_RETRIES, backoff=pause)
         self._transport = transport
 
     def request_json(self, method: str, path: str = "", **options: Any) -> Any:
@@ -102,7 +165,9 @@ class JsonClient:
         Raises:
             ServerError: The server rejected the request, failed, or did not answer in time.
         """
-        response = self._send_with_retries(method, path, body, params)
+        url = path if path.startswith(("http://", "https://")) else self.url + path
+        request = self._client.build_request(method, url, json=body, params=params)
+        response = call_with_retries(lambda deadline: self._attempt(request, deadline), self._retry)
         if not response.is_success and response.status not in accept:
             message = self._get_message(response).rstrip(".") or "no reason given"
             raise ServerError(f"{self.name} answered with status {response.status}: {message}. {self._advice}")
@@ -126,41 +191,29 @@ class JsonClient:
         ]
         return redact_message(message, [*find_url_secrets(self.url), *keys])
 
-    def _send_with_retries(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None) -> HttpResponse:
-        """Send a request, and again after a lost connection, status 429 or 5xx.
+    def _attempt(self, request: httpx.Request, deadline: float) -> HttpResponse:
+        """Send a request once and return its response.
 
         Raises:
-            ServerError: The last attempt failed, or no time is left for another one before the deadline.
+            RetryableError: The connection was lost or timed out, or the status is 429 or 5xx.
         """
-        end = time.monotonic() + self._deadline
-        for attempt in range(MAX_RETRIES + 1):
-            wait, response = self._pause * 2**attempt, None
-            try:
-                response = self._send(method, path, body, params, end)
-            except httpx.RequestError as error:
-                problem = f"{type(error).__name__}: {self.redact(str(error))}"
-            else:
-                if response.status != 429 and response.status < 500:
-                    return response
-                message = self._get_message(response)
-                problem = f"status {response.status}{': ' + message if message else ''}"
-                wait = max(wait, response.retry_after or 0.0)
-            if attempt == MAX_RETRIES or time.monotonic() + wait >= end:
-                break
-            time.sleep(wait)
-        quota = " The quota is used up, or requests are sent too fast." if response and response.status == 429 else ""
-        raise ServerError(
-            f"{self.name} failed: {problem}, after {attempt + 1} tries within {self._deadline:g} s.{quota} "
-            "Check that the server runs, or try again later."
-        )
+        try:
+            response = send_request(self._client, request, deadline, self.name)
+        except httpx.RequestError as error:
+            raise self._make_failure(f"{type(error).__name__}: {self.redact(str(error))}") from None
+        if response.status != 429 and response.status < 500:
+            return response
+        message = self._get_message(response)
+        problem = f"status {response.status}{': ' + message if message else ''}"
+        advice = " The quota is used up, or requests are sent too fast." if response.status == 429 else ""
+        raise self._make_failure(problem, advice, response.retry_after)
 
-    def _send(self, method: str, path: str, body: Any, params: Mapping[str, Any] | None, end: float) -> HttpResponse:
-        """Send a request once and read its response before `end`, a time of `time.monotonic`."""
-        url = path if path.startswith(("http://", "https://")) else self.url + path
-        request = self._client.build_request(method, url, json=body, params=params)
-        request.extensions["timeout"] = httpx.Timeout(max(0.001, end - time.monotonic())).as_dict()
-        with request_deadline(end), contextlib.closing(self._client.send(request, stream=True)) as response:
-            return read_response(response, self.name)
+    def _make_failure(self, problem: str, advice: str = "", wait: float | None = None) -> RetryableError:
+        error = ServerError(
+            f"{self.name} failed: {problem.rstrip('.')}. No request succeeded within {self._deadline:g} s.{advice} Check "
+            "that the server runs, or try again later."
+        )
+        return RetryableError(error, wait)
 
     def _get_message(self, response: HttpResponse) -> str:
         """Return the beginning of the body of an error response, without this client's keys."""
@@ -175,13 +228,7 @@ class JsonClient:
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """Response that was read completely.
-
-    Attributes:
-        status: HTTP status code.
-        content: Decompressed body.
-        retry_after: Seconds to wait before a retry, from the Retry-After header; None if the server sent none.
-    """
+    """Response that was read completely: status code, decompressed body, and seconds of the header Retry-After."""
 
     status: int
     content: bytes
@@ -262,13 +309,37 @@ def iter_body(response: httpx.Response, server: str) -> Iterator[bytes]:
     """
     encoding = response.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ALLOWED_ENCODINGS:
-        raise ServerError(f"{server} sent the encoding '{redact_message(encoding)}', which was not requested.")
+        raise ServerError(
+            f"{server} compressed its response with '{redact_message(encoding)}', which was not requested. Check the "
+            "server and any proxy in front of it."
+        )
     size = 0
     for chunk in response.iter_bytes():
         size += len(chunk)
         if size > MAX_RESPONSE_BYTES:
-            raise ServerError(f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes.")
+            raise ServerError(
+                f"{server} sent a response of more than {MAX_RESPONSE_BYTES:,} bytes, which is the maximum. Check its "
+                "address."
+            )
         yield chunk
+
+
+def send_request(client: httpx.Client, request: httpx.Request, deadline: float, server: str) -> HttpResponse:
+    """Send a request once and read its response completely.
+
+    Args:
+        client: A client from `open_client`.
+        request: The request. Its timeout is set to the time until the deadline.
+        deadline: When the request must have ended, a time of `time.monotonic`.
+        server: How an error names the server.
+
+    Raises:
+        httpx.RequestError: The connection failed, or the deadline passed.
+        ServerError: The response is too large, or compressed in a way that was not requested.
+    """
+    request.extensions["timeout"] = httpx.Timeout(max(0.001, deadline - time.monotonic())).as_dict()
+    with request_deadline(deadline), contextlib.closing(client.send(request, stream=True)) as response:
+        return read_response(response, server)
 
 
 def read_response(response: httpx.Response, server: str) -> HttpResponse:

@@ -38,9 +38,11 @@ OptionsType = TypeVar("OptionsType", bound="Options")
 
 def _to_python_number(value: Any) -> Any:
     """Convert numbers of numpy to int or float, because strict fields of pydantic reject them."""
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
         return int(value)
-    return float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else value
+    return float(value) if isinstance(value, numbers.Real) else value
 
 
 # Types for fields of option models. They reject booleans, NaN and numbers written as text.
@@ -70,7 +72,8 @@ class Options(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed. The copy is validated; fields that were never set stay unset."""
-        return type(self)(**{**{name: getattr(self, name) for name in self.model_fields_set}, **changes})
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**values, **changes})
 
 
 def with_options(

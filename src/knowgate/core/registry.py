@@ -124,7 +124,7 @@ def parse_options(cls: type, text: str, where: str) -> dict[str, Any]:
         key, equals, value = part.partition("=")
         if not equals or "://" in key:  # an address may contain '=' itself
             if position > 0 or not fields:
-                raise BadSetting(f"{where}: '{part}' is not key=value. Known options: {known}.")
+                raise BadSetting(f"{where}: '{part}' is not of the form key=value. Known options: {known}.")
             key, value = next(iter(fields)), part
         key = key.strip()
         if key not in fields:
@@ -152,5 +152,5 @@ def _convert(value: str, annotation: Any, where: str) -> Any:
 def _check_choice(value: str, allowed: tuple[str, ...], where: str) -> str:
     """Return the value if it is allowed; otherwise raise BadSetting."""
     if value not in allowed:
-        raise BadSetting(f"{where} is '{value}'; allowed: {', '.join(allowed)}.")
+        raise BadSetting(f"{where} is '{value}'. Use one of: {', '.join(allowed)}.")
     return value

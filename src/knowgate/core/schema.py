@@ -81,8 +81,10 @@ def read_record(kind: type[Record], value: Any, where: str, *, ignore_unknown: b
 
 def describe_expected(detail: ErrorDetails) -> str | None:
     """Return the type that a value should have had, in words; None if pydantic's error is not about a type."""
-    matches = (text for prefix, text in EXPECTED.items() if detail["type"].startswith(prefix))
-    return next(matches, None)
+    for prefix, text in EXPECTED.items():
+        if detail["type"].startswith(prefix):
+            return text
+    return None
 
 
 def _explain(detail: ErrorDetails) -> str:
@@ -174,12 +176,14 @@ def _make_range_schema(schema: CoreSchema, allowed: NumberRange) -> CoreSchema:
 
 def _make_union_schema(kinds: tuple[Any, ...]) -> CoreSchema:
     """Build the schema of a union such as `int | str | None`. Its error names all allowed types."""
-    choices: list[Any] = [_make_schema(kind) for kind in kinds if kind is not type(None)]
-    schema: CoreSchema = choices[0] if len(choices) == 1 else core_schema.union_schema(choices, mode="left_to_right")
-    if len(choices) > 1:
+    choices = [kind for kind in kinds if kind is not type(None)]
+    schemas: list[Any] = [_make_schema(kind) for kind in choices]
+    schema: CoreSchema = schemas[0]
+    if len(schemas) > 1:
         names = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-        choices_named = [names.get(kind, "a list or object") for kind in kinds if kind is not type(None)]
-        schema = _expect(schema, " or ".join(dict.fromkeys(choices_named)))
+        described = dict.fromkeys(names.get(kind, "a list or object") for kind in choices)  # each description once
+        union = core_schema.union_schema(schemas, mode="left_to_right")
+        schema = _expect(union, " or ".join(described))
     return core_schema.nullable_schema(schema) if type(None) in kinds else schema
 
 

@@ -100,7 +100,11 @@ class _Replacements(dict[str, str]):
 
     def __missing__(self, char: str) -> str:
         category = unicodedata.category(char)[0]
-        self[char] = " " if category in "PSZC" else COMBINING_MARK if category == "M" else char
+        self[char] = char
+        if category in "PSZC":  # punctuation, symbol, separator, control
+            self[char] = " "
+        elif category == "M":
+            self[char] = COMBINING_MARK
         return self[char]
 
 
@@ -179,10 +183,11 @@ def _grade_contains(answer: str, question: str, golds: tuple[str, ...]) -> Conta
     """Grade an answer as `grade_contains` does. Its arguments are hashable, so that grades can be cached."""
     answer_tokens = join_tokens(answer)
     matches = [gold for gold in _prepare_golds(question, golds) if gold.tokens in answer_tokens]
-    accepted = [
-        gold for gold in matches if not gold.is_in_question or not is_echo(tokenize(answer), tokenize(question))
-    ]
-    return ContainmentGrade(correct=bool(accepted), guarded=bool(matches) and not accepted)
+    if not matches:
+        return ContainmentGrade(correct=False)
+    # A gold answer that is not in the question cannot come from repeating it.
+    is_correct = any(not gold.is_in_question for gold in matches) or not is_echo(tokenize(answer), tokenize(question))
+    return ContainmentGrade(correct=is_correct, guarded=not is_correct)
 
 
 @dataclass(frozen=True)
@@ -207,11 +212,11 @@ def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
     A part is five tokens in a row, or half of the tokens of a shorter question. An answer to a question of one or two
     tokens must equal the question.
     """
-    width = max(1, min(5, (len(question) + 1) // 2))
-    runs = {tuple(question[start : start + width]) for start in range(len(question) - width + 1)}
-    if width == 1:
+    length = max(1, min(5, (len(question) + 1) // 2))
+    if length == 1:
         return list(answer) == list(question)
-    return any(tuple(answer[start : start + width]) in runs for start in range(len(answer) - width + 1))
+    parts = {tuple(question[start : start + length]) for start in range(len(question) - length + 1)}
+    return any(tuple(answer[start : start + length]) in parts for start in range(len(answer) - length + 1))
 
 
 def render_choices(question: Question) -> str:

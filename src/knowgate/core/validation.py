@@ -155,7 +155,8 @@ def check_number(value: Any, name: str, *, minimum: float = 0, maximum: float = 
         BadSetting: The value is out of bounds, NaN, or not a number; booleans are rejected, too.
     """
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not minimum <= value <= maximum:  # not as a float, which a huge integer would overflow
+    # The value is compared before it is converted, because a huge integer does not fit into a float.
+    if not is_number or not minimum <= value <= maximum:
         raise BadSetting(f"{_format_setting(name, value)}: it must be between {minimum:g} and {maximum:g}.")
     return float(value)
 
@@ -190,7 +191,9 @@ def _iter_children(values: list[Any]) -> Iterator[Any]:
 
 
 def _make_depth_error(where: str) -> BadInput:
-    return BadInput(f"{where} is nested more than {MAX_DEPTH} levels deep, which is the maximum.")
+    return BadInput(
+        f"{where} is nested more than {MAX_DEPTH} levels deep, which is not allowed. Use fewer nested lists and objects."
+    )
 
 
 @functools.cache
@@ -212,7 +215,7 @@ def _reject_constant(name: str) -> NoReturn:
 def _parse_int(digits: str) -> int:
     """Parse an integer; raise ValueError if it has more than MAX_DIGITS digits."""
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits is too long")
+        raise ValueError(f"it contains a number of {len(digits)} digits, and at most {MAX_DIGITS} are allowed")
     return int(digits)
 
 

@@ -148,7 +148,10 @@ def preference_from_json(record: Mapping[str, Any], where: str) -> Preference:
 
 
 def to_cbdr_record(row: Preference) -> dict[str, Any]:
-    """Convert a row to a training record in CBDR's format; the scores are the shifts of the passages."""
+    """Convert a row to a training record for rerankers in the format of the paper CBDR.
+
+    The score of a passage is how much it changed the LLM's confidence in its answer.
+    """
     positives = [row.candidates[index] for index in row.positives]
     negatives = [row.candidates[index] for index in row.negatives]
     return {
@@ -246,13 +249,22 @@ def precision_at(hits: Sequence[bool], k: int) -> float:
 
 
 def recall_at(hits: Sequence[bool], k: int) -> float:
-    """Return the share of all positives that are among the first k passages; `hits` must contain a positive."""
+    """Return the share of all positives that are among the first k passages.
+
+    `hits` says for each ranked passage whether it is a positive. At least one must be.
+    """
     return sum(hits[:k]) / sum(hits)
 
 
 def reciprocal_rank_at(hits: Sequence[bool], k: int) -> float:
-    """Return 1 / rank of the first positive passage; 0 if there is none among the first k."""
-    return next((1 / rank for rank, hit in enumerate(hits[:k], start=1) if hit), 0.0)
+    """Return 1 / rank of the first positive passage; 0 if there is none among the first k.
+
+    `hits` says for each ranked passage whether it is a positive.
+    """
+    for rank, is_positive in enumerate(hits[:k], start=1):
+        if is_positive:
+            return 1 / rank
+    return 0.0
 
 
 RANK_METRICS = {"P": precision_at, "R": recall_at, "MRR": reciprocal_rank_at}
@@ -260,12 +272,16 @@ RANK_METRIC_NAMES = tuple(f"{name}@{k}" for k in CUTOFFS for name in RANK_METRIC
 
 
 def rank_hits(row: Preference, scores: Sequence[float]) -> list[bool]:
-    """Rank the positives and negatives of a row by score, and return for each rank whether it is a positive.
+    """Rank the positive and negative passages of a row by score, and return for each rank whether it is a positive.
 
-    `scores` has a score for every candidate of the row; higher is better.
+    Candidates that are neither positive nor negative are left out.
+
+    Args:
+        row: A question with its candidate passages.
+        scores: The score of every candidate; higher is better.
     """
     positives = set(row.positives)
-    ranked = [row.pool[number] for number in rank_scores([scores[index] for index in row.pool])]
+    ranked = sorted(row.pool, key=lambda index: -scores[index])
     return [index in positives for index in ranked]
 
 
@@ -280,8 +296,8 @@ def compute_rank_metrics(rows: Sequence[Preference], scores: Sequence[Sequence[f
         The values of each metric by its name, such as 'P@3', with one number per row.
     """
     hits = [rank_hits(row, values) for row, values in zip(rows, scores, strict=True)]
-    return {
-        f"{name}@{k}": np.array([metric(row_hits, k) for row_hits in hits], dtype=np.float64)
-        for k in CUTOFFS
-        for name, metric in RANK_METRICS.items()
-    }
+    values_by_name: dict[str, FloatArray] = {}
+    for k in CUTOFFS:
+        for name, metric in RANK_METRICS.items():
+            values_by_name[f"{name}@{k}"] = np.array([metric(row_hits, k) for row_hits in hits], dtype=np.float64)
+    return values_by_name

@@ -209,7 +209,8 @@ class RowFolder:
     def drop_failed(self) -> int:
         """Remove the rows that have an error, so that their questions are tried again.
 
-        Call it only inside `exclusive`. A packed folder is not changed.
+        Call it only while the folder is locked (see `exclusive`). A packed folder, which has compressed rows, is not
+        changed.
 
         Returns:
             The number of rows that have an error.
@@ -271,20 +272,21 @@ def _parse_line(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = parse_json(line.decode(), where)
     except UnicodeDecodeError:
-        raise ArtifactError(f"{where} is not UTF-8 text: the run is damaged. Create the run again.") from None
+        raise ArtifactError(f"{where} is not UTF-8 text. The run is damaged. Create the run again.") from None
     except BadInput as error:
-        raise ArtifactError(f"{str(error).rstrip('.')}: the run is damaged. Create the run again.") from None
+        raise ArtifactError(f"{str(error).rstrip('.')}. The run is damaged. Create the run again.") from None
     if not isinstance(record, dict):
-        raise ArtifactError(f"{where} is not a JSON object: the run is damaged. Create the run again.")
+        raise ArtifactError(f"{where} is not a JSON object. The run is damaged. Create the run again.")
     return record
 
 
 def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
     """Raise BadSetting, with all differences, if a folder was started with other settings than the current ones."""
+    names = {*started, *current} - {"hash"}  # the hash depends on the other settings
     differences = [
-        f"{key} was {started.get(key)!r}, now {current.get(key)!r}"
-        for key in sorted({*started, *current} - {"hash"})
-        if started.get(key) != current.get(key)
+        f"{name} was {started.get(name)!r}, now {current.get(name)!r}"
+        for name in sorted(names)
+        if started.get(name) != current.get(name)
     ]
     if differences:
         raise BadSetting(

@@ -19,7 +19,7 @@ from typing import Any
 
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import LabelRow
-from knowgate.data.runs.table import check_unique_runs, warn_if_unfinished
+from knowgate.data.runs.run_checks import check_unique_runs, warn_if_unfinished
 from knowgate.data.signals.samples import Effect
 from knowgate.evaluation import boundary_measures as measures
 from knowgate.evaluation.boundary_measures import INDICATORS, SIDES, TOLERANCE, QuestionFacts, RunSlice, SavingCurve
@@ -34,16 +34,22 @@ MAX_ERROR_KINDS = 3
 
 @dataclass(frozen=True)
 class RowCounts:
-    """Numbers of rows and verdicts of a run.
+    """Numbers of rows and verdicts of a label run.
 
     Attributes:
-        rows: All rows. Failed ones are excluded from everything else.
+        rows: Number of all rows.
+        failed: Number of rows with an error. They are left out of all other measures.
         reasons: The most frequent errors with their counts.
-        guarded: Verdicts changed by the echo guard.
-        unparsable: Judge verdicts that could not be parsed.
-        cut: Questions whose passages were cut to fit.
+        without_gold: Number of questions without gold answers.
+        with_open: Number of questions with an open-book answer.
+        with_mask: Number of questions answered with masked passages.
+        guarded: Number of answers graded as wrong because they only repeat the question.
+        unparsable: Number of judge verdicts that could not be parsed.
+        cut: Number of questions whose passages were shortened to fit the context window.
+        seconds: Time that labeling took.
+        tokens: Number of generated tokens.
         graders: Graders with the number of rows each graded.
-        synthetic: Questions that an LLM wrote.
+        synthetic: Number of questions that an LLM wrote.
     """
 
     rows: int
@@ -63,10 +69,14 @@ class RowCounts:
 
 @dataclass(frozen=True)
 class BoundaryAccuracy:
-    """Accuracy of the greedy answers by side.
+    """Accuracy of the greedy answers.
 
     Attributes:
-        matched: Closed-book accuracy on the questions that have a graded open-book answer.
+        closed: Accuracy without passages.
+        open: Accuracy with passages.
+        mask: Accuracy with passages in which the gold answers are masked.
+        matched: Accuracy without passages on the questions that have a graded answer with passages, so that the two can
+            be compared.
     """
 
     closed: Proportion
@@ -86,7 +96,15 @@ class RetrievalBenefit:
 
 @dataclass(frozen=True)
 class EffectInterval:
-    """Effects of retrieval on questions whose indicator lies in [low, high); the last interval includes 1."""
+    """Effects of retrieval on the questions whose mastery or certainty lies in an interval.
+
+    Attributes:
+        low: Start of the interval.
+        high: End of the interval. It belongs to the next interval, except for the last one, which includes 1.
+        beneficial: Number of questions whose mastery or certainty retrieval raises.
+        neutral: Number of questions that retrieval does not change.
+        harmful: Number of questions whose mastery or certainty retrieval lowers.
+    """
 
     low: float
     high: float
@@ -102,7 +120,9 @@ class EffectInterval:
 
 @dataclass(frozen=True)
 class CopyRate:
-    """How often the LLM answers MASK once the gold answers in the passages are masked (KBM, section 3.3).
+    """How often the LLM copies the word MASK, which replaces the gold answers in the passages (KBM, section 3.3).
+
+    An LLM that knows the answer would not need to copy it from the passages.
 
     Attributes:
         is_mask: The answer is MASK, among questions whose open-book samples all agree.
@@ -145,7 +165,10 @@ class KnowledgeBoundary:
 
 
 def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
-    """Measure the knowledge boundary in one pass over the rows of a run."""
+    """Measure what an LLM knows by itself, and what retrieval changes, in one pass over the rows of a label run.
+
+    Failed rows are counted and otherwise left out.
+    """
     counts, errors, graders = Counter[str](), Counter[str](), Counter[str]()
     facts: list[QuestionFacts] = []
     harmed: list[LabelRow] = []
@@ -161,6 +184,7 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
         graders[row.grader or "not recorded"] += 1
         facts.append(measures.extract_facts(row))
         change = measure_retrieval_change(row)
+        # Only the most extreme rows are kept, so that memory does not grow with the run.
         if change < (0, 0):
             harmed = heapq.nsmallest(MAX_EXTREME_QUESTIONS, [*harmed, row], key=measure_retrieval_change)
         elif change > (0, 0):
@@ -217,17 +241,26 @@ def _summarize_facts(
 
 
 def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "closed") -> tuple[EffectInterval, ...]:
-    """Count the effects of retrieval in each interval of an indicator, measured on one side."""
-    counted = Counter(
-        (min(INTERVAL_COUNT - 1, int(value * INTERVAL_COUNT + TOLERANCE)), fact.effects[indicator])
-        for fact in facts
-        if (value := fact.indicators[side][indicator]) is not None
-    )
+    """Count how often retrieval helps, changes nothing or hurts, for questions grouped by mastery or certainty.
+
+    Args:
+        facts: The questions.
+        indicator: 'mastery' or 'certainty', which is divided into `INTERVAL_COUNT` intervals.
+        side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
+    """
+    counted = Counter[tuple[int, str | None]]()
+    for fact in facts:
+        value = fact.indicators[side][indicator]
+        if value is not None:
+            interval = min(INTERVAL_COUNT - 1, int(value * INTERVAL_COUNT + TOLERANCE))  # the last one includes 1
+            counted[interval, fact.effects[indicator]] += 1
     return tuple(
         EffectInterval(
-            number / INTERVAL_COUNT,
-            (number + 1) / INTERVAL_COUNT,
-            *(counted[number, effect.value] for effect in Effect),
+            low=number / INTERVAL_COUNT,
+            high=(number + 1) / INTERVAL_COUNT,
+            beneficial=counted[number, Effect.BENEFICIAL.value],
+            neutral=counted[number, Effect.NEUTRAL.value],
+            harmful=counted[number, Effect.HARMFUL.value],
         )
         for number in range(INTERVAL_COUNT)
     )
@@ -241,7 +274,7 @@ def correlate_indicators(facts: Sequence[QuestionFacts]) -> Correlation:
 
 
 def measure_copy_rate(facts: Sequence[QuestionFacts]) -> CopyRate | None:
-    """Measure how often masked answers are copied. None if the run has no masked answers."""
+    """Measure how often the LLM copies the word MASK from masked passages. None if the run has no such answers."""
     masked = [fact for fact in facts if fact.is_mask is not None]
     if not masked:
         return None
@@ -264,11 +297,10 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
     agreements = []
     for side in ("closed", "open"):
         verdicts = [fact.verdicts[side] for fact in facts if side in fact.verdicts]
-        graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)
+        graders = dict.fromkeys(name for by_grader in verdicts for name in by_grader)  # unique, in order
         for first, second in combinations(graders, 2):
-            pairs = [
-                (by_grader[first], by_grader[second]) for by_grader in verdicts if {first, second} <= by_grader.keys()
-            ]
+            graded_by_both = [by_grader for by_grader in verdicts if first in by_grader and second in by_grader]
+            pairs = [(by_grader[first], by_grader[second]) for by_grader in graded_by_both]
             if pairs:
                 agreements.append(proportions.measure_agreement(side, (first, second), pairs))
     return tuple(agreements)
@@ -279,10 +311,17 @@ def measure_grader_agreement(facts: Sequence[QuestionFacts]) -> tuple[GraderAgre
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run with its settings and its knowledge boundary.
+    """A label run with its settings and its knowledge boundary, as shown in a report.
 
     Attributes:
         name: The model's name, or the folder's if several runs share a model.
+        path: Folder of the run.
+        model: The LLM that answered.
+        data: Where the questions come from.
+        grader: The graders that were used.
+        samples: Number of sampled answers per question.
+        temperature: Temperature, and other settings of the samples.
+        boundary: What was measured.
     """
 
     name: str

@@ -54,7 +54,7 @@ class QuestionFacts:
 
 
 def extract_facts(row: LabelRow) -> QuestionFacts:
-    """Extract the facts of a row that did not fail."""
+    """Extract what the boundary report needs from a label row that did not fail."""
     question = Question(row.question, answers=row.answers, choices=row.choices, meta=row.meta)
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
@@ -106,7 +106,7 @@ def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Questi
 
 @dataclass(frozen=True)
 class SavingPoint:
-    """Skipping retrieval for questions whose indicator reaches a threshold.
+    """What skipping retrieval saves and costs if questions above a threshold of mastery or certainty are skipped.
 
     Attributes:
         threshold: The threshold; None if nothing is skipped.
@@ -123,10 +123,10 @@ class SavingPoint:
 
 @dataclass(frozen=True)
 class SavingCurve:
-    """Savings at every threshold.
+    """What skipping retrieval saves and costs at every threshold of mastery or certainty.
 
     Attributes:
-        n: Number of questions with the indicator and both grades.
+        n: Number of questions that have a value of the indicator and grades of both answers.
         always: Accuracy of always retrieving.
         never: Accuracy of never retrieving.
         points: One point for each distinct threshold, from skipping nothing to skipping everything.
@@ -141,16 +141,27 @@ class SavingCurve:
 
 
 def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> SavingCurve | None:
-    """Compute the savings of skipping by a closed-book indicator. None if no question has both grades."""
+    """Compute what skipping retrieval saves and costs if the questions of highest mastery or certainty are skipped.
+
+    Args:
+        facts: The questions.
+        indicator: 'mastery' or 'certainty' of the closed-book answers.
+
+    Returns:
+        The curve over all thresholds; None if no question has grades of both answers.
+    """
     cases = sorted(_list_cases(facts, indicator), key=lambda case: -case[0])
     if not cases:
         return None
     n = len(cases)
-    always, never = sum(opened for _, _, opened in cases) / n, sum(closed for _, closed, _ in cases) / n
+    n_open_correct = sum(opened for _, _, opened in cases)
+    always, never = n_open_correct / n, sum(closed for _, closed, _ in cases) / n
+    # n_correct[i] is the number of correct answers if the first i questions are skipped.
     changes = (closed - opened for _, closed, opened in cases)
-    n_correct = list(itertools.accumulate(changes, initial=sum(opened for _, _, opened in cases)))
+    n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
 
     def make_point(threshold: float | None, n_skipped: int) -> SavingPoint:
+        """Make the point at which the first `n_skipped` questions are skipped."""
         saved = n_skipped / n
         return SavingPoint(threshold, saved, n_correct[n_skipped] / n, saved * never + (1 - saved) * always)
 
@@ -179,12 +190,17 @@ def _list_cases(facts: Sequence[QuestionFacts], indicator: str) -> list[tuple[fl
 
 @dataclass(frozen=True)
 class RunSlice:
-    """Measures of one slice of a run. Means are over the questions that have the value.
+    """Measures of a group of questions, such as all questions in one language.
 
     Attributes:
-        n: Number of questions; 0 for an empty slice.
+        dimension: What the questions are grouped by, such as 'language'.
+        value: The group, such as 'en'.
+        n: Number of questions; 0 for an empty group.
         closed: Closed-book accuracy on the questions with a graded open-book answer, or on all if there are none.
-        benefit: Mean effect of retrieval on the greedy answer.
+        open: Open-book accuracy.
+        benefit: Mean effect of retrieval on the greedy answer: 1 if it helps, -1 if it hurts.
+        mastery: Mean share of correct closed-book samples.
+        certainty: Mean agreement of the closed-book samples.
     """
 
     dimension: str
@@ -198,7 +214,7 @@ class RunSlice:
 
 
 def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
-    """Compute the slices of every dimension that the run's data describe, even if there is only one slice."""
+    """Measure groups of questions along every dimension that the data describe, such as the language."""
     slices: list[RunSlice] = []
     for dimension in label_rows.SLICE_DIMENSIONS:
         by_frequency = dimension == label_rows.ANSWER_FREQUENCY
@@ -209,9 +225,15 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
 
 
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
-    """Measure the questions of one slice."""
+    """Measure a group of questions. Means are over the questions that have a value.
+
+    Args:
+        dimension: What the questions are grouped by, such as 'language'.
+        value: The group, such as 'en'.
+        facts: The questions of the group.
+    """
     answered_both_ways = [fact for fact in facts if fact.correct["open"] is not None]
-    mastery, certainty = (mean_of_known(fact.indicators["closed"][name] for fact in facts) for name in INDICATORS)
+    closed_indicators = [fact.indicators["closed"] for fact in facts]
     return RunSlice(
         dimension,
         value,
@@ -219,8 +241,8 @@ def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) 
         closed=estimate_proportion(fact.correct["closed"] for fact in answered_both_ways or facts),
         open=estimate_proportion(fact.correct["open"] for fact in facts),
         benefit=mean_of_known(fact.benefit for fact in facts),
-        mastery=mastery,
-        certainty=certainty,
+        mastery=mean_of_known(indicators["mastery"] for indicators in closed_indicators),
+        certainty=mean_of_known(indicators["certainty"] for indicators in closed_indicators),
     )
 
 

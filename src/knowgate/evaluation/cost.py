@@ -64,6 +64,7 @@ class TrafficCost:
         completion: Number of tokens that the LLM generates.
         gpu: Seconds of the LLM's GPU.
         lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
+        calls: Number of LLM calls.
     """
 
     searches: float
@@ -71,6 +72,7 @@ class TrafficCost:
     completion: float | None
     gpu: float | None
     lost: Proportion | None = None
+    calls: float | None = None
 
     def money(self, prices: Prices) -> float | None:
         """Return the total cost. None if an amount that has a price is unknown."""
@@ -93,6 +95,7 @@ class TrafficCost:
             "input_token": (self.prompt, prices.input_token),
             "output_token": (self.completion, prices.output_token),
             "gpu_hour": (self.gpu, prices.gpu_hour / SECONDS_PER_HOUR),
+            "llm_call": (self.calls, prices.llm_call),
         }
 
 
@@ -114,11 +117,31 @@ class CostComparison:
 
     @property
     def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing."""
+        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing.
+
+        Without any price of the LLM, the gate is known to be cheaper only if it makes no more LLM calls.
+        """
+        if not self.prices.include_llm:
+            saved = self.always.searches - self.gated.searches
+            is_cheaper = self.extra_calls is not None and self.extra_calls <= 0 and saved > 0
+            return 0.0 if is_cheaper else None
         always, gated = (cost.money_without_searches(self.prices) for cost in (self.always, self.gated))
         if always is None or gated is None:
             return None
         return compute_break_even_price(always, gated, self.always.searches - self.gated.searches)
+
+    @property
+    def extra_calls(self) -> float | None:
+        """LLM calls per question that the gate makes more than always retrieving; None if unknown."""
+        if self.always.calls is None or self.gated.calls is None:
+            return None
+        return self.gated.calls - self.always.calls
+
+    @property
+    def break_even_call(self) -> float | None:
+        """The price of an LLM call below which the gate is cheaper; None if it makes no more calls or is unknown."""
+        saved = (self.always.searches - self.gated.searches) * self.prices.search
+        return saved / self.extra_calls if self.extra_calls else None
 
 
 def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) -> CostComparison:
@@ -149,7 +172,20 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> T
     prompt, completion, gpu = (
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
-    return TrafficCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve))
+    calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
+    return TrafficCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve), calls)
+
+
+def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
+    """Count the LLM calls per question; None if it is unknown whether the gate drafts an answer.
+
+    A skipped question continues its draft. A retrieved one needs a second call.
+    """
+    draft_tokens = np.array([event.reading.completion for event in traffic.events])
+    if np.isnan(draft_tokens).all():
+        return None
+    extra_calls = np.array([event.extra_calls for event in traffic.events])
+    return float((1 + extra_calls + (retrieve & (draft_tokens > 0))).mean())
 
 
 def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
@@ -211,28 +247,41 @@ class QuestionCost:
         passage_tokens: Number of passage tokens in the prompt; None if the rows contain no texts.
         answer_tokens: Number of generated tokens; None if the rows contain no answer lengths.
         decision_seconds: Time of the gate's decision; None if it was not timed.
+        llm_calls: Number of LLM calls.
     """
 
     searches: float
     passage_tokens: float | None
     answer_tokens: float | None
     decision_seconds: float | None = 0.0
+    llm_calls: float = 1.0
 
-    def money(self, assumptions: CostAssumptions) -> float:
-        """Return the price of searches and tokens. Unknown numbers of tokens count as 0."""
-        tokens = (self.passage_tokens or 0.0) + (self.answer_tokens or 0.0)
-        return self.searches * assumptions.price_search + tokens * assumptions.price_token
+    def money(self, assumptions: CostAssumptions) -> float | None:
+        """Return the price of searches and tokens; None if tokens have a price and their number is unknown."""
+        searches = self.searches * assumptions.price_search
+        if not assumptions.price_token:
+            return searches
+        if self.passage_tokens is None or self.answer_tokens is None:
+            return None
+        return searches + (self.passage_tokens + self.answer_tokens) * assumptions.price_token
 
-    def seconds(self, assumptions: CostAssumptions) -> float:
-        """Return the seconds of searching and deciding, without answering. An untimed decision counts as 0."""
-        return self.searches * assumptions.search_seconds + (self.decision_seconds or 0.0)
+    def seconds(self, assumptions: CostAssumptions) -> float | None:
+        """Return the seconds of searching and deciding, without answering; None if the decision was not timed."""
+        if self.decision_seconds is None:
+            return None
+        return self.searches * assumptions.search_seconds + self.decision_seconds
 
     def break_even(self, always: QuestionCost, assumptions: CostAssumptions) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`; None if it skips nothing."""
+        """Return the search price above which this policy is cheaper than `always`.
+
+        None if it skips nothing, or if the tokens are unknown or have no price although it makes more LLM calls.
+        """
         free_search = replace(assumptions, price_search=0.0)
-        return compute_break_even_price(
-            always.money(free_search), self.money(free_search), always.searches - self.searches
-        )
+        always_money, money = always.money(free_search), self.money(free_search)
+        is_unpriced = not assumptions.price_token and self.llm_calls > always.llm_calls
+        if always_money is None or money is None or is_unpriced:
+            return None
+        return compute_break_even_price(always_money, money, always.searches - self.searches)
 
 
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
@@ -247,23 +296,28 @@ def estimate_never_cost(table: LabelTable) -> QuestionCost:
     return estimate_gated_cost(table, np.ones(len(table.rows), dtype=bool), None)
 
 
-def estimate_gated_cost(table: LabelTable, skips: BoolArray, gate: GateResult | None) -> QuestionCost:
+def estimate_gated_cost(
+    table: LabelTable, skips: BoolArray, gate: GateResult | None, *, has_arbiter: bool = False
+) -> QuestionCost:
     """Estimate the mean cost per question if some searches are skipped.
 
     Args:
         table: Labeled questions.
         skips: Whether the search for each question is skipped.
         gate: The gate that decides, whose drafts and samples cost tokens; None for a policy without a gate.
+        has_arbiter: Whether an arbiter follows, which needs both answers of every retrieved question.
     """
-    drafts, extra_tokens = (gate.drafts, gate.extra_tokens) if gate else (False, 0.0)
+    drafts, extra_tokens = (gate.drafts or has_arbiter, gate.extra_tokens) if gate else (has_arbiter, 0.0)
+    retrieved = float((~skips).mean())
     draft_tokens = table.closed_tokens * drafts  # 0 if the gate needs no draft answer
     answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
     passages = count_passage_tokens(table)
     return QuestionCost(
-        float((~skips).mean()),
+        retrieved,
         None if passages is None else float((passages * ~skips).mean()),
         float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
         gate.cost.seconds if gate else 0.0,
+        1 + (gate.extra_calls if gate else 0.0) + (retrieved if drafts else 0.0),
     )
 
 

@@ -110,10 +110,11 @@ def diff_evaluations(
         )
     for gate in watch:
         if gate not in gates:
-            raise UnknownName("gate of both sides", gate, gates)
+            raise UnknownName("gate of both evaluations", gate, gates)
     shared, needed = _find_shared_questions(first, second), _count_needed(first, second)
     pairs = shared if len(shared[0]) >= needed else ([], [])
-    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]  # with its arbiter
+    # A watched gate is watched with and without an arbiter.
+    named = [gate for gate in gates if gate in watch or gate.removesuffix(ARBITER_SUFFIX) in watch]
     default = [gate for gate in gates if gate in DEFAULT_WATCHED or gate.endswith(ARBITER_SUFFIX)]
     return EvaluationDiff(
         first,
@@ -155,7 +156,10 @@ def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) 
 
 def _index_by_key(summary: EvaluationSummary) -> dict[str, int]:
     """Map the key of each question to the index of its first occurrence."""
-    return {key: index for index, key in reversed(list(enumerate(summary.question_keys)))}
+    indexes: dict[str, int] = {}
+    for index, key in enumerate(summary.question_keys):
+        indexes.setdefault(key, index)
+    return indexes
 
 
 def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
@@ -179,7 +183,10 @@ def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexP
 
 
 def _diff_paired(first: BoolArray, second: BoolArray, resamples: int) -> MeasureDiff:
-    """Compare outcomes on the same questions, in the same order."""
+    """Compare yes-or-no outcomes of two evaluations on the same questions, in the same order.
+
+    The differences are resampled question by question, which gives narrower intervals than independent samples.
+    """
     before, after = first.astype(float), second.astype(float)
     return MeasureDiff(*estimate_means([before, after, after - before], resamples))
 

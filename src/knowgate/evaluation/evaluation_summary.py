@@ -45,7 +45,7 @@ class GateSummary:
 
 @dataclass(frozen=True)
 class EvaluationSummary:
-    """What is needed of an evaluation to compare it with another.
+    """The results of an evaluation that are needed to compare it with another one.
 
     Attributes:
         name: Folder it was read from.
@@ -54,7 +54,7 @@ class EvaluationSummary:
         gates: Gates by name, including the baselines and the recommended policy.
         question_keys: Fingerprints of the questions; equal questions have equal keys.
         recommendation: The recommended gate and threshold in words, or 'no gate'.
-        arbiter: The arbiter after the gates whose names end in `ARBITER_SUFFIX`.
+        arbiter: Name of the arbiter, which chooses the answers of the gates whose names end in `ARBITER_SUFFIX`.
     """
 
     name: str
@@ -152,15 +152,15 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
     retrieved for ('searched').
     """
     summary = summarize_evaluation(evaluation, recommendation, "")
-    gates = {
-        name: {
-            kind: "".join("1" if value else "0" for value in values)
-            for kind, values in (("right", gate.right), ("searched", gate.searched))
-            if values is not None
-        }
-        for name, gate in summary.gates.items()
-    }
+    gates = {}
+    for name, gate in summary.gates.items():
+        flags = {"right": gate.right, "searched": gate.searched}
+        gates[name] = {kind: _flags_to_text(values) for kind, values in flags.items() if values is not None}
     return {"questions": summary.question_keys, "gates": gates}
+
+
+def _flags_to_text(values: BoolArray) -> str:
+    return "".join("1" if value else "0" for value in values)
 
 
 @dataclass(frozen=True)

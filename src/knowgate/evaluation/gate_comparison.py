@@ -17,6 +17,7 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import Cascade, SecondLookResult
 from knowgate.evaluation.retrieval_actions import ActionResult
+from knowgate.evaluation.topics import TopicResult, topics_to_dict
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
@@ -32,6 +33,8 @@ from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
 CURVE_STEPS = 60
+COST_COLUMNS = ("LLM calls", "deciding, ms")
+UNKNOWN_AMOUNT = "unknown"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 
 
@@ -86,6 +89,7 @@ class Evaluation:
         second_looks: Results with a judge that drops useless passages, if one was given.
         guarantees: Stored guarantees by gate.
         cascade: Results with an arbiter after retrieval, if one was given.
+        topics: Results by topic of the questions, if topics were asked for.
         actions: Results of choosing between skipping, one retrieval and several rounds, if searches were priced.
     """
 
@@ -98,6 +102,7 @@ class Evaluation:
     guarantees: dict[str, GateGuarantee] = field(default_factory=dict)
     cascade: Cascade | None = None
     actions: list[ActionResult] = field(default_factory=list)
+    topics: list[TopicResult] = field(default_factory=list)
 
     def gate(self, name: str) -> GateResult:
         """Return the result of one gate.
@@ -146,7 +151,8 @@ def compare_gates(
 
     Args:
         table: Labeled questions.
-        scores: Needs of each gate. The baselines never, always and oracle are added.
+        scores: For each gate, the need for retrieval that it gives to each question. The baselines never, always and
+            oracle are added if the questions have open-book answers.
         resamples: Bootstrap resamples for the intervals.
         seed: Seed of the resamples.
 
@@ -158,11 +164,12 @@ def compare_gates(
     baselines = gate_results.build_baselines(table)
     baseline_names = {baseline.name for baseline in baselines}
     compared = [gate for gate in scores if gate.name not in baseline_names]
+    # Gates and baselines are measured together, so that they share their resamples.
     results = gate_results.measure_gates(table, [*compared, *baselines], bootstrap)
-    gates = results[: len(compared)]
+    gates, baseline_results = results[: len(compared)], results[len(compared) :]
     if not baselines:
         return Evaluation(table, gates, [], _measure_slices(table, gates), resamples)
-    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in results[len(compared) :])
+    never, always, oracle = (gate_results.make_baseline_result(table, result) for result in baseline_results)
     all_results = [never, always, *gates, oracle]
     return Evaluation(
         table, all_results, _compare_pairs(gates, always), _measure_slices(table, all_results), bootstrap.resamples
@@ -180,7 +187,10 @@ def _check_distinguishable(table: LabelTable) -> None:
 
 
 def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[PairedComparison]:
-    """Test each gate against always retrieving, and the most accurate gate against the others."""
+    """Test each gate against always retrieving, and the most accurate gate against the others.
+
+    The p-values are corrected for the number of tests (Holm).
+    """
     if not gates:
         return []
     best = max(gates, key=lambda gate: gate.measures["accuracy"].value or 0.0)
@@ -208,15 +218,18 @@ def _compare_pair(first: GateResult, second: GateResult) -> PairedComparison:
 
 
 def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[SliceTable]:
-    """Measure the gates on each slice of every dimension with at least two slices."""
+    """Measure the gates on groups of questions, such as those of each language.
+
+    Dimensions along which all questions are in the same group are left out.
+    """
     tables = []
     for dimension in SLICE_DIMENSIONS:
-        slice_of_row = table.get_slice_values(dimension)
-        values = sorted({value for value in slice_of_row if value is not None})
-        if dimension == ANSWER_FREQUENCY and values:
-            values = list(FREQUENCY_THIRDS)
-        if len(values) > 1:
-            tables += [_measure_slice(table, gates, dimension, value, slice_of_row == value) for value in values]
+        group_of_row = table.get_slice_values(dimension)
+        groups = sorted({group for group in group_of_row if group is not None})
+        if dimension == ANSWER_FREQUENCY and groups:
+            groups = list(FREQUENCY_THIRDS)  # in their own order, and even if one is empty
+        if len(groups) > 1:
+            tables += [_measure_slice(table, gates, dimension, group, group_of_row == group) for group in groups]
     return tables
 
 
@@ -240,8 +253,9 @@ def read_guarantees(
     Args:
         table: Questions that the gates are evaluated on.
         gates: Gate specs, folders or gates.
-        plug_in: Allow gates that were fitted on another LLM.
-        arbiter: Fingerprint of the arbiter of this evaluation, if any.
+        plug_in: Also load gates that were fitted on another LLM.
+        arbiter: Fingerprint of the arbiter of this evaluation, which chooses between the answers with and without
+            passages; None if there is none.
 
     Returns:
         Guarantees by the gate's name in the tables. Gates without a guarantee are missing.
@@ -284,13 +298,19 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
 
 
 def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build the main table: accuracy, retrieval rate and their consequences. Needs open-book answers."""
-    columns = ("gate", "accuracy", "retrieval", "matched random", "gain", "loss", "harm", "waste", "headroom")
+    """Build the main table, with a row per gate: its accuracy, retrieval rate, gain and loss.
+
+    All questions must have open-book answers, which all of these measures need.
+    """
+    columns = (
+        "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", "loss", "harm", "waste", "headroom",
+    )  # fmt: skip
     rows = [
         (
             gate.gate,
             format_percent_estimate(gate.measures["accuracy"]),
             format_percent(gate.measures["rate"].value),
+            *_format_cost_cells(gate),
             format_percent(gate.measures["random"].value),
             format_points_estimate(gate.measures["gain"]),
             format_points_estimate(gate.measures["loss"]),
@@ -301,22 +321,31 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     return TextTable("Answers", columns, tuple(rows))
 
 
+def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
+    """Format the LLM calls and the milliseconds of deciding; baselines decide nothing."""
+    calls, seconds = f"{gate.cost.calls:.2f}", gate.cost.seconds
+    if not gate.can_rank:
+        return calls, MISSING_VALUE
+    return calls, UNKNOWN_AMOUNT if seconds is None else f"{1_000 * seconds:.1f}"
+
+
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table: accuracy, retrieval rate and gain (with open-book answers), and AUROC."""
+    """Build a narrow table with a row per gate: its AUROC and, with open-book answers, accuracy, rate and gain."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
-    columns = ("gate", *(("accuracy", "retrieval", "gain") if has_open_answers else ()), "AUROC")
-    rows = [
-        (gate.gate, *(_format_answer_cells(gate) if has_open_answers else ()), _format_auroc_cell(gate))
-        for gate in gates
-    ]
-    return TextTable("Gates compared", columns, tuple(rows))
+    if not has_open_answers:
+        rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
+        return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
+    full_rows = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
+    columns = ("gate", "accuracy", "retrieval", "LLM calls", "gain", "AUROC")
+    return TextTable("Gates compared", columns, tuple(full_rows))
 
 
-def _format_answer_cells(gate: GateResult) -> tuple[str, str, str]:
+def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
     measures = gate.measures
     return (
         format_percent_estimate(measures["accuracy"]),
         format_percent(measures["rate"].value),
+        f"{gate.cost.calls:.2f}",
         format_points_estimate(measures["gain"]),
     )
 
@@ -327,16 +356,18 @@ def _format_auroc_cell(gate: GateResult) -> str:
 
 
 def draw_trade_off(gates: Sequence[GateResult]) -> str:
-    """Draw accuracy against retrieval rate as SVG. Dots mark thresholds; the gray line is random retrieval."""
+    """Draw accuracy against retrieval rate as SVG, with one curve per gate.
+
+    A dot marks the accuracy and rate at the gate's own threshold. The gray line is random retrieval, from never to
+    always retrieving.
+    """
     by_name = {gate.gate: gate for gate in gates}
     ranked = [gate for gate in gates if gate.frontier is not None and gate.can_rank][:MAX_CURVES]
     curves = [_make_frontier_curve(gate, color) for gate, color in zip(ranked, COLORS, strict=False)]
-    ends = [
-        ChartPoint(rate, by_name[name].measures["accuracy"].value or 0.0)
-        for rate, name in ((0, "never"), (1, "always"))
-    ]
+    never, always = (by_name[name].measures["accuracy"].value or 0.0 for name in ("never", "always"))
+    random = Curve("random", [ChartPoint(0, never), ChartPoint(1, always)], GRAY, dashed=True)
     oracle = _make_frontier_curve(by_name["oracle"], "currentColor", dashed=True)
-    curves += [Curve("random", ends, GRAY, dashed=True), oracle]
+    curves += [random, oracle]
     heights = [point.y for curve in curves for point in curve.points]
     return render_line_chart(curves, ChartFrame(Axis("retrieval rate"), fit_axis("accuracy", heights)))
 
@@ -359,6 +390,7 @@ def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
         "second_look": [asdict(result) for result in evaluation.second_looks],
         "actions": [asdict(result) for result in evaluation.actions],
         "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
+        "topics": topics_to_dict(evaluation.topics),
     }
     return {
         "model": table.settings["model"],

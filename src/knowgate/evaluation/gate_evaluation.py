@@ -20,8 +20,11 @@ from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_
 from knowgate.evaluation.gate_results import build_baselines
 from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
+from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
+from knowgate.evaluation.topics import measure_topics
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
@@ -43,15 +46,28 @@ class EvaluateOptions(LiveOptions):
     drop_seen: bool = Field(
         default=False, description="Leave out questions that a gate was fitted on, instead of raising an error."
     )
+    grader: str | None = Field(
+        default=None,
+        description="Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, "
+        "`contains` or `judge`. Default: the one that the rows were labeled with.",
+        json_schema_extra={"metavar": "NAME"},
+    )
+    topics: str | None = Field(
+        default=None,
+        description="Also show the results by topic: `auto` (clusters of question embeddings, named by their most "
+        "telling words), a number of clusters, or a field of the data such as `dataset`.",
+        json_schema_extra={"metavar": "auto|N|KEY"},
+    )
     second_look: str | Path | None = Field(
         default=None,
-        description="Folder of a fitted kbm gate that drops passages it finds useless; adds a table with and without it.",
+        description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it finds useless. "
+        "Adds a table of the results with and without this judge.",
         json_schema_extra={"metavar": "DIR"},
     )
     arbiter: Any = Field(
         default=None,
-        description="Arbiter that chooses between the answers with and without passages; adds a table with and without "
-        "it. Its choices are stored in the runs.",
+        description="Arbiter that chooses between the answers with and without passages. Adds a table of the results "
+        "with and without it. Its choices are stored in the runs.",
         json_schema_extra={"metavar": "DIR|rules"},
     )
     price_retrieval: float | None = Field(
@@ -81,13 +97,13 @@ def evaluate(
 ) -> Evaluation:
     """Compare gates on the same questions: accuracy, searches, ranking, calibration and cost, with intervals.
 
-    Give either label runs or questions. With `runs`, no LLM is called, unless `model` names the one that made the
-    runs: then gates that need more than the rows hold ask it, and their decisions are stored in the runs. With `data`,
-    the questions are answered now and stored in `out`; the next call reuses the answers.
+    Give either label runs (`runs`) or questions (`data`). With `runs`, no LLM is called by default. If `model` names the
+    LLM that made the runs, gates that need more than the runs contain ask it now, and their decisions are stored in the
+    runs. With `data`, the questions are answered now and stored in `out`, and the next call reuses the answers.
 
     Args:
-        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gates, or 'auto' for all that the rows
-            allow. A gate object is evaluated with the threshold it has in memory.
+        gates: Gate specs such as 'logprob:mean', folders of fitted gates, gate objects, or 'auto' for all gates that the
+            label runs allow. A gate object is evaluated with the threshold it has in memory.
         runs: Label runs: folders, or what `label` returned.
         data: Questions to answer now: data specs separated by commas, or a list of questions.
         options: Options as one object, instead of keywords.
@@ -104,8 +120,8 @@ def evaluate(
     Example:
         >>> evaluate(["my-gate", "logprob:mean"], "runs/test")  # doctest: +SKIP
     """
-    several: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
-    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in several]
+    gate_list: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
+    named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
     scored: Sequence[str | Gate] = named
     if data is not None and options.out is not None:
@@ -127,13 +143,20 @@ def _check_source(
 ) -> None:
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
-        raise BadSetting("give either label runs (`runs`) or questions to answer now (`data`).")
+        raise BadSetting(
+            "either `runs` (label runs) or `data` (questions to answer now) must be given. Give one of them."
+        )
     if data is not None and options.out is None:
         raise BadSetting("`data` needs a folder for the answers. Name one with `out`.")
     if data is None and options.rerank is not None:
-        raise BadSetting("`rerank` needs `data`: recorded rows keep the passages they were answered with.")
+        raise BadSetting(
+            "`rerank` cannot be used with `runs`, because their questions were answered with other passages. Give the "
+            "questions as `data`, or leave `rerank` out."
+        )
     if not gates:
-        raise BadSetting("no gate is named. Use 'auto' for all that the rows allow; `knowgate gates` lists them.")
+        raise BadSetting(
+            "no gate is given. Use 'auto' for all gates that the label runs allow. To list gates: knowgate gates"
+        )
 
 
 def _evaluate_runs(
@@ -143,15 +166,19 @@ def _evaluate_runs(
     options: EvaluateOptions,
     on_arbitrated: Callable[[int, int], None],
 ) -> Evaluation:
-    """Evaluate gates on label runs.
+    """Evaluate gates on label runs, and add the tables that the options ask for.
 
     Args:
         named: The gates as the caller named them.
-        scored: The same gates by the names their decisions are stored under.
+        scored: The same gates by the names under which their decisions are stored in the runs.
+        runs: Folders of the label runs.
+        options: The options of `evaluate`.
+        on_arbitrated: Called with how many questions the arbiter has decided, and how many there are.
     """
     second_look = None if options.second_look is None else str(options.second_look)
     arbiter = str(options.arbiter) if isinstance(options.arbiter, Path) else options.arbiter
-    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY)
+    arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
+    table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if options.drop_seen:
         judges = [second_look] if second_look else []
         table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
@@ -177,7 +204,27 @@ def _evaluate_runs(
         gates = _add_baselines(table, scores, ["never", "always"])
         useful = judge_passages(table, second_look)
         evaluation = replace(evaluation, second_looks=evaluate_second_look(table, gates, useful, bootstrap))
-    return evaluation
+    return evaluation if options.topics is None else _add_topics(evaluation, options.topics)
+
+
+def _add_topics(evaluation: Evaluation, topics: str) -> Evaluation:
+    """Measure the topics of the questions, with the searches of the recommended policy if there is one."""
+    recommendation = recommend(evaluation)
+    retrieve = ~recommendation.skips if recommendation.is_positive else None
+    results = measure_topics(evaluation.table, topics, retrieve=retrieve, resamples=evaluation.resamples)
+    return replace(evaluation, topics=results)
+
+
+def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
+    """Return the arbiter of the policies among the gates; None if there is none.
+
+    Raises:
+        BadSetting: The policies have different arbiters.
+    """
+    specs = {spec for gate in gates if (spec := get_policy_arbiter(gate)) not in (None, NO_ARBITER)}
+    if len(specs) > 1:
+        raise BadSetting("the policies have different arbiters. Evaluate one policy at a time, or name an `arbiter`.")
+    return next(iter(specs), None)
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
@@ -196,5 +243,7 @@ def compute_search_price(price_retrieval: float, price_wrong: float) -> float:
         if not (math.isfinite(price) and price >= 0):
             raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
     if price_wrong == 0:
-        raise BadSetting("price_wrong=0 would make every search too expensive. Use a price above 0.")
+        raise BadSetting(
+            "price_wrong=0 means that wrong answers cost nothing, so no search would pay. Use a price above 0."
+        )
     return price_retrieval / price_wrong

@@ -37,14 +37,16 @@ DECISION_MEASURES = ("accuracy", "rate", "random", "gain", "loss", "harm", "wast
 
 @dataclass(frozen=True)
 class TunedThreshold:
-    """The most accurate threshold on the dev rows, measured on the remaining rows.
+    """The threshold that is most accurate on some of the questions (dev rows), measured on the others.
 
     Attributes:
+        threshold: The threshold.
         dev_accuracy: Accuracy on the dev rows, where the threshold was chosen.
-        accuracy: Accuracy on the other `n` rows.
+        accuracy: Accuracy on the other rows.
         rate: Retrieval rate on the other rows.
         random: Accuracy of random retrieval at the same rate.
         always: Accuracy of always retrieving.
+        n: Number of the other rows.
     """
 
     threshold: float
@@ -58,11 +60,11 @@ class TunedThreshold:
 
 @dataclass(frozen=True)
 class GateCost:
-    """Mean cost per question.
+    """Mean cost of a gate per question.
 
     Attributes:
-        calls: LLM calls.
-        retrievals: Searches.
+        calls: Number of LLM calls.
+        retrievals: Number of searches.
         tokens: Generated tokens, or None if the rows hold no answer lengths.
         seconds: Time of the decision, or None if it was not timed.
     """
@@ -79,14 +81,20 @@ class GateResult:
 
     Attributes:
         gate: Name of the gate in the tables.
+        threshold: The gate retrieves if the need of a question is above it.
         measures: Estimates by name. Measures that need open-book answers are missing without them.
+        cost: Mean cost per question.
         at_rate: Accuracy at each of `RETRIEVAL_RATES`.
-        needs: Need score of each question.
+        tuned: The most accurate threshold on some of the questions, measured on the others.
+        note: Remark shown in the tables.
+        frontier: Accuracy at every retrieval rate; None without open-book answers.
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
         right: Whether the final answer to each question is correct.
         resampled: For each measure, its value followed by its bootstrap resamples.
         far_share: Share of questions unlike those the gate was fitted on, or None if unknown.
         drafts: Whether a draft is generated for retrieved questions too.
         extra_tokens: Tokens generated per question besides the draft.
+        extra_calls: LLM calls per question besides the draft and the answer.
     """
 
     gate: str
@@ -103,6 +111,7 @@ class GateResult:
     far_share: float | None = None
     drafts: bool = True
     extra_tokens: float = 0.0
+    extra_calls: float = 0.0
 
     @property
     def retrieve(self) -> BoolArray:
@@ -116,7 +125,13 @@ class GateResult:
 
 
 def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bootstrap) -> list[GateResult]:
-    """Measure all gates on the same bootstrap resamples."""
+    """Measure all gates on the same bootstrap resamples.
+
+    Args:
+        table: Labeled questions.
+        gates: The need for retrieval that each gate gives to each question.
+        bootstrap: The resamples. With many questions, they are measured approximately (see the module's docstring).
+    """
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
         resampled = bootstrap.apply([_build_gate_metric(outcome) for outcome in outcomes])
@@ -139,6 +154,7 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
         far_share=gate.far,
         drafts=gate.drafts,
         extra_tokens=gate.extra_tokens,
+        extra_calls=gate.calls,
     )
     if table.open_right is None:
         return result
@@ -153,12 +169,21 @@ def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str
 
 
 def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: BoolArray) -> GateCost:
-    """Compute the mean cost: skipped questions continue their draft, retrieved ones need a second answer."""
+    """Compute the mean cost per question.
+
+    A question that is skipped costs its closed-book answer. A question that is retrieved for costs its open-book answer
+    and, if the gate decides by a draft, the draft too.
+
+    Args:
+        table: The questions with the lengths of their answers.
+        gate: The gate.
+        retrieve: Whether the gate retrieves for each question.
+    """
     closed, opened = table.closed_tokens, table.open_tokens
     draft = closed if gate.drafts else np.zeros_like(closed)
     tokens = np.where(retrieve, draft + opened, closed).mean() + gate.extra_tokens
     rate = float(retrieve.mean())
-    calls = 1 + gate.calls + (rate if gate.drafts else 0.0)
+    calls = 1 + gate.calls + (rate if gate.drafts else 0.0)  # one call answers; retrieved drafts are answered again
     return GateCost(calls, rate, float(tokens) if table.has_answer_lengths else None, gate.seconds)
 
 
@@ -202,6 +227,7 @@ def build_baselines(table: LabelTable) -> list[TableScores]:
     if table.open_right is None:
         return []
     n, helped = len(table.rows), table.open_right & ~table.closed_right
+    # Needs of 0 and 1 with a threshold of 0.5 stand for fixed decisions.
     return [
         TableScores("never", np.zeros(n), 0.5, drafts=False, note="answers closed-book"),
         TableScores("always", np.ones(n), 0.5, drafts=False, note="retrieves every time"),
@@ -247,9 +273,11 @@ def measure_slice(
 
 @dataclass(frozen=True)
 class GradedNeeds:
-    """A gate's needs and threshold with the grades of the closed-book and open-book answers.
+    """The needs for retrieval that a gate gives to questions, and the grades of both answers to these questions.
 
     Attributes:
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
+        threshold: The gate retrieves if the need is above it.
         closed: Whether each closed-book answer is correct.
         opened: Whether each answer with passages is correct; None if no question has one.
     """
@@ -272,7 +300,11 @@ def _build_gate_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
-    """Measure how well need predicts unknown questions and questions that retrieval helps."""
+    """Build the function that measures how well a gate ranks questions, from resample weights.
+
+    A good gate gives a high need to questions that the LLM answers wrong without passages, and to questions that it
+    answers right only with passages.
+    """
     unknown, needs, ranking = ~outcomes.closed, outcomes.needs, metrics.NeedRanking(outcomes.needs)
     helped = outcomes.opened & unknown if outcomes.opened is not None else None
     judged_correctly = outcomes.retrieve == unknown
@@ -289,7 +321,10 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
 
 def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
-    """Measure the decisions at the gate's threshold. None without open-book answers."""
+    """Build the function that measures a gate's decisions at its threshold, from resample weights.
+
+    Returns None if the questions have no open-book answers.
+    """
     if outcomes.opened is None:
         return None
     closed, opened, retrieve = outcomes.closed, outcomes.opened, outcomes.retrieve
@@ -299,8 +334,8 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
         "never": closed,
         "always": opened,
         "oracle": closed | opened,
-        "harm": ~retrieve & opened & ~closed,
-        "waste": retrieve & closed,
+        "harm": ~retrieve & opened & ~closed,  # skipped, although only the open-book answer is right
+        "waste": retrieve & closed,  # retrieved, although the closed-book answer is right
         "skipped_right": ~retrieve & closed,
     }
     values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
@@ -362,17 +397,21 @@ def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
     resampled = bootstrap.resample(cell_metrics)
     results = []
-    for values, resamples, metric in zip(exact, resampled, cell_metrics, strict=True):
-        on_cells = metric(full_sample)
-        corrected = {name: resamples[name] - on_cells[name] + values[name] for name in resamples}
-        results.append(
-            {name: np.concatenate([value, corrected.get(name, value[:0])]) for name, value in values.items()}
-        )
+    no_resamples: FloatArray = np.empty(0)
+    for exact_values, resamples, metric in zip(exact, resampled, cell_metrics, strict=True):
+        cell_values = metric(full_sample)
+        gate_results: dict[str, FloatArray] = {}
+        for name, exact_value in exact_values.items():
+            corrected = no_resamples
+            if name in resamples:
+                corrected = resamples[name] - cell_values[name] + exact_value
+            gate_results[name] = np.concatenate([exact_value, corrected])
+        results.append(gate_results)
     return results
 
 
 def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
-    """Group questions by level of need and by the grades of both answers."""
+    """Group questions into cells: questions of nearly equal need with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = outcomes.closed if outcomes.opened is None else outcomes.opened
     # The cell id holds the level and, in its two lowest bits, the two grades.
@@ -391,11 +430,12 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
     """
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]
-    tie_start = np.searchsorted(needs, needs, side="left")  # equal needs stay in one level
-    borders = (tie_start * NEED_LEVELS // len(needs), metrics.assign_ece_bins(needs), needs > outcomes.threshold)
+    first_rank = np.searchsorted(needs, needs, side="left")  # the same for equal needs, which stay in one level
+    quantile = first_rank * NEED_LEVELS // len(needs)
+    # A new level starts wherever one of these values changes along the sorted needs.
     starts_level = np.zeros(len(needs), dtype=bool)
-    for border in borders:
-        starts_level[1:] |= border[1:] != border[:-1]
+    for values in (quantile, metrics.assign_ece_bins(needs), needs > outcomes.threshold):
+        starts_level[1:] |= values[1:] != values[:-1]
     level = np.empty(len(needs), dtype=np.int32)
     level[order] = np.cumsum(starts_level)
     return level

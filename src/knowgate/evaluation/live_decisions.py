@@ -48,10 +48,12 @@ class LiveOptions(AnswerOptions):
 
     model: Any = Field(
         default=None,
-        description="Model, or its spec, that answers `data` (default: smollm). With `runs`: the LLM of the runs, which "
-        "lets gates decide that need more than the runs contain.",
+        description="LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, so that gates "
+        "can decide that need more than the runs contain. Default with `runs`: no LLM is called.",
     )
-    plug_in: bool = Field(default=False, description="Allow gates that were fitted on another LLM.")
+    plug_in: bool = Field(
+        default=False, description="Also use gates that were fitted on another LLM than the one that answers."
+    )
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,11 @@ def _check_same_model(table: LabelTable, model: Model, prompts: AnswerPrompts) -
     settings = table.settings
     if settings["model_fingerprint"] != model.fingerprint:
         raise BadSetting(
-            f"the runs were made with {settings['model']} ({settings['model_fingerprint']}), not with {model.name} "
-            f"({model.fingerprint}). Use model={settings['model']!r}."
+            f"the label runs were made with {settings['model']} (fingerprint {settings['model_fingerprint']}), not with "
+            f"{model.name} (fingerprint {model.fingerprint}). Use model={settings['model']!r}."
         )
     if settings["prompts_fingerprint"] != prompts.fingerprint:
-        raise BadSetting(
-            "the label runs were made with other prompts than the given ones. Set `prompts` to those of the runs."
-        )
+        raise BadSetting("the label runs were made with other prompts. Set `prompts` to the prompts of the runs.")
 
 
 def split_data_specs(data: QuestionSource) -> list[QuestionSource]:
@@ -177,9 +177,12 @@ def make_record_names(gates: Sequence[str | Gate]) -> list[str]:
     """
     names: list[str] = []
     for gate in gates:
-        name = gate if isinstance(gate, str) else get_gate_name(gate)
+        if isinstance(gate, str):
+            names.append(gate)
+            continue
+        name = get_gate_name(gate)
         n_same = sum(other == name or other.startswith(f"{name} (") for other in names)
-        names.append(f"{name} ({n_same + 1})" if n_same and not isinstance(gate, str) else name)
+        names.append(f"{name} ({n_same + 1})" if n_same else name)
     return names
 
 
@@ -316,7 +319,10 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Let gates decide on the questions of a run, unless reusable decisions are stored there. Failed rows are skipped."""
+        """Let gates decide on the questions of a label run, and store their decisions in the run.
+
+        Gates whose stored decisions can be reused do not decide again. Failed questions are skipped.
+        """
         questions = [question_from_row(row) for row in run.rows() if row.error is None]
         stored = {record.gate for record in read_needs(run.path)}
         deciding = [gate for gate in self.gates if not (gate.is_reusable and gate.name in stored)]
@@ -344,9 +350,17 @@ class LiveDecider:
 
 
 def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, plug_in: bool) -> BoundGate:
-    """Load a gate if it is given as a spec, and bind it to the LLM."""
+    """Load a gate if it is given as a spec, and bind it to the LLM.
+
+    Args:
+        name: Name that the gate's decisions are stored under.
+        spec: Gate spec, folder or gate object.
+        model: The LLM.
+        prompts: Prompts of the LLM.
+        plug_in: Also load a gate that was fitted on another LLM.
+    """
     gate = load_gate(spec, plug_in=plug_in) if isinstance(spec, str) else spec
-    reads_history = type(gate).find_neighbors is not Gate.find_neighbors
+    reads_history = type(gate).find_neighbors is not Gate.find_neighbors  # its class overrides the method
     is_reusable = isinstance(spec, str) and get_gate_folder(spec) is None and not reads_history
     return BoundGate(name, spec, bind_gate(gate, model, prompts), is_reusable)
 

@@ -40,9 +40,10 @@ SECOND_LOOK_BATCH = 32
 
 @dataclass(frozen=True)
 class CascadeResult:
-    """One gate followed by an arbiter.
+    """Results of a cascade: one gate, followed by an arbiter for the questions that the gate retrieves for.
 
     Attributes:
+        gate: Name of the gate.
         rate: Retrieval rate of the gate.
         alone: Accuracy of the gate without the arbiter.
         accuracy: Accuracy of gate and arbiter together.
@@ -52,6 +53,7 @@ class CascadeResult:
         harmed: Share of questions that always retrieving answers correctly and the cascade does not.
         gained: Share of questions that the cascade answers correctly and always retrieving does not.
         at_rate: Accuracy of the cascade at each of `CASCADE_RATES`.
+        calls: LLM calls per question. The arbiter needs both answers of every retrieved question.
         right: Whether the cascade answers each question correctly.
     """
 
@@ -66,13 +68,15 @@ class CascadeResult:
     gained: float
     at_rate: dict[float, float]
     right: BoolArray = field(repr=False, compare=False)
+    calls: float = 0.0
 
 
 @dataclass(frozen=True)
 class Cascade:
-    """An arbiter after every gate.
+    """Results of all gates if an arbiter then chooses between the answers with and without passages.
 
     Attributes:
+        arbiter: Name of the arbiter.
         fingerprint: Fingerprint of the arbiter.
         from_memory: Share of questions that get the closed-book answer if all are retrieved for.
         lines: One result per gate.
@@ -83,11 +87,23 @@ class Cascade:
     from_memory: float
     lines: list[CascadeResult]
 
+    @property
+    def arbiter_right(self) -> BoolArray:
+        """Whether the arbiter's choice between both answers is right, for each question."""
+        return next(result.right for result in self.lines if result.gate == "always")
+
 
 def evaluate_cascade(
     table: LabelTable, gates: Sequence[TableScores], choices: ArbiterChoices, bootstrap: Bootstrap
 ) -> Cascade:
-    """Measure every gate with the arbiter after it."""
+    """Measure every gate if an arbiter then chooses between the answers with and without passages.
+
+    Args:
+        table: Labeled questions.
+        gates: The need for retrieval that each gate gives to each question.
+        choices: What the arbiter chooses for each question.
+        bootstrap: Resamples for the intervals.
+    """
     results = [_measure_cascade(table, gate, choices.right, bootstrap) for gate in gates]
     return Cascade(choices.name, choices.fingerprint, float(choices.from_memory.mean()), results)
 
@@ -113,6 +129,7 @@ def _measure_cascade(
         gained=gained / len(right),
         at_rate={rate: frontier.at(rate) for rate in CASCADE_RATES},
         right=right,
+        calls=1 + gate.calls + float(retrieve.mean()),
         **means,
     )
 
@@ -120,13 +137,14 @@ def _measure_cascade(
 def build_cascade_table(cascade: Cascade) -> TextTable:
     """Build the table of all gates with the arbiter. The row 'always' is the arbiter alone."""
     columns = (
-        "gate", "retrieval", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
+        "gate", "retrieval", "LLM calls", "accuracy, no arbiter", "accuracy, cascade", "change", "against always", "p", "harmed",
         "gained", *(f"cascade at {rate:.0%}" for rate in CASCADE_RATES),
     )  # fmt: skip
     rows = [
         (
             result.gate,
             format_percent(result.rate),
+            f"{result.calls:.2f}",
             format_percent(result.alone),
             format_percent_estimate(result.accuracy),
             format_points_estimate(result.change),
@@ -146,15 +164,16 @@ def build_cascade_table(cascade: Cascade) -> TextTable:
 
 @dataclass(frozen=True)
 class SecondLookResult:
-    """One gate with and without a judge that drops useless passages.
+    """Results of one gate with and without a judge that drops useless passages.
 
     Attributes:
+        gate: Name of the gate.
         rate: Retrieval rate of the gate.
         once: Accuracy without the judge.
         twice: Accuracy with the judge.
         difference: `twice` minus `once`.
-        random: Accuracy of dropping the same share of passages at random.
-        shown: Share of questions answered with passages after the judge.
+        random: Accuracy if the passages of as many questions are dropped at random.
+        shown: Share of questions that are answered with passages if the judge is used.
         words_once: Words of passages per question without the judge; None if the rows hold no texts.
         words_twice: The same with the judge.
     """
@@ -234,17 +253,22 @@ def evaluate_second_look(
 ) -> list[SecondLookResult]:
     """Measure every gate with and without dropping the passages that are not useful."""
     if table.open_right is None:
-        raise BadSetting("second_look drops passages, but no row has an open-book answer. Label with passages.")
+        raise BadSetting(
+            "`second_look` drops passages, but no question of the label runs was answered with passages. Label the "
+            "questions with passages: set `index`."
+        )
     return [_measure_second_look(table, gate, useful, bootstrap) for gate in gates]
 
 
 def _measure_second_look(
     table: LabelTable, gate: TableScores, useful: BoolArray, bootstrap: Bootstrap
 ) -> SecondLookResult:
+    """Measure one gate with and without the judge; `useful` is the judge's verdict on the passages of each question."""
     closed, opened = table.closed_right, table.always_right
     retrieve = gate.needs > gate.threshold
     shown = retrieve & useful
     once, twice = np.where(retrieve, opened, closed), np.where(shown, opened, closed)
+    # Dropping at random keeps the passages of each question with the same probability.
     shown_share = float(shown.sum() / max(1, retrieve.sum()))
     random = np.where(retrieve, shown_share * opened + (1 - shown_share) * closed, closed)
     difference = estimate_column_means(bootstrap, {"difference": twice.astype(float) - once.astype(float)})
@@ -269,7 +293,7 @@ def _count_passage_words(table: LabelTable) -> FloatArray | None:
 
 
 def build_second_look_table(results: Sequence[SecondLookResult]) -> TextTable:
-    """Build KBM's Figure 8 as a table: every gate with one and with two judgments."""
+    """Build the table of all gates with and without a judge of passages (KBM, Figure 8)."""
     columns = (
         "gate", "retrieval", "accuracy, one look", "accuracy, two looks", "change", "against random drop",
         "passages shown", "words of passages", "after two looks",

@@ -65,8 +65,12 @@ class RankerMeasures:
 
     @cached_property
     def differences(self) -> dict[str, EstimateTable]:
-        """Paired differences of every ranker to the reference, and to the retriever: other ranker -> measure -> ranker."""
-        return {other: _estimate_table(self._subtract(other)) for other in dict.fromkeys([self.reference, RETRIEVER])}
+        """Mean difference between each ranker and two others, question by question.
+
+        The keys are the ranker that is subtracted (the reference or the retriever), the measure, and the ranker.
+        """
+        subtracted = dict.fromkeys([self.reference, RETRIEVER])  # they may be the same
+        return {other: _estimate_table(self._subtract(other)) for other in subtracted}
 
     def _subtract(self, other: str) -> ValueTable:
         """Subtract one ranker's value from the values of all others, question by question."""
@@ -79,8 +83,11 @@ class RankerMeasures:
 def _estimate_table(values: ValueTable) -> EstimateTable:
     """Estimate mean and interval for each measure and ranker, on the same resamples. NaN values are left out."""
     cells = [(measure, name) for measure, by_ranker in values.items() for name in by_ranker]
-    estimates = dict(zip(cells, estimate_means([values[measure][name] for measure, name in cells]), strict=True))
-    return {measure: {name: estimates[measure, name] for name in by_ranker} for measure, by_ranker in values.items()}
+    estimates = estimate_means([values[measure][name] for measure, name in cells])
+    table: EstimateTable = {measure: {} for measure in values}
+    for (measure, name), estimate in zip(cells, estimates, strict=True):
+        table[measure][name] = estimate
+    return table
 
 
 @dataclass(frozen=True)

@@ -8,32 +8,39 @@ without each fifth of the questions and tested on that fifth. No question measur
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.core.validation import check_number
 from knowgate.data.splits import hash_to_unit
+from knowgate.evaluation.gate_choice import CorrectAnswers, GateChoice, GateOption, choose_gate
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
-from knowgate.gates.calibration.threshold_choice import list_candidate_thresholds
 from knowgate.stats.bootstrap import Estimate, estimate_mean, estimate_means
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 RecommendationLevel = Literal["use", "try", "leave", "unknown"]
 MAX_LOSS = 0.02  # default share of the answers that skipping searches may cost
 FOLDS = 5  # of cross-validation
+MIN_AGREEING_FOLDS = 4  # with fewer that choose the same gate, the choice is not certain
+MIN_SLICE_ROWS = 200  # questions of a slice that can prevent a certain recommendation
 MIN_QUESTIONS = 100  # with fewer, a loss of a few points cannot be told from chance
 MIN_SKIPPED = 0.02  # share of searches; a gate that skips fewer is not worth maintaining
-Z_BOUND = 1.645  # normal quantile of a one-sided 95 % bound
 Z_CERTAIN = 2.576  # normal quantile of a one-sided 99.5 % bound
 Z_LIKELY = 1.96  # normal quantile of a one-sided 97.5 % bound
 NEVER = "never"  # name of the policy that never retrieves
 UNKNOWN_ESTIMATE = Estimate(None)
+
+
+@dataclass(frozen=True)
+class SliceChange:
+    """Change of accuracy against always retrieving on the `n` questions of one slice, such as one data set."""
+
+    name: str
+    n: int
+    change: Estimate
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ class Recommendation:
         agreeing_folds: Number of cross-validation folds that chose the same gate; 0 if no choice was made.
         guarantee: The stored guarantee that applies, in words; empty if none does.
         n_calibrated: Number of these questions that the guarantee was calibrated on.
+        arbiter: Arbiter that follows the gate, which `difference` and `right` include; empty for none.
+        losing_slices: Large slices of the questions on which answers are certainly lost, worst first.
         skips: Whether the search for each question is skipped.
         right: Whether the final answer to each question is correct.
     """
@@ -71,6 +80,8 @@ class Recommendation:
     agreeing_folds: int = 0
     guarantee: str = ""
     n_calibrated: int = 0
+    arbiter: str = ""
+    losing_slices: tuple[SliceChange, ...] = ()
     skips: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
     right: BoolArray = field(default_factory=lambda: np.empty(0, dtype=bool), repr=False)
 
@@ -83,6 +94,16 @@ class Recommendation:
     def is_positive(self) -> bool:
         """Whether the recommendation is to use or to try something, rather than to always retrieve."""
         return self.level in ("use", "try")
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether at least four of five repeats made the same choice; True if nothing had to be chosen."""
+        return not self.agreeing_folds or self.agreeing_folds >= MIN_AGREEING_FOLDS
+
+    @property
+    def forbidden_slices(self) -> list[SliceChange]:
+        """The slices whose loss is certainly above the accepted one."""
+        return [part for part in self.losing_slices if (part.change.high or 0.0) < -self.max_loss]
 
 
 # Keys of summary.json that differ from the names of the attributes.
@@ -103,9 +124,12 @@ def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:
 def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendation:
     """Recommend a gate and a threshold.
 
+    A gate whose stored guarantee holds for these questions is preferred. Otherwise the gate and threshold are chosen on
+    these questions.
+
     Args:
         evaluation: Evaluated gates.
-        max_loss: Maximum share of the answers that skipping searches may cost.
+        max_loss: Maximum share of the answers that skipping searches may make wrong.
 
     Returns:
         The recommendation. Its level is 'unknown' without open-book answers or with too few questions.
@@ -115,143 +139,19 @@ def recommend(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> Recommendat
     n = len(table.rows)
     if table.open_right is None:
         return Recommendation("unknown", n, max_loss)
-    answers = CorrectAnswers(table.closed_right, table.open_right)
+    arbitrated = evaluation.cascade.arbiter_right if evaluation.cascade else None
+    answers = CorrectAnswers(table.closed_right, table.open_right, arbitrated)
     guaranteed = _find_guaranteed_gate(evaluation)
     if guaranteed:
         recommendation = _recommend_guaranteed(evaluation, guaranteed, answers)
         if recommendation.is_positive:
             return recommendation
-    choice = choose_gate(_list_options(evaluation), answers, np.ones(n, dtype=bool), max_loss / 2)
+    # A choice looks better on the questions it was made on, so only half of the loss is allowed there.
+    all_rows = np.ones(n, dtype=bool)
+    choice = choose_gate(_list_options(evaluation), answers, all_rows, max_loss / 2)
     if choice is None:
         return Recommendation("leave" if _has_enough_questions(evaluation) else "unknown", n, max_loss)
     return _recommend_choice(evaluation, choice, answers, max_loss)
-
-
-# --- choice of gate and threshold -----------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CorrectAnswers:
-    """Whether the answer to each question is correct without passages (`closed`) and with them (`opened`)."""
-
-    closed: BoolArray
-    opened: BoolArray
-
-    def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
-        """Return whether the final answers are correct if the chosen gate decides, for the questions in `rows`."""
-        if choice.option.fixed_threshold is not None:
-            return choice.option.right[rows]
-        return np.where(choice.skips(rows), self.closed[rows], self.opened[rows])
-
-
-@dataclass(frozen=True)
-class GateOption:
-    """A gate that may be chosen.
-
-    Attributes:
-        gate: Name of the gate.
-        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
-        right: Whether the gate's final answers at its own threshold are correct.
-        fixed_threshold: The gate's own threshold if no other can be chosen, because its answers do not depend on the
-            threshold alone. None if any threshold can be chosen.
-    """
-
-    gate: str
-    needs: FloatArray = field(repr=False)
-    right: BoolArray = field(repr=False)
-    fixed_threshold: float | None = None
-
-
-@dataclass(frozen=True)
-class GateChoice:
-    """A chosen gate and threshold. `skipped` is the share of searches skipped on the questions it was chosen on."""
-
-    option: GateOption
-    threshold: float
-    skipped: float
-
-    def skips(self, rows: BoolArray) -> BoolArray:
-        """Return whether the search is skipped, for each of the questions in `rows`."""
-        return self.option.needs[rows] <= self.threshold
-
-
-@dataclass(frozen=True)
-class SkipCounts:
-    """Numbers of skipped questions at each of several thresholds.
-
-    Attributes:
-        wins: Skipped questions that only the closed-book answer gets right.
-        losses: Skipped questions that only the open-book answer gets right.
-        skipped: All skipped questions.
-    """
-
-    wins: NDArray[Any]
-    losses: NDArray[Any]
-    skipped: NDArray[Any]
-
-    def lower_bounds(self, n: int) -> FloatArray:
-        """Return a 95 % lower bound of the mean change of accuracy at each threshold.
-
-        One loss is added. Without it, a threshold with hardly any wins and losses would look safe by chance.
-        """
-        mean = (self.wins - self.losses - 1) / n
-        variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
-        bounds: FloatArray = mean - Z_BOUND * np.sqrt(variance / n)
-        return bounds
-
-
-def choose_gate(
-    options: Sequence[GateOption], answers: CorrectAnswers, rows: BoolArray, max_loss: float
-) -> GateChoice | None:
-    """Choose the gate and threshold that skip the most searches without losing too much accuracy.
-
-    Args:
-        options: Gates to choose from. If several skip equally many, the first is chosen.
-        answers: Grades of both answers to each question.
-        rows: Mask of the questions to choose on.
-        max_loss: Maximum loss of accuracy, which must hold with 95 % confidence.
-
-    Returns:
-        None if no gate can skip any search within the loss.
-    """
-    choices = [choice for option in options if (choice := _choose_threshold(option, answers, rows, max_loss))]
-    return max(choices, key=lambda choice: choice.skipped, default=None)
-
-
-def _choose_threshold(
-    option: GateOption, answers: CorrectAnswers, rows: BoolArray, max_loss: float
-) -> GateChoice | None:
-    """Choose the highest threshold whose loss of accuracy stays within the limit; None if there is none."""
-    needs = option.needs[rows]
-    if option.fixed_threshold is None:
-        thresholds = list_candidate_thresholds(needs)
-        counts = _count_skips(needs, answers.closed[rows], answers.opened[rows], thresholds)
-    else:
-        thresholds = np.array([option.fixed_threshold])
-        counts = _count_fixed_skips(option, answers, rows, option.fixed_threshold)
-    acceptable = np.flatnonzero((counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0))
-    if not len(acceptable):
-        return None
-    highest = acceptable[-1]  # thresholds are in ascending order
-    return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
-
-
-def _count_skips(needs: FloatArray, closed: BoolArray, opened: BoolArray, thresholds: FloatArray) -> SkipCounts:
-    """Count wins, losses and skips at each threshold."""
-    order = np.argsort(needs, kind="stable")
-    skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
-    # Entry i of the sums belongs to skipping the i questions of lowest need.
-    wins, losses = (
-        np.concatenate([[0], np.cumsum(changed[order])]) for changed in (closed & ~opened, opened & ~closed)
-    )
-    return SkipCounts(wins[skipped], losses[skipped], skipped)
-
-
-def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
-    """Count wins, losses and skips of a gate that stays at its own threshold."""
-    right, opened = option.right[rows], answers.opened[rows]
-    columns = (right & ~opened, opened & ~right, option.needs[rows] <= threshold)
-    return SkipCounts(*(np.array([column.sum()]) for column in columns))
 
 
 def _list_options(evaluation: Evaluation) -> list[GateOption]:
@@ -272,24 +172,27 @@ def _list_options(evaluation: Evaluation) -> list[GateOption]:
 def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
     """Return the gate that skips the most searches among those whose stored guarantee holds here, or None."""
     # This choice does not depend on grades, so the same questions can measure it.
-    guaranteed = [
-        gate
-        for gate in evaluation.gates
-        if (guarantee := evaluation.guarantees.get(gate.gate)) is not None and guarantee.holds
-    ]
+    names = {name for name, guarantee in evaluation.guarantees.items() if guarantee.holds}
+    guaranteed = [gate for gate in evaluation.gates if gate.gate in names]
     return min(guaranteed, key=lambda gate: float(gate.retrieve.mean()), default=None)
 
 
 def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers) -> Recommendation:
     """Build the recommendation of a gate at its guaranteed threshold, with the loss that the guarantee allows."""
     guarantee = evaluation.guarantees[gate.gate]
-    skips = ~gate.retrieve
-    effect = _measure_effect(evaluation, answers, skips, gate.right.astype(float) - answers.opened)
+    skips, changes = ~gate.retrieve, gate.right.astype(float) - answers.opened
+    without_arbiter = replace(answers, arbitrated=None)  # the guarantee does not cover the arbiter
+    effect = _measure_effect(evaluation, without_arbiter, skips, changes)
     level = _choose_level(effect, guarantee.max_loss, is_guaranteed=True)
-    recommendation = _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect)
-    return replace(
-        recommendation, guarantee=guarantee.text, n_calibrated=guarantee.n_calibrated, skips=skips, right=gate.right
+    recommendation = replace(
+        _make_recommendation(level, guarantee.max_loss, gate.gate, gate.threshold, effect),
+        guarantee=guarantee.text,
+        n_calibrated=guarantee.n_calibrated,
+        losing_slices=_find_losing_slices(evaluation, changes),
+        skips=skips,
+        right=gate.right,
     )
+    return _lower_uncertain_level(recommendation)
 
 
 # --- recommendation chosen on these questions -----------------------------------------------------
@@ -298,7 +201,11 @@ def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: Cor
 def _recommend_choice(
     evaluation: Evaluation, choice: GateChoice, answers: CorrectAnswers, max_loss: float
 ) -> Recommendation:
-    """Recommend a gate chosen on all questions, or never retrieving if that gate hardly beats chance."""
+    """Recommend a gate that was chosen on all questions, or never retrieving if that gate hardly beats chance.
+
+    The effect of the choice is measured by cross-validation: each fold is decided by the gate and threshold that were
+    chosen on the other folds.
+    """
     folds = _cross_validate(evaluation, answers, max_loss / 2)
     n = len(answers.closed)
     skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
@@ -315,13 +222,35 @@ def _recommend_choice(
             return without_retrieval
     skipped_by_choice = choice.skips(all_rows)
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    return replace(
+    fold_gates = [fold_choice.option.gate for _, fold_choice in folds if fold_choice]
+    recommendation = replace(
         _make_recommendation(level, max_loss, choice.option.gate, choice.threshold, effect),
         skipped=estimate_mean(skipped_by_choice.astype(float), evaluation.resamples),
-        agreeing_folds=Counter(fold.option.gate for _, fold in folds if fold)[choice.option.gate],
+        agreeing_folds=fold_gates.count(choice.option.gate),
+        arbiter=evaluation.cascade.arbiter if evaluation.cascade and choice.option.gate != NEVER else "",
+        losing_slices=_find_losing_slices(evaluation, changes),
         skips=skipped_by_choice,
         right=answers.apply(choice, all_rows),
     )
+    return _lower_uncertain_level(recommendation)
+
+
+def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
+    """Return the slices of at least `MIN_SLICE_ROWS` questions whose interval is below 0, worst first."""
+    slices = []
+    for part in evaluation.slices:
+        if part.n >= MIN_SLICE_ROWS:
+            in_slice = evaluation.table.get_slice_values(part.dimension) == part.value
+            change = estimate_mean(changes[in_slice], evaluation.resamples)
+            slices.append(SliceChange(f"{part.dimension} {part.value}", part.n, change))
+    losing = [part for part in slices if part.change.high is not None and part.change.high < 0]
+    return tuple(sorted(losing, key=lambda part: part.change.value or 0.0))
+
+
+def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
+    """Turn 'use' into 'try' if repeats chose other gates, or a large slice certainly loses more than accepted."""
+    is_certain = recommendation.is_stable and not recommendation.forbidden_slices
+    return recommendation if is_certain or recommendation.level != "use" else replace(recommendation, level="try")
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
@@ -330,7 +259,13 @@ def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max
     skips, changes = np.ones(n, dtype=bool), answers.closed.astype(float) - answers.opened
     effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
-    return replace(_make_recommendation(level, max_loss, NEVER, 1.0, effect), skips=skips, right=answers.closed)
+    recommendation = replace(
+        _make_recommendation(level, max_loss, NEVER, 1.0, effect),
+        losing_slices=_find_losing_slices(evaluation, changes),
+        skips=skips,
+        right=answers.closed,
+    )
+    return _lower_uncertain_level(recommendation)
 
 
 def _has_enough_questions(evaluation: Evaluation) -> bool:
@@ -380,9 +315,17 @@ class _SkipEffect:
 def _measure_effect(
     evaluation: Evaluation, answers: CorrectAnswers, skips: BoolArray, changes: FloatArray
 ) -> _SkipEffect:
-    """Measure skipping. `changes` is 1 where skipping made the answer correct, -1 where it made it wrong, else 0."""
-    mean_change = float(answers.closed.mean() - answers.opened.mean())  # expected effect of one random skip
-    gains = changes - skips * mean_change
+    """Measure the effect of skipping searches, compared with always retrieving and with skipping at random.
+
+    Args:
+        evaluation: The evaluation, for its number of resamples.
+        answers: Grades of both answers to each question.
+        skips: Whether the search for each question is skipped.
+        changes: 1 where skipping made the answer correct, -1 where it made it wrong, else 0.
+    """
+    mean_change = float(answers.closed.mean() - answers.retrieved.mean())  # expected effect of one random skip
+    by_arbiter = answers.retrieved.astype(float) - answers.opened
+    gains = changes - by_arbiter - skips * mean_change
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
     return _SkipEffect(
         len(skips), skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
@@ -420,7 +363,13 @@ def _make_recommendation(
 
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
-    """Decide between 'use', 'try' and 'leave' from the measured effect."""
+    """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
+
+    Args:
+        effect: The measured effect.
+        max_loss: Maximum loss of accuracy.
+        is_guaranteed: Whether the gate has a guarantee that holds here. It then needs less evidence.
+    """
     has_gain = effect.gain.value is None or effect.gain.value > 0
     loss = -(effect.difference.value or 0.0)
     if (effect.skipped.value or 0.0) < MIN_SKIPPED or loss > max_loss:

@@ -27,6 +27,7 @@ COST_STAGES = ("reading", "closed", "opened")  # attributes of TrafficEvent that
 CLOSED_ONLY = "closed_only"  # attribute of TrafficEvent that holds the cost of answering without a gate
 SECONDS_PER_HOUR = 3_600
 UNKNOWN_AMOUNT = math.nan
+MIN_KNOWN_QUESTIONS = 100  # with fewer answers to compare, the risk of a threshold is not shown
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -47,6 +48,11 @@ class Prices(Options):
         description="Price of one token that the LLM generates, e.g. 1.2e-6.",
         json_schema_extra={"flag_name": "price-output-token"},
     )
+    llm_call: Price = Field(
+        default=0.0,
+        description="Price of one call of the LLM. Use it instead of token prices if a log holds no tokens.",
+        json_schema_extra={"flag_name": "price-llm-call"},
+    )
     gpu_hour: Price = Field(
         default=0.0,
         description="Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
@@ -58,14 +64,20 @@ class Prices(Options):
         """Whether any price is above 0."""
         return any(self.to_dict().values())
 
+    @property
+    def include_llm(self) -> bool:
+        """Whether a price of the LLM was given, if only 0. Without one, the cost of the LLM is unknown."""
+        return bool(self.model_fields_set - {"search"})
+
     def to_dict(self) -> dict[str, float]:
-        """Convert to plain data, with the keys that `replay` and `cost` print."""
-        return {
+        """Convert to plain data, with the keys that `replay` and `cost` print; `llm_call` only if it was given."""
+        prices = {
             "retrieval": self.search,
             "input_token": self.input_token,
             "output_token": self.output_token,
             "gpu_hour": self.gpu_hour,
         }
+        return prices | ({"llm_call": self.llm_call} if "llm_call" in self.model_fields_set else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,7 @@ class TrafficEvent:
         loses_answer: In a log, whether the answer without passages differs from the one with passages. In a label run,
             whether it is wrong while the one with passages is correct. None if only one answer is known.
         closed_only: Cost of the closed-book answer if there is no gate.
+        extra_calls: LLM calls of the gate besides the draft, such as samples.
     """
 
     need: float
@@ -107,6 +120,7 @@ class TrafficEvent:
     opened: EventCost = field(default_factory=EventCost)
     loses_answer: bool | None = None
     closed_only: EventCost = field(default_factory=EventCost)
+    extra_calls: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +147,11 @@ class ReplayResult:
         savings: Savings by kind: 'retrievals', 'tokens', 'seconds', 'money'. None if the log records too little.
         risks: Share of answers that skipping would change or lose, by how both answers are known: 'retrieved' (the
             gate drafted an answer and then retrieved), 'audited' (skipped, and answered with passages as a check) or
-            'graded' (label run).
+            'graded' (label run). The shares are None if `has_evidence` is false.
+        known: Number of skipped questions with both answers.
+        has_evidence: Whether enough questions have both answers to say what the threshold risks: at least
+            MIN_KNOWN_QUESTIONS of those it skips, and as many (or all) of those that it skips and the log retrieved
+            for. Always true for label runs, where all answers are known.
     """
 
     threshold: float
@@ -141,6 +159,8 @@ class ReplayResult:
     rate: float
     savings: dict[str, SavedAmount | None]
     risks: dict[str, Proportion]
+    known: int = 0
+    has_evidence: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to plain data."""
@@ -159,7 +179,9 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if not self.events:
-            raise BadInput("the log contains no questions to replay. Log some with `knowgate ask`, printed as JSON.")
+            raise BadInput(
+                "the log contains no questions to replay. First log some with `knowgate ask` and JSON output."
+            )
 
     @cached_property
     def needs(self) -> FloatArray:
@@ -169,13 +191,13 @@ class Traffic:
     @cached_property
     def recorded_costs(self) -> dict[str, dict[str, FloatArray]]:
         """Recorded cost per question, by stage and measure; NaN where it is unknown."""
-        return {
-            stage: {
-                measure: np.array([getattr(getattr(event, stage), measure) for event in self.events])
-                for measure in COST_MEASURES
+        recorded = {}
+        for stage in (*COST_STAGES, CLOSED_ONLY):
+            costs = [getattr(event, stage) for event in self.events]
+            recorded[stage] = {
+                measure: np.array([getattr(cost, measure) for cost in costs]) for measure in COST_MEASURES
             }
-            for stage in (*COST_STAGES, CLOSED_ONLY)
-        }
+        return recorded
 
     @cached_property
     def costs(self) -> dict[str, dict[str, FloatArray]]:
@@ -232,13 +254,31 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
             (saved["gpu"], prices.gpu_hour / SECONDS_PER_HOUR),
         ),
     }
-    risks = {name: make_proportion((needs <= threshold) & losses) for name, (needs, losses) in traffic.checks.items()}
-    return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks)
+    has_evidence = _has_evidence(traffic, threshold)
+    risks = {
+        name: make_proportion((needs <= threshold) & losses, is_known=has_evidence)
+        for name, (needs, losses) in traffic.checks.items()
+    }
+    known = sum(event.loses_answer is not None and event.need <= threshold for event in traffic.events)
+    return ReplayResult(threshold, n_retrieved, n_retrieved / n, savings, risks, known, has_evidence)
 
 
-def make_proportion(flags: BoolArray) -> Proportion:
-    """Return the share of true values with its Wilson interval."""
+def _has_evidence(traffic: Traffic, threshold: float) -> bool:
+    """Return whether enough skipped questions have both answers; see `ReplayResult.has_evidence`."""
+    skipped = [event for event in traffic.events if event.need <= threshold]
+    if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
+        return True
+    newly_skipped = [event for event in skipped if event.retrieved]
+    n_known = sum(event.loses_answer is not None for event in skipped)
+    n_newly_known = sum(event.loses_answer is not None for event in newly_skipped)
+    return n_known >= MIN_KNOWN_QUESTIONS and n_newly_known >= min(MIN_KNOWN_QUESTIONS, len(newly_skipped))
+
+
+def make_proportion(flags: BoolArray, *, is_known: bool = True) -> Proportion:
+    """Return the share of true values with its Wilson interval. With is_known=False, only the counts are set."""
     hits, n = int(flags.sum()), len(flags)
+    if not is_known:
+        return Proportion(hits, n, None, None, None)
     return Proportion(hits, n, hits / n, *wilson_interval(hits, n))
 
 

@@ -170,11 +170,9 @@ class CachedReranker:
         for start in range(0, len(missing), SCORE_BATCH):
             batch = missing[start : start + SCORE_BATCH]
             scores = self.reranker.score([questions[i] for i in batch], [passages[i] for i in batch])
-            new = {
-                key: score
-                for index, row in zip(batch, scores, strict=True)
-                for key, score in zip(keys[index], row, strict=True)
-            }
+            new: dict[str, float] = {}
+            for index, row_scores in zip(batch, scores, strict=True):
+                new.update(zip(keys[index], row_scores, strict=True))
             self.cache.add(new)
             self.on_progress(start + len(batch), len(missing))
         return [[self.cache.values[key] for key in row] for row in keys]

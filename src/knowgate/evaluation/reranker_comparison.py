@@ -161,13 +161,11 @@ def build_oracle_rankers(rows: Sequence[Preference], sources: Sequence[HeldOutPr
     candidates of the rows are skipped.
     """
     oracles = []
+    keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]
     for source in sources:
-        shifts = {
-            (row.id, candidate.id, candidate.text): candidate.shift
-            for row in source.rows
-            for candidate in row.candidates
-        }
-        keys = [[(row.id, candidate.id, candidate.text) for candidate in row.candidates] for row in rows]
+        shifts = {}  # how much each passage changed the LLM's confidence, by question and passage
+        for row in source.rows:
+            shifts.update({(row.id, candidate.id, candidate.text): candidate.shift for candidate in row.candidates})
         if all(key in shifts for row_keys in keys for key in row_keys):
             scores = [[shifts[key] for key in row_keys] for row_keys in keys]
             oracles.append(ranking.Ranker(f"{ORACLE}, {source.name}", scores))

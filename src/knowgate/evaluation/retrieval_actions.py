@@ -95,9 +95,15 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
 
 
 def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: float) -> NDArray[np.int64]:
-    """Return the index of the action with the highest expected gain for each question.
+    """Choose for each question the action with the highest expected gain, and return its index in `ACTIONS`.
 
-    Of equal actions, the one with fewer searches is chosen.
+    The gain is the probability of a correct answer minus the price of the searches. Of equal actions, the one with
+    fewer searches is chosen.
+
+    Args:
+        probabilities: Probability that each action answers correctly (questions x actions).
+        searches: Mean number of searches of each action.
+        price: Price of a search, in correct answers.
     """
     # argmax returns the first maximum, and actions are in ascending order of searches.
     best: NDArray[np.int64] = np.argmax(probabilities - price * np.asarray(searches), axis=1)
@@ -107,7 +113,15 @@ def choose_actions(probabilities: FloatArray, searches: Sequence[float], price: 
 def measure_actions(
     gate: str, training: ActionOutcomes, test: ActionOutcomes, prices: Sequence[float], bootstrap: Bootstrap
 ) -> list[ActionResult]:
-    """Fit success probabilities on `training` and measure the chosen actions on `test`, at each price."""
+    """Measure a gate that chooses between skipping, one retrieval and several rounds, at each price of a search.
+
+    Args:
+        gate: Name of the gate.
+        training: Outcomes on which the probability that each action succeeds is fitted.
+        test: Outcomes of other questions, on which the choice is measured.
+        prices: Prices of a search, in correct answers.
+        bootstrap: Resamples for the intervals.
+    """
     probabilities = predict_action_success(training, test.needs)
     return [
         _measure_choice(gate, test, choose_actions(probabilities, test.searches, price), price, bootstrap)

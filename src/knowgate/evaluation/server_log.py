@@ -43,9 +43,10 @@ def is_server_log(path: Path) -> bool:
 
 
 def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraffic:
-    """Read the decisions of one gate at one threshold: the pair that made the most decisions.
+    """Read the server's decision log as traffic to replay.
 
-    Other decisions are skipped and counted in `left_out`.
+    A log may contain decisions of several gates and thresholds, which cannot be mixed. The gate and threshold with the
+    most decisions are read, and other decisions are counted in `left_out`.
 
     Args:
         location: SQLite file or PostgreSQL address.
@@ -57,13 +58,13 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     log = LoggedTraffic(_get_path(location))
     decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
     usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
-    settings = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
+    counts = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
     audits: dict[str, list[tuple[str, float]]] = {}
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
         audits.setdefault(decision, []).append((kind, lost))
     for key, record in usable:
         gate, threshold = str(record["gate"]), record["threshold"]
-        if (gate, threshold) != settings.most_common(1)[0][0]:
+        if (gate, threshold) != counts.most_common(1)[0][0]:
             _count_left_out(log.left_out, "of another gate or threshold")
             continue
         log.events.append(_make_event(record, audits.get(key, ())))
@@ -127,7 +128,10 @@ def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[
     database = open_postgres(address)
     select, _, table = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
-        raise BadInput(f"{address.redacted} is not a decision log of the server: the table `decisions` is missing.")
+        raise BadInput(
+            f"{address.redacted} is not a decision log of the server: the table `decisions` is missing. Check the address "
+            "and its schema."
+        )
     yield from database.read(f"{select} FROM {address.schema}.{table}")
 
 
@@ -138,11 +142,15 @@ def _read_sqlite_rows(path: Path, query: str) -> Iterator[tuple[Any, ...]]:
         with closing(sqlite3.connect(f"file:{quote(str(path.resolve()))}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "decisions" not in tables:
-                raise BadInput(f"{path} is not a decision log of the server: the table `decisions` is missing.")
+                raise BadInput(
+                    f"{path} is not a decision log of the server: the table `decisions` is missing. Check the file name."
+                )
             if query.split(" FROM ")[1].split()[0] in tables:
                 yield from database.execute(query)
     except sqlite3.Error as error:
-        raise BadInput(f"{path} cannot be read as a decision log of the server: {error}.") from None
+        raise BadInput(
+            f"{path} cannot be read as a decision log of the server: {error}. Check the file, or restore a backup."
+        ) from None
 
 
 # --- records --------------------------------------------------------------------------------------
@@ -165,12 +173,12 @@ def _parse_record(text: Any, left_out: dict[str, int]) -> dict[str, Any]:
     try:
         record = parse_json(str(text), "the record")
         if not isinstance(record, dict):
-            raise BadInput("the record is not an object.")
+            raise BadInput("the decision is not a JSON object.")
         if record.get("gated") is False:  # forwarded without a decision, so the fields below are missing
             return record
         decision = read_record(DecisionRecord, record, "the record", ignore_unknown=True)
         if decision.need is None and not decision.rule:
-            raise BadInput("the record has no need.")
+            raise BadInput("the decision has no need for retrieval, and no rule made it.")
     except BadInput:
         _count_left_out(left_out, "that cannot be read")
         return {}

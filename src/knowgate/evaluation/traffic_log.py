@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.core.files import read_lines
-from knowgate.core.text import contains_tokens, estimate_tokens, tokenize
+from knowgate.core.text import estimate_tokens
 from knowgate.core.validation import parse_json
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
@@ -23,6 +23,7 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
+from knowgate.gates.arbiters.answer_comparison import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
@@ -98,7 +99,9 @@ def _check_log(log: LoggedTraffic) -> None:
         problem = "the file is empty"
         if log.bad_lines:
             problem = f"none of its lines can be used ({log.describe_bad_lines()})"
-        raise BadInput(f"there is no traffic in {log.path}: {problem}. Log some with `knowgate ask`, printed as JSON.")
+        raise BadInput(
+            f"there is no traffic in {log.path}: {problem}. First log some questions with `knowgate ask` and JSON output."
+        )
     for kind, counts in (("gates", log.gates), ("models", log.models)):
         if len(counts) > 1:
             listing = ", ".join(f"{name} {count}" for name, count in counts.most_common())
@@ -194,15 +197,6 @@ def _answers_differ(record: Mapping[str, Any], *, has_passages: bool) -> bool | 
     return not answers_agree(_get_text(record, other_key), _get_text(record, "answer"))
 
 
-def answers_agree(first: str, second: str) -> bool:
-    """Return whether one answer contains the words of the other, in the same order.
-
-    Answers that agree may both be wrong.
-    """
-    first_tokens, second_tokens = tokenize(first), tokenize(second)
-    return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
-
-
 def _subtract(total: float, part: float) -> float:
     """Return total - part, but at least 0; NaN if either is unknown."""
     difference = total - part
@@ -275,8 +269,11 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
     losses = retrieved_right & ~table.closed_right
     events = [
-        _make_graded_event(
-            row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
+        replace(
+            _make_graded_event(
+                row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
+            ),
+            extra_calls=scores.calls,
         )
         for row, need, draft, loss in zip(table.rows, scores.needs, draft_tokens, losses, strict=True)
     ]
@@ -303,6 +300,8 @@ def _get_seconds_per_token(path: Path) -> float:
 
 def _count_answer_tokens(answer: GradedAnswer | None) -> float:
     """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
+    if answer is not None and answer.tokens is None and answer.n_tokens is not None:
+        return float(answer.n_tokens)
     if answer is None or (answer.tokens is None and not answer.text):
         return math.nan
     return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))

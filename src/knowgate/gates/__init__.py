@@ -19,13 +19,16 @@ from knowgate.gates.artifacts.gate_folder import (
     reject_other_folder,
 )
 from knowgate.models.prompts.templates import load_packaged_templates
-from knowgate.types import Gate, Model
+from knowgate.types import Gate, Model, Signal
 
 if TYPE_CHECKING:
     from knowgate.gates.fitted_gate import FittedGate
 
-DEFAULT_GATE = "default"  # the packaged gate that was fitted on the current LLM, or FALLBACK_GATE if there is none
+DEFAULT_GATE = "default"  # the packaged gate that was fitted on the current LLM, or else one of the next two
 FALLBACK_GATE = "logprob:first"
+# For LLMs that return only text. No untrained gate tells well enough what such an LLM knows without further LLM calls:
+# see `python -m benchmarks.any_llm_judge`.
+TEXT_ONLY_GATE = "always:rules"
 PACKAGED_GATES = Path(__file__).parent / "packaged"
 GATES = {
     "always": RegistryEntry("knowgate.gates.baselines:AlwaysGate", "always", cost="nothing"),
@@ -76,6 +79,21 @@ GATES = {
         cost="20 sampled answers",
         paper="Yao et al. 2025 (SeaKR)",
     ),
+    "consistency": RegistryEntry(
+        "knowgate.gates.consistency:ConsistencyGate",
+        "three sampled answers disagree; works with LLMs that return only text",
+        needs="samples",
+        cost="three LLM calls",
+        extra="local",
+        paper="uqlm 2025; LM-Polygraph 2023",
+    ),
+    "tool": RegistryEntry(
+        "knowgate.gates.tool:ToolGate",
+        "the LLM calls a search tool that it is offered, as in agent frameworks",
+        needs="tools",
+        cost="one prefill of 200 tokens; on a server one LLM call",
+        paper="Schick et al. 2023 (Toolformer)",
+    ),
     "selfrag": RegistryEntry(
         "knowgate.gates.prompt:SelfragGate",
         "the token [Retrieval] is more probable than [No Retrieval]; for LLMs trained with them",
@@ -112,6 +130,14 @@ FITTED_GATES = {
         extra="train",
         paper="Jeong et al. 2024 (Adaptive-RAG)",
         fit="knowgate.training.adaptive:fit_adaptive",
+    ),
+    "question": RegistryEntry(
+        "knowgate.gates.question:QuestionGate",
+        "the type, length and words of the question are those of unknown answers",
+        cost="no LLM call, 0.1 ms",
+        extra="train",
+        paper="Marina et al. 2025",
+        fit="knowgate.training.question:fit_question",
     ),
     "ik": RegistryEntry(
         "knowgate.gates.ik:IkGate",
@@ -156,6 +182,22 @@ FITTED_GATES = {
         extra="train",
         paper="ours",
         fit="knowgate.training.fusion:fit_fusion",
+    ),
+    "stack": RegistryEntry(
+        "knowgate.gates.fusion:StackGate",
+        "the fusion, which also reads the scores of small fine-tuned judges, expects retrieval to help",
+        needs="as fitted",
+        cost="as fitted, and one prefill of 70 tokens for each judge",
+        extra="train",
+        paper="ours",
+        fit="knowgate.training.stack:fit_stack",
+    ),
+    "constant": RegistryEntry(
+        "knowgate.gates.constant:ConstantGate",
+        "always or never, as the policy that holds it says; `knowgate fit` without a gate name writes it",
+        cost="nothing",
+        extra="train",
+        paper="ours",
     ),
 }
 
@@ -226,9 +268,10 @@ def _check_class(name: str, loaded: object) -> type[Gate]:
 
 
 def default_gate(model: Model, prompts: str | None = None) -> Gate:
-    """Return the fitted gate that knowgate ships for a model, or 'logprob:first' if there is none.
+    """Return the gate that decides if the user names none.
 
-    A shipped gate is used only if it was fitted on exactly these weights and answer prompts.
+    This is the fitted gate that knowgate ships for exactly these weights and answer prompts. If there is none, it is
+    'logprob:first', or 'always:rules' for a model that returns only text.
 
     Args:
         model: The LLM that the gate decides for.
@@ -247,7 +290,21 @@ def default_gate(model: Model, prompts: str | None = None) -> Gate:
             manifest = read_artifact(folder).manifest
             if (manifest["model"]["fingerprint"], manifest["prompts"]) == (model.fingerprint, prompts):
                 return load_fitted_gate(str(folder))
-    return load_gate(FALLBACK_GATE)
+    return load_gate(TEXT_ONLY_GATE if is_text_only(model) else FALLBACK_GATE)
+
+
+def is_text_only(model: Model) -> bool:
+    """Return whether a model returns text without log-probabilities. A server is asked for this once."""
+    return Signal.LOGPROBS not in model.offers
+
+
+def describe_text_only(model: str) -> str:
+    """Say which gate decides for a model that returns only text, and what to do to save searches."""
+    return (
+        f"{model} returns text without log-probabilities, so every question is retrieved for, except small talk and the "
+        f"like (gate='{TEXT_ONLY_GATE}'). To save searches, use gate='consistency' (three more LLM calls per question), "
+        "or fit a gate for this LLM: `knowgate fit judge`."
+    )
 
 
 def render_gate_table() -> str:

@@ -1,29 +1,35 @@
-"""The gate `fusion`: a logistic regression that combines all signals of one LLM pass."""
+"""The gates `fusion` and `stack`: a logistic regression over all signals of one LLM pass, and scores of judges."""
 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
-from knowgate.core.schema import read_record
+from knowgate.core.schema import NumberRange, read_record
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.data.signals.features import FEATURES, describe_feature, feature_matrix
 from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text_features
 from knowgate.errors import BadInput
+from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
+from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.judges import build_self_assessment_prompt
 from knowgate.stats.logistic import logit
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
+GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)
 TEXT_SIGNAL = "text"  # name of the linear classifier on embeddings of question and draft
 MAX_DRAFT_TOKENS = 32  # how much of the draft is embedded
-MAX_NAMED_SIGNALS = 2  # explanations name at most two signals for and two against retrieval
+MAX_NAMED_SIGNALS = 2  # of an explanation
+MARGIN_FLOOR = 1e-4  # a judge that is very sure of itself does not outvote all other signals
 MIN_CONTRIBUTION = 0.1  # explanations name signals that change the logit by at least this much
 
 
@@ -51,24 +57,30 @@ class FusionOptions:
         probes: Classifiers of hidden states.
         embedder: Name of the embedding model; empty if no text is embedded.
         embedder_fingerprint: Fingerprint of the embedding model.
+        heads: Names of the two regressions of a gate that was fitted on 'gain'; empty if there is one.
+        judges: Number of judges whose scores are further signals (gate `stack`).
     """
 
     features: tuple[str, ...]
     probes: tuple[FusionProbe, ...]
     embedder: str = ""
     embedder_fingerprint: str = ""
+    heads: tuple[str, ...] = ()
+    judges: Annotated[int, NumberRange(0, 4)] = 0
 
     @property
     def width(self) -> int:
         """Number of inputs of the logistic regression."""
-        return len(self.features) + len(self.probes) + bool(self.embedder)
+        return len(self.features) + len(self.probes) + bool(self.embedder) + self.judges
 
 
 @dataclass(frozen=True)
 class FusionGate(FittedGate):
     """Combines token statistics, hidden-state probes, samples and self-assessment in a logistic regression.
 
-    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them.
+    The label run that it was fitted on determines which of these signals it uses; `gate.json` lists them. If it was
+    fitted on the target `gain`, it has two regressions: P(right with passages) and P(right from memory). The need is
+    their difference, mapped from [-1, 1] to [0, 1].
 
     Needs: the signals that it was fitted with. Cost per question: the cost of its most expensive signal.
     Reference: ours.
@@ -87,10 +99,13 @@ class FusionGate(FittedGate):
         options = read_record(FusionOptions, self.artifact.options, "options", ignore_unknown=True)
         if unknown := [name for name in options.features if name not in FEATURES]:
             raise BadInput(f"unknown feature '{unknown[0][:80]}'. Known features: {', '.join(FEATURES)}.")
-        heads = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
-        for name in heads:
-            claim_network(tensors, f"{name}.")
-        claim_network(tensors, "fusion.", options.width)
+        if options.heads and options.heads != GAIN_HEADS:
+            raise BadInput(f"unknown heads {', '.join(options.heads)[:80]}. Known: {', '.join(GAIN_HEADS)}.")
+        classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
+        for prefix in self._head_prefixes:
+            for name in classifiers:
+                claim_network(tensors, f"{prefix}{name}.")
+            claim_network(tensors, f"{prefix}fusion.", options.width)
         tensors.finish()
 
     @property
@@ -103,35 +118,56 @@ class FusionGate(FittedGate):
         """Build the prompt that asks the LLM whether it can answer each question."""
         return [build_self_assessment_prompt(question, *self.labels) for question in questions]
 
-    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval with the logistic regression."""
-        return apply_network(self.artifact.tensors, self.compute_signals(questions, readings), "fusion.")
+    @property
+    def _head_prefixes(self) -> list[str]:
+        """Start of the tensor names of each regression."""
+        return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
-    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
-        """Compute the inputs of the logistic regression, one row per question.
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute the uncalibrated need for retrieval with the logistic regression, or the expected gain with two."""
+        needs = self._predict(questions, readings)
+        return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
+
+    def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
+        """Compute the probability that each regression predicts."""
+        signals = self.compute_signals(questions, readings)
+        pairs = zip(self._head_prefixes, signals, strict=True)
+        return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
+
+    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Compute the inputs of each regression, one row per question.
 
         The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
-        readings = [_add_self_assessment(reading, self.name) for reading in readings]
-        columns = [feature_matrix(options["features"], questions, readings)]
-        for probe in options["probes"]:
-            states = stack_hidden_states(readings, probe["layer"], probe["position"])
-            columns.append(_to_logits(apply_network(tensors, states, f"{probe['name']}.")))
+        readings = [add_self_assessment(reading, self.name) for reading in readings]
+        features = feature_matrix(options["features"], questions, readings)
+        inputs = {
+            probe["name"]: stack_hidden_states(readings, probe["layer"], probe["position"])
+            for probe in options["probes"]
+        }
         if "embedder" in options:
-            embeddings = embed_drafts(self.encoder, questions, readings)
-            columns.append(_to_logits(apply_network(tensors, embeddings, f"{TEXT_SIGNAL}.")))
-        return np.hstack(columns)
+            inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
+        return [
+            np.hstack(
+                [features, *(_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items())]
+            )
+            for prefix in self._head_prefixes
+        ]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """Name the signals that contributed most for and against retrieval.
+        """Name the signals that contributed most for and against retrieval; with two heads, their probabilities.
 
         Explanations are empty if the gate embeds texts or if its classifier is not linear.
         """
         options = self.artifact.options
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
-        signals = self.compute_signals(questions, readings)
+        if options.get("heads"):
+            closed, with_passages = self._predict(questions, readings)
+            pairs = zip(1 - closed, 1 - with_passages, strict=True)
+            return [f"expected to be right: {p:.0%} from memory, {q:.0%} with passages" for p, q in pairs]
+        (signals,) = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")
         if contributions is None:
             return ["" for _ in questions]
@@ -142,6 +178,56 @@ class FusionGate(FittedGate):
     def encoder(self) -> Embedder:
         """The embedding model that the gate was fitted with."""
         return load_fitted_embedder(self.artifact, self.embedder)
+
+
+@dataclass(frozen=True)
+class StackGate(FusionGate):
+    """Combines all signals of one LLM pass and the scores of judges in a logistic regression.
+
+    Hidden states and a judge of the text make different mistakes, so together they rank questions better than each
+    alone. Each judge lies in a sub-folder of the gate. While fitting, rows that judges learn from are scored by
+    members of the ensemble that did not see them; all others are scored by all members, as in use.
+
+    Needs: the signals that it was fitted with, and a draft. Cost per question: that of its most expensive signal, and
+    one prefill of 70 tokens for each judge.
+    Reference: ours.
+
+    Example:
+        >>> gate = StackGate.load("my-stack")  # doctest: +SKIP
+    """
+
+    @functools.cached_property
+    def judges(self) -> list[FittedGate]:
+        """The judges, loaded on first use and bound to the LLM of this gate."""
+        folders = [self.artifact.path / name_judge(number) for number in range(int(self.artifact.options["judges"]))]
+        gates = [load_fitted_gate(str(folder), plug_in=self.plug_in) for folder in folders]
+        return gates if self.llm is None else [gate.bind(self.llm, self.artifact.manifest["prompts"]) for gate in gates]
+
+    @property
+    def request(self) -> SignalRequest:
+        """The signals of the fusion and those of the judges, in one request."""
+        return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
+
+    def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
+        """Compute the inputs of each regression: those of the fusion, then the margin of each judge."""
+        readings = [add_self_assessment(reading, self.name) for reading in readings]
+        scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
+        margins = np.column_stack([compute_margin(score) for score in scores])
+        return [np.hstack([signals, margins]) for signals in super().compute_signals(questions, readings)]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Return no explanations: the judges would have to read every question a second time."""
+        return ["" for _ in questions]
+
+
+def name_judge(number: int) -> str:
+    """Return the name of the sub-folder of a judge."""
+    return f"judge-{number}"
+
+
+def compute_margin(scores: FloatArray) -> Vector:
+    """Return the log-odds of a judge's uncalibrated scores, as a signal."""
+    return logit(scores, MARGIN_FLOOR).astype(np.float32)
 
 
 def embed_drafts(encoder: Embedder, questions: Sequence[Question], readings: Sequence[Reading]) -> Vector:
@@ -155,7 +241,7 @@ def _to_logits(probabilities: FloatArray) -> Vector:
 
 
 def describe_signals(names: Sequence[str], values: Vector, contributions: FloatArray) -> str:
-    """Describe the strongest signals for and against retrieval, at most two each.
+    """Describe the two strongest signals, and whether they raise or lower the need for retrieval.
 
     Args:
         names: Names of the signals.
@@ -164,19 +250,19 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
     """
     order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
     strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
+    strong = strong[:MAX_NAMED_SIGNALS]
     sides = {
-        "for retrieving": [column for column in strong if contributions[column] > 0],
-        "against, compared with other questions": [column for column in strong if contributions[column] < 0],
+        "raised by": [column for column in strong if contributions[column] > 0],
+        "lowered by": [column for column in strong if contributions[column] < 0],
     }
     return "; ".join(
-        f"{side}: "
-        + ", ".join(describe_feature(names[column], float(values[column])) for column in columns[:MAX_NAMED_SIGNALS])
+        f"{side} " + ", ".join(describe_feature(names[column], float(values[column])) for column in columns)
         for side, columns in sides.items()
         if columns
     )
 
 
-def _add_self_assessment(reading: Reading, gate: str) -> Reading:
+def add_self_assessment(reading: Reading, gate: str) -> Reading:
     """Copy the LLM's answer to the gate's self-assessment prompt into the signals of a reading, if there is one."""
     if gate not in reading.labels:
         return reading

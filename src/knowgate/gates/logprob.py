@@ -22,11 +22,11 @@ STATISTICS: dict[str, Callable[[Sequence[Token]], float]] = {
     "margin": confidence.mean_margin,
 }
 STATISTIC_LABELS = {
-    "first": "the first-token probability",
-    "mean": "the mean token probability",
-    "min": "the lowest token probability",
-    "entropy": "the inverse perplexity",
-    "margin": "the mean top-two margin",
+    "first": "the first word of its draft {draft!r} was {value} certain",
+    "mean": "the words of its draft {draft!r} were {value} certain on average",
+    "min": "the least certain word of its draft {draft!r} was {value} certain",
+    "entropy": "its draft {draft!r} was {value} certain, by entropy",
+    "margin": "the words of its draft {draft!r} led their alternatives by {value}",
 }
 
 
@@ -73,9 +73,9 @@ class LogprobGate(Gate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """State the draft of each question and the value of its statistic."""
-        label = STATISTIC_LABELS[self.statistic]
+        sentence = STATISTIC_LABELS[self.statistic]
         return [
-            f"{label} of the draft '{reading.draft.text if reading.draft else ''}' is {1 - need:.2f}"
+            sentence.format(draft=reading.draft.text if reading.draft else "", value=f"{100 * (1 - need):.0f} %")
             for reading, need in zip(readings, self.score(questions, readings), strict=True)
         ]
 

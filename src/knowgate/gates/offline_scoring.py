@@ -109,6 +109,10 @@ class RecordedReadingSource:
         """Raise UnsupportedSignal, because label runs contain no answers to the gate's own prompts."""
         raise self._make_prompt_error()
 
+    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
+        """Raise UnsupportedSignal, because label runs do not record whether the LLM calls a tool."""
+        raise self._make_prompt_error()
+
     def _make_prompt_error(self) -> UnsupportedSignal:
         """Build the error for a gate that asks the LLM a prompt of its own."""
         data, model = suggest_label_options(self.table.settings)

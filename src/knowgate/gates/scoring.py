@@ -15,21 +15,25 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from knowgate.core.registry import RegistryEntry
+from knowgate.core.text import render_choices
 from knowgate.errors import BadSetting, KnowgateError, ModelError, UnsupportedSignal
 from knowgate.gates import GATES
 from knowgate.gates.artifacts.drift import check_state_agreement
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.models.prompts.answers import AnswerPrompts
+from knowgate.models.tools import SEARCH_TOOL, TOOL_CALL
 from knowgate.types import (
     Arbiter,
     Gate,
     GateScores,
     Model,
+    Prompt,
     Question,
     Reading,
     ServedModel,
     Signal,
     SignalRequest,
+    ToolCallingModel,
     Vector,
 )
 
@@ -154,6 +158,10 @@ class ReadingSource(Protocol):
         """Ask the LLM the gate's own prompts and return the logits of its answer labels, such as true and false."""
         ...
 
+    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
+        """Offer the LLM a search tool and return how probably it calls it for each question."""
+        ...
+
 
 @dataclass(frozen=True)
 class ModelReadingSource:
@@ -202,6 +210,14 @@ class ModelReadingSource:
             prompts = gate.build_label_prompts(questions, readings)
         return self.model.label_logits(prompts, gate.labels)
 
+    def read_tool_calls(self, questions: Sequence[Question]) -> list[float]:
+        """Offer the model a search tool and return how probably it calls it for each question."""
+        if not isinstance(self.model, ToolCallingModel):
+            raise UnsupportedSignal(
+                f"{self.model.name} cannot be offered tools. Use an hf:, gguf: or openai: model, or another gate."
+            )
+        return self.model.tool_call_probabilities([Prompt(render_choices(item)) for item in questions], SEARCH_TOOL)
+
 
 def bind_gate(gate: Gate, model: Model, prompts: AnswerPrompts) -> Gate:
     """Return a copy of a gate for this model and these answer prompts.
@@ -244,6 +260,11 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
             readings = [
                 replace(reading, labels={**reading.labels, gate.name: rows})
                 for reading, rows in zip(readings, logits, strict=True)
+            ]
+        if Signal.TOOLS in gate.needs and not all(TOOL_CALL in reading.signals for reading in readings):
+            readings = [
+                replace(reading, signals={**reading.signals, TOOL_CALL: probability})
+                for reading, probability in zip(readings, source.read_tool_calls(questions), strict=True)
             ]
     return readings
 

@@ -63,7 +63,9 @@ class ChatDraft:
     def get_answer(self, max_tokens: int) -> Completion | None:
         """Return the draft if it is complete or already has `max_tokens` tokens; otherwise None."""
         draft = self.completion
-        return draft if draft is not None and (draft.finished or draft.n_tokens >= max_tokens) else None
+        if draft is None:
+            return None
+        return draft if draft.finished or draft.n_tokens >= max_tokens else None
 
 
 class ChatModel(Backend):
@@ -220,9 +222,13 @@ class ChatModel(Backend):
     def _make_options(self, request: ChatRequest) -> dict[str, Any]:
         """Return the settings of a request as keyword arguments, named as in the API of OpenAI."""
         options: dict[str, Any] = {"max_tokens": request.max_tokens, "temperature": request.temperature}
-        options |= {"top_p": request.top_p} if request.temperature and request.top_p < 1 else {}
-        options |= {"seed": request.seed} if request.seed is not None else {}
-        return options | ({"logprobs": True, "top_logprobs": 2} if self._logprobs else {})
+        if request.temperature and request.top_p < 1:
+            options["top_p"] = request.top_p
+        if request.seed is not None:
+            options["seed"] = request.seed
+        if self._logprobs:
+            options |= {"logprobs": True, "top_logprobs": 2}  # two tokens, to compute the margin between them
+        return options
 
     def _map(self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> list[ResultT]:
         """Call `work` with each item, concurrently in threads, and return the results in order."""

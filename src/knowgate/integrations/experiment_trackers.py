@@ -50,9 +50,10 @@ def check_trackers(*, mlflow: bool = False, wandb: bool = False) -> None:
         mlflow: Whether MLflow is needed.
         wandb: Whether Weights & Biases is needed.
     """
-    for is_requested, name in ((mlflow, "mlflow"), (wandb, "wandb")):
-        if is_requested:
-            _import_tracker(name)
+    if mlflow:
+        _import_tracker("mlflow")
+    if wandb:
+        _import_tracker("wandb")
 
 
 def log_to_mlflow(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:

@@ -277,7 +277,9 @@ def _note_decision(run_manager: Any, decision: Decision) -> tuple[RunnableConfig
 def _decide_on_state(decider: Decider, state: Any, key: str) -> Decision:
     """Decide on the question under `key` in a state or, without one, on the last of its `messages`."""
     question = _get(state, key) if key else None
-    return decider.decide(question) if question else decider.decide_messages(_convert(_get(state, "messages") or []))
+    if question:
+        return decider.decide(question)
+    return decider.decide_messages(_convert(_get(state, "messages") or []))
 
 
 def _get(container: Any, name: str) -> Any:

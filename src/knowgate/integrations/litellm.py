@@ -158,7 +158,8 @@ class LiteLLMModel(ChatModel):
         finished = True
         for chunk in litellm.completion(**self._make_arguments(request), stream=True):
             choice = chunk.choices[0]
-            finished = choice.finish_reason != "length" if choice.finish_reason else finished
+            if choice.finish_reason:  # only the last chunk has one
+                finished = choice.finish_reason != "length"
             tokens += parse_logprobs(getattr(choice, "logprobs", None)) or ()
             if piece := choice.delta.content:
                 pieces.append(piece)

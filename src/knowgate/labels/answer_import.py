@@ -1,6 +1,7 @@
 """Label runs from answers that were recorded elsewhere, for LLMs that cannot be run here.
 
-The answers are texts in the `meta` of each question, or in other fields of its JSON line.
+The answers are texts in the `meta` of each question, or in other fields of its record. Grades, passages,
+log-probabilities and costs may be recorded beside them.
 """
 
 from __future__ import annotations
@@ -9,34 +10,108 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import Field
+
 from knowgate.core.files import sha256_text
+from knowgate.core.options import Options
+from knowgate.data.questions.extra_fields import ExtraFields
 from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
-from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.data.runs.rows import RECORDED_GRADER, GradedAnswer, LabelRow
 from knowgate.data.signals.samples import retrieval_benefit
 from knowgate.errors import BadInput
 from knowgate.labels.grading import Grader
 from knowgate.labels.labeler import make_empty_row
+from knowgate.labels.recorded_fields import (
+    get_field,
+    parse_amount,
+    parse_grade,
+    parse_passages,
+    parse_token_counts,
+    parse_tokens,
+)
 from knowgate.labels.run import build_synthetic_setting, describe_environment, fingerprint_questions
 from knowgate.models.prompts.templates import detect_question_language
 from knowgate.types import Question
 
 IMPORT_BATCH = 1000  # questions graded and written at a time
-TextsByKey = Mapping[str, str]
+ANSWER_NAMES = ("closed", "open", "iterative")
+META_PREFIX = "meta."
+KEY: dict[str, Any] = {"metavar": "KEY"}
+
+
+class ImportOptions(Options):
+    """Names of the fields that hold the recorded answers and what is known about them.
+
+    A key is a name or a dotted path, such as `correct.nor`. Fields are searched in the `meta` of each question, then at
+    the top level of its record. Empty keys mean that nothing was recorded.
+    """
+
+    closed: str = Field(
+        description="Field that holds the answer without passages (closed-book). A key may be a dotted path. Fields "
+        "are searched in the `meta` of each question, then at the top level of its record.",
+        json_schema_extra=KEY,
+    )
+    open: str = Field(
+        "", description="Field of the answer with passages (open-book). Default: none recorded.", json_schema_extra=KEY
+    )
+    iterative: str = Field(
+        "",
+        description="Field of the answer after several rounds of retrieval. Default: none recorded.",
+        json_schema_extra=KEY,
+    )
+    closed_correct: str = Field(
+        "",
+        description="Field of the grade of the closed-book answer: true or false, 0 or 1, a thumb, or a score with "
+        "`pass_score`. Scores of Langfuse, LangSmith and Phoenix are `scores.NAME`. Default: graded by `grade`.",
+        json_schema_extra=KEY,
+    )
+    open_correct: str = Field("", description="Field of the grade of the open-book answer.", json_schema_extra=KEY)
+    iterative_correct: str = Field("", description="Field of the grade of `iterative`.", json_schema_extra=KEY)
+    pass_score: float | None = Field(
+        None, allow_inf_nan=False, description="Recorded scores of at least this value count as right."
+    )
+    logprobs: str = Field(
+        "",
+        description="Field of the token log-probabilities of the closed-book answer, in OpenAI's format or as a list "
+        "of objects with `token` and `logprob`. Log-probability gates need them.",
+        json_schema_extra=KEY,
+    )
+    passages: str = Field(
+        "",
+        description="Field of the passages of the open-book answer: a list of texts, or of objects with `text`. "
+        "Default: the `contexts` of the question.",
+        json_schema_extra=KEY,
+    )
+    closed_tokens: str = Field(
+        "",
+        description="Field of the number of tokens of the closed-book answer, or of a `usage` object.",
+        json_schema_extra=KEY,
+    )
+    open_tokens: str = Field("", description="The same for the open-book answer.", json_schema_extra=KEY)
+    closed_seconds: str = Field(
+        "", description="Field of the seconds that the closed-book answer took.", json_schema_extra=KEY
+    )
+    open_seconds: str = Field("", description="The same for the open-book answer.", json_schema_extra=KEY)
+
+    def get_key(self, answer: str, suffix: str = "") -> str:
+        """Return a key of the closed, open or iterative answer; "" if it is not set."""
+        return str(getattr(self, answer + suffix, ""))
 
 
 @dataclass(frozen=True)
-class AnswerKeys:
-    """Names of the data fields that hold the recorded answers; "" for an answer that was not recorded.
+class RecordedQuestion:
+    """A question and the other fields of its record."""
 
-    Attributes:
-        closed: Key of the closed-book answer.
-        open: Key of the open-book answer.
-        iterative: Key of the answer after several rounds of retrieval.
-    """
+    question: Question
+    extra: ExtraFields
 
-    closed: str
-    open: str = ""
-    iterative: str = ""
+    def get(self, key: str) -> Any:
+        """Return the field with this name or dotted path; None if it is missing or the key is empty."""
+        return get_field(self.question.meta, self.extra, key) if key else None
+
+    def describe(self, key: str) -> str:
+        """Name a field of this question in an error message."""
+        return f"'{key}' of the question '{self.question.id}'"
 
 
 def import_answers(
@@ -46,87 +121,163 @@ def import_answers(
     *,
     llm: str,
     data: str,
-    keys: AnswerKeys,
-    extra_fields: Mapping[str, TextsByKey] | None = None,
+    options: ImportOptions,
+    extra_fields: Mapping[str, ExtraFields] | None = None,
 ) -> int:
-    """Grade recorded answers and write them as a label run.
+    """Write recorded answers as a label run, with recorded grades or grades by a string rule.
+
+    Where grades are recorded and the question has gold answers, the verdict of `grader` is stored beside them.
 
     Args:
         folder: Run folder; an interrupted import continues.
-        questions: Questions with gold answers.
+        questions: Questions, with gold answers if the answers are not graded yet.
         grader: Grades the answers.
         llm: Name of the LLM that gave the answers.
         data: Name of the data, recorded in the run.
-        keys: Where the answers are.
-        extra_fields: Texts by question id and field name. They are used for keys that the question's meta lacks.
+        options: Names of the fields that hold the answers, grades, passages, log-probabilities and costs.
+        extra_fields: Further fields by question id, which are used for keys that the question's meta lacks.
 
     Returns:
         The number of questions imported by this call. Questions that already have a row are skipped.
 
     Raises:
-        BadInput: A question has no text under one of the keys.
+        BadInput: A question has no text under one of the answer keys, or a field has an invalid value.
     """
-    texts = [_collect_texts(question, extra_fields or {}) for question in questions]
-    for key in (keys.closed, keys.open, keys.iterative):
-        _check_all_have(questions, texts, key)
+    records = [RecordedQuestion(question, (extra_fields or {}).get(question.id, {})) for question in questions]
+    for key in (options.closed, options.open, options.iterative):
+        _check_all_have_text(records, key)
+    for key in (options.closed_correct, options.open_correct, options.iterative_correct):
+        _check_any_has(records, key)
+    rows = _make_all_rows(records, grader, options)  # before anything is written
     with folder.exclusive():
-        folder.start(_describe_import(questions, grader, llm, data), describe_environment())
+        folder.start(_describe_import(questions, grader, llm, data, options), describe_environment())
         done = folder.done()
-        remaining = [pair for pair in zip(questions, texts, strict=True) if pair[0].id not in done]
+        remaining = [row for row in rows if row.id not in done]
         for start in range(0, len(remaining), IMPORT_BATCH):
-            folder.append(_make_rows(remaining[start : start + IMPORT_BATCH], grader, keys), {})
+            folder.append(remaining[start : start + IMPORT_BATCH], {})
     return len(remaining)
 
 
-def _make_rows(pairs: Sequence[tuple[Question, TextsByKey]], grader: Grader, keys: AnswerKeys) -> list[LabelRow]:
-    """Grade the recorded answers of a batch and make its label rows."""
-    questions = [question for question, _ in pairs]
-
-    def grade(key: str) -> list[GradedAnswer | None]:
-        if not key:
-            return [None] * len(pairs)
-        answers = [texts[key] for _, texts in pairs]
-        grades = grader.grade(answers, questions)
-        return [GradedAnswer(text, correct=grade.correct) for text, grade in zip(answers, grades, strict=True)]
-
-    answers = zip(grade(keys.closed), grade(keys.open), grade(keys.iterative), strict=True)
-    rows = [make_empty_row(question, detect_question_language(question), grader) for question in questions]
+def _make_all_rows(records: Sequence[RecordedQuestion], grader: Grader, options: ImportOptions) -> list[LabelRow]:
+    """Make the label rows of all questions, graded as recorded or by the grader."""
+    answers = [_make_answers(records, name, grader, options) for name in ANSWER_NAMES]
     return [
-        replace(row, closed=closed, open=opened, iterative=iterative, benefit=_get_benefit(closed, opened))
-        for row, (closed, opened, iterative) in zip(rows, answers, strict=True)
+        _make_row(record, grader, options, closed, opened, iterative)
+        for record, closed, opened, iterative in zip(records, *answers, strict=True)
     ]
 
 
-def _get_benefit(closed: GradedAnswer | None, opened: GradedAnswer | None) -> int | None:
-    return retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
+def _make_row(
+    record: RecordedQuestion,
+    grader: Grader,
+    options: ImportOptions,
+    closed: GradedAnswer | None,
+    opened: GradedAnswer | None,
+    iterative: GradedAnswer | None,
+) -> LabelRow:
+    question = record.question
+    row = make_empty_row(question, detect_question_language(question), grader)
+    passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
+    both = closed is not None and opened is not None
+    return replace(
+        row,
+        grader=RECORDED_GRADER if options.closed_correct else row.grader,
+        meta=_drop_field(question.meta, options.logprobs),
+        closed=closed,
+        open=opened,
+        iterative=iterative,
+        benefit=retrieval_benefit(closed.correct, opened.correct) if closed and opened else None,
+        passages=passages if both else (),
+        tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in (closed, opened) if answer),
+    )
 
 
-def _collect_texts(question: Question, extra_fields: Mapping[str, TextsByKey]) -> TextsByKey:
-    """Collect all texts recorded with a question by field name; if both have a name, `meta` wins."""
-    meta = {key: text for key, text in question.meta.items() if isinstance(text, str)}
-    return {**extra_fields.get(question.id, {}), **meta}
+def _make_answers(
+    records: Sequence[RecordedQuestion], name: str, grader: Grader, options: ImportOptions
+) -> list[GradedAnswer | None]:
+    """Make the closed, open or iterative answers of all questions; None for all if they were not recorded."""
+    key, grade_key = options.get_key(name), options.get_key(name, "_correct")
+    if not key:
+        return [None] * len(records)
+    texts = [str(record.get(key)) for record in records]
+    verdicts = [grade.correct for grade in grader.grade(texts, [record.question for record in records])]
+    return [
+        _make_answer(record, name, text, verdict, grader.name if grade_key else "", options)
+        for record, text, verdict in zip(records, texts, verdicts, strict=True)
+    ]
 
 
-def _check_all_have(questions: Sequence[Question], texts: Sequence[TextsByKey], key: str) -> None:
+def _make_answer(
+    record: RecordedQuestion, name: str, text: str, verdict: bool | None, second_grader: str, options: ImportOptions
+) -> GradedAnswer:
+    """Make one answer.
+
+    Args:
+        record: The question.
+        name: closed, open or iterative.
+        text: The answer.
+        verdict: Grade of the string rule.
+        second_grader: Name of the string rule if the recorded grade counts; "" if the string rule counts.
+        options: The keys.
+    """
+    keys = {suffix: options.get_key(name, suffix) for suffix in ("_correct", "_tokens", "_seconds")}
+    values = {suffix: (record.get(key), record.describe(key)) for suffix, key in keys.items()}
+    prompt_tokens, n_tokens = parse_token_counts(*values["_tokens"])
+    tokens = None
+    if name == "closed" and options.logprobs:
+        tokens = parse_tokens(record.get(options.logprobs), record.describe(options.logprobs))
+    recorded, where = values["_correct"]
+    return GradedAnswer(
+        text,
+        tokens,
+        correct=parse_grade(recorded, options.pass_score, where) if second_grader else verdict,
+        other_grades={second_grader: verdict} if second_grader and verdict is not None else {},
+        n_tokens=n_tokens,
+        prompt_tokens=prompt_tokens,
+        seconds=parse_amount(*values["_seconds"]),
+    )
+
+
+def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return `meta` without a field that is stored elsewhere in the row."""
+    name = key.removeprefix(META_PREFIX)
+    return {field: value for field, value in meta.items() if field != name} if name in meta else meta
+
+
+def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:
     """Raise BadInput if a question has no text under the key.
 
     An empty text is accepted and graded as a wrong answer. An empty key means that the answer was not recorded.
     """
-    missing = [number for number, available in enumerate(texts) if key and key not in available]
+    missing = [record for record in records if key and not isinstance(record.get(key), str)]
     if not missing:
         return
-    first = missing[0]
     advice = "Give the name of the field that holds the answer."
-    if len(missing) < len(questions):
+    if len(missing) < len(records):
         advice = "Leave them out of the data. If the LLM gave no answer, write an empty text; it counts as wrong."
+    fields = {**missing[0].extra, **missing[0].question.meta}
+    texts = sorted(name for name, value in fields.items() if isinstance(value, str))
     raise BadInput(
-        f"{len(missing)} of {len(questions)} questions have no text under '{key}', neither in 'meta' nor at the top "
-        f"level of their JSON line; the first is '{questions[first].id}', whose text fields are: "
-        f"{', '.join(sorted(texts[first])) or 'none'}. {advice}"
+        f"{len(missing)} of {len(records)} questions have no text under '{key}', neither in 'meta' nor at the top "
+        f"level of their JSON line; the first is '{missing[0].question.id}', whose text fields are: "
+        f"{', '.join(texts) or 'none'}. {advice}"
     )
 
 
-def _describe_import(questions: Sequence[Question], grader: Grader, llm: str, data: str) -> dict[str, Any]:
+def _check_any_has(records: Sequence[RecordedQuestion], key: str) -> None:
+    """Raise BadInput if no question has a value under the key."""
+    if not key or any(record.get(key) is not None for record in records):
+        return
+    fields = sorted({**records[0].extra, **records[0].question.meta}) if records else []
+    raise BadInput(
+        f"no question has a grade under '{key}'. The fields of the first question are: {', '.join(fields) or 'none'}. "
+        "Give the name of the field that holds the grade; write nested names with dots."
+    )
+
+
+def _describe_import(
+    questions: Sequence[Question], grader: Grader, llm: str, data: str, options: ImportOptions
+) -> dict[str, Any]:
     """Return the settings that identify the imported run, in the form that `knowgate label` records them."""
     settings: dict[str, Any] = {
         "data": data,
@@ -137,9 +288,11 @@ def _describe_import(questions: Sequence[Question], grader: Grader, llm: str, da
         "prompts_fingerprint": "recorded",
         "retriever": "recorded",
         "retriever_fingerprint": None,
-        "grader": grader.name,
+        "grader": RECORDED_GRADER if options.closed_correct else grader.name,
         "samples": 0,
         "temperature": None,
         **build_synthetic_setting(questions),
     }
+    if options.closed_correct:
+        settings["second_grader"] = grader.name
     return {**settings, "hash": hash_settings(settings)}

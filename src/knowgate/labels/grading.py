@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
 from knowgate.data.runs.rows import LabelRow
-from knowgate.errors import UnknownName
+from knowgate.errors import BadSetting, UnknownName
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.proportions import GraderAgreement, measure_agreement
 from knowgate.types import Model, Prompt, Question
@@ -102,15 +102,16 @@ class JudgeGrader:
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Grade answers. Equal prompts are sent to the judge once; questions without gold answer are not sent."""
-        pairs = list(zip(answers, questions, strict=True))
-        unique = {self._make_prompt(answer, question): None for answer, question in pairs if has_gold_answer(question)}
-        prompts = [Prompt(text) for text in unique]
-        completions = self.model.generate(prompts, max_tokens=VERDICT_TOKENS) if prompts else []
-        grades = {text: _parse_verdict(row[0].text) for text, row in zip(unique, completions, strict=True)}
-        return [
-            grades[self._make_prompt(answer, question)] if has_gold_answer(question) else Grade(None)
-            for answer, question in pairs
+        prompts = [
+            self._make_prompt(answer, question) if has_gold_answer(question) else None
+            for answer, question in zip(answers, questions, strict=True)
         ]
+        unique = [*dict.fromkeys(prompt for prompt in prompts if prompt is not None)]
+        completions = (
+            self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
+        )
+        grades = {text: _parse_verdict(row[0].text) for text, row in zip(unique, completions, strict=True)}
+        return [Grade(None) if prompt is None else grades[prompt] for prompt in prompts]
 
     def _make_prompt(self, answer: str, question: Question) -> str:
         values = {"prediction": answer, "answer": " / ".join(list_gold_answers(question)), "query": question.text}
@@ -151,6 +152,27 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
     if name in ("exact", "contains", "choice"):
         return StringGrader(name)  # type: ignore[arg-type]
     raise UnknownName("grader", name, ["exact", "contains", "choice", "judge (needs `judge`)"])
+
+
+def load_graders(
+    names: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies"
+) -> tuple[Grader, Grader | None]:
+    """Create the grader whose verdicts count and, if a second one is named, the one whose verdicts are also stored.
+
+    Args:
+        names: One or two names, separated by a comma; see `load_grader`.
+        judge: Model that judges, for 'judge'.
+        style: What the judge is asked.
+
+    Raises:
+        BadSetting: More than two graders are named, or one is named twice.
+        UnknownName: There is no such grader, or `judge` is missing.
+    """
+    several = [name.strip() for name in names.split(",")]
+    if len(several) > 2 or len(set(several)) < len(several):
+        raise BadSetting(f"grade={names!r} is not allowed. Name one grader, or two different ones: 'contains,judge'.")
+    graders = [load_grader(name, judge, style) for name in several]
+    return graders[0], graders[1] if len(graders) > 1 else None
 
 
 # --- agreement ------------------------------------------------------------------------------------

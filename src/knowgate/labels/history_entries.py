@@ -79,10 +79,10 @@ def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
 
     It does if `time_sensitive` is true, if FreshQA's `fact_type` says so, or if UAR's time criterion asks for retrieval.
     """
-    by_criterion = str(meta.get("dataset", "")).startswith(UAR_TIME_PREFIX) and bool(
-        meta.get("need_retrieval_by_criterion")
-    )
-    return meta.get("fact_type") in CHANGING_FACT_TYPES or bool(meta.get("time_sensitive")) or by_criterion
+    if meta.get("time_sensitive") or meta.get("fact_type") in CHANGING_FACT_TYPES:
+        return True
+    is_uar_time = str(meta.get("dataset", "")).startswith(UAR_TIME_PREFIX)
+    return is_uar_time and bool(meta.get("need_retrieval_by_criterion"))
 
 
 def _get_label(meta: Mapping[str, Any], known: bool) -> KnowledgeLabel:

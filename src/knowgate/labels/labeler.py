@@ -71,6 +71,7 @@ class Labeler:
         prompts: Wording of the prompts.
         retriever: Finds passages; None to use the contexts of the questions.
         reranker: Sorts found passages; None to keep the order of the retriever.
+        second_grader: Grades the greedy answers once more; its verdicts are stored beside those of `grader`.
         find_passages: Used instead of the default passage search, for example to return prefetched passages.
     """
 
@@ -81,6 +82,7 @@ class Labeler:
     retriever: Retriever | None = None
     reranker: Reranker | None = None
     find_passages: PassageSearch | None = None
+    second_grader: Grader | None = None
 
     def __post_init__(self) -> None:
         if self.plan.iterative and (self.retriever is None or not self.plan.open_book):
@@ -112,6 +114,9 @@ class Labeler:
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
         """Let the LLM answer a batch, and return a function that grades the answers and returns the label rows.
 
+        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error. A failed
+        GPU, and a failed server with a single question, stop the run with an error.
+
         Args:
             questions: The batch.
             can_defer: Whether the returned function may do the grading, possibly in another thread. If False, the
@@ -132,7 +137,12 @@ class Labeler:
     @property
     def _can_finish_in_thread(self) -> bool:
         """Whether grading needs no further LLM call; a judge, masked passages and iterative retrieval do."""
-        return isinstance(self.grader, StringGrader) and not self.plan.mask and not self.plan.iterative
+        return self._compares_strings and not self.plan.mask and not self.plan.iterative
+
+    @property
+    def _compares_strings(self) -> bool:
+        """Whether no grader calls an LLM."""
+        return all(isinstance(grader, StringGrader | None) for grader in (self.grader, self.second_grader))
 
     def _label_one_by_one(self, questions: Sequence[Question]) -> LabeledBatch:
         """Label each question as a batch of its own; failed questions become rows with an error.
@@ -190,7 +200,7 @@ class Labeler:
 
         A judge may be the model that is answering, which must not be called from two threads.
         """
-        if isinstance(self.grader, StringGrader):
+        if self._compares_strings:
             return thread.submit(work)
         done: Future[Result] = Future()
         done.set_result(work())
@@ -336,6 +346,7 @@ class Labeler:
             readings: Generated answers of each row.
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
+        answers = self._add_second_grades(answers, questions)
         # All texts are graded in one call. Each is kept with its row number, so that the grades find their row again.
         texts = [(text, i) for i, answer in enumerate(answers) for text in (answer.text, *answer.samples)]
         grades = self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts])
@@ -354,6 +365,15 @@ class Labeler:
                 rows, answers, grades_by_row, questions, readings, strict=True
             )
         ]
+
+    def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
+        """Add the verdicts of the second grader, if there is one, to the greedy answers."""
+        if self.second_grader is None:
+            return answers
+        grades = self.second_grader.grade([answer.text for answer in answers], questions)
+        name = self.second_grader.name
+        pairs = zip(answers, grades, strict=True)
+        return [replace(answer, other_grades={name: grade.correct}) for answer, grade in pairs]
 
 
 def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:

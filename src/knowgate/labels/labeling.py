@@ -12,7 +12,7 @@ from knowgate.core.options import with_options
 from knowgate.core.validation import expand_path
 from knowgate.data.questions import QuestionSource, describe_data, resolve_questions
 from knowgate.data.runs.folder import RunFolder
-from knowgate.labels.grading import load_grader
+from knowgate.labels.grading import load_graders
 from knowgate.labels.labeler import LabeledBatch, Labeler
 from knowgate.labels.options import LabelOptions, LabelPlan
 from knowgate.labels.ray_runner import connect_early, create_ray_runner, is_remote_runner, require_name
@@ -86,13 +86,15 @@ def _build_labeler(llm: Model, options: LabelOptions) -> Labeler:
     plan = options.make_plan(llm)
     check_sampling(plan.sampling)
     judge = resolve_model(options.judge) if options.judge is not None else None
+    grader, second_grader = load_graders(options.grade, judge, options.judge_prompt)
     return Labeler(
         llm,
-        load_grader(options.grade, judge, options.judge_prompt),
+        grader,
         plan,
         load_answer_prompts(options.prompts, options.lang),
         as_retriever(options.index) if options.index is not None else None,
         _load_reranker(options.rerank, llm),
+        second_grader=second_grader,
     )
 
 
@@ -127,9 +129,12 @@ class LabelJobSpec:
     def create(self, retriever: Retriever | None) -> LabelJob:
         """Load the model, judge and reranker on this machine, and create the job."""
         judge = load_model(self.judge) if self.judge is not None else None
-        grader = load_grader(self.grade, judge, self.judge_prompt)
+        grader, second_grader = load_graders(self.grade, judge, self.judge_prompt)
         reranker = as_reranker(self.rerank) if self.rerank is not None else None
-        return LabelJob(Labeler(load_model(self.model), grader, self.plan, self.prompts, retriever, reranker))
+        model = load_model(self.model)
+        return LabelJob(
+            Labeler(model, grader, self.plan, self.prompts, retriever, reranker, second_grader=second_grader)
+        )
 
 
 @dataclass(frozen=True)

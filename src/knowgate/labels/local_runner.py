@@ -108,8 +108,13 @@ class PassagePrefetcher:
         missing = [question for question in questions if results[question.id] is None]
         if missing:
             results |= _group_by_id(missing, self._find(missing))
-        ordered = [result for result in (results[question.id] for question in questions) if result is not None]
-        return PassageSearchResults([passages for passages, _ in ordered], [frequency for _, frequency in ordered])
+        passages, frequencies = [], []
+        for question in questions:
+            result = results[question.id]
+            assert result is not None
+            passages.append(result[0])
+            frequencies.append(result[1])
+        return PassageSearchResults(passages, frequencies)
 
     def _prefetch(self) -> None:
         """Search all questions in order and store the results; this is the function of the thread."""

@@ -46,7 +46,8 @@ def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Pas
     Texts are cut into finer and then coarser pieces, until the grader finds no gold answer. A gold answer that is the
     word "mask" itself is not replaced.
     """
-    answers = [tokens for gold in golds if (tokens := tokenize(gold)) and tokens != [MASK.lower()]]
+    tokenized = [tokenize(gold) for gold in golds]
+    answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]
     texts = [part for passage in passages for part in (passage.title, passage.text)]
     for pattern in PIECE_PATTERNS:
         texts = mask_texts(texts, answers, pattern)
@@ -92,19 +93,19 @@ def _is_separate_word(text: str, match: re.Match[str]) -> bool:
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
     """Find consecutive pieces whose tokens form an answer; overlapping spans are merged."""
-    numbered = [(token, number) for number, piece in enumerate(pieces) for token in piece.tokens]
-    tokens = [token for token, _ in numbered]
-    positions: dict[str, list[int]] = {}
+    tokens = [token for piece in pieces for token in piece.tokens]
+    piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece
+    positions: dict[str, list[int]] = {}  # token -> where it occurs, so that not every position must be compared
     for position, token in enumerate(tokens):
         positions.setdefault(token, []).append(position)
-    spans = sorted(
-        PieceSpan(numbered[start][1], numbered[start + len(answer) - 1][1] + 1)
-        for answer in answers
-        for start in positions.get(answer[0], ())
-        if tokens[start : start + len(answer)] == answer
-    )
+    spans: list[PieceSpan] = []
+    for answer in answers:
+        for start in positions.get(answer[0], ()):
+            end = start + len(answer)
+            if tokens[start:end] == answer:
+                spans.append(PieceSpan(piece_of[start], piece_of[end - 1] + 1))
     merged: list[PieceSpan] = []
-    for span in spans:
+    for span in sorted(spans):
         if merged and span.start < merged[-1].end:
             merged[-1] = PieceSpan(merged[-1].start, max(merged[-1].end, span.end))
         else:

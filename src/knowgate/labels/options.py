@@ -89,7 +89,8 @@ class LabelOptions(AnswerOptions):
     grade: str = Field(
         "contains",
         description="How answers are graded: `exact` (equals a gold answer), `contains` (contains one), `choice` "
-        "(right letter) or `judge` (another LLM decides). Multiple-choice questions are always graded by letter.",
+        "(right letter) or `judge` (another LLM decides). Multiple-choice questions are always graded by letter. "
+        "'contains,judge' also stores the verdicts of a second grader; `evaluate` can use them instead.",
     )
     judge: Any = Field(None, description="Model spec of the LLM that grades answers. Required if `grade` is judge.")
     judge_prompt: Literal["implies", "contains"] = Field(
@@ -227,5 +228,7 @@ def _resolve_layer(name: str, depth: int) -> int:
     if name in named:
         return named[name]
     if not name.lstrip("-").isdigit():
-        raise BadSetting(f"layers={name!r} is not a layer: use a number, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}.")
+        raise BadSetting(
+            f"layers={name!r} does not name a layer. Use layer numbers, {', '.join(NAMED_LAYERS)} or {NO_LAYERS}."
+        )
     return int(name) % depth  # negative numbers count from the last layer

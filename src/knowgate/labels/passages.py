@@ -85,9 +85,12 @@ class PassageFinder:
     def search(self, queries: Sequence[str]) -> list[list[Passage]]:
         """Search the index for queries other than the questions, and rerank the results if there is a reranker."""
         k = self.plan.k or DEFAULT_PASSAGES
-        if self.retriever is None or self.reranker is None:
-            return self.retriever.search(list(queries), k) if self.retriever else []
-        return rerank(self.reranker, list(queries), self.retriever.search(list(queries), self.plan.candidates), k)
+        if self.retriever is None:
+            return []
+        if self.reranker is None:
+            return self.retriever.search(list(queries), k)
+        candidates = self.retriever.search(list(queries), self.plan.candidates)
+        return rerank(self.reranker, list(queries), candidates, k)
 
     def _count_frequencies(self, questions: Sequence[Question]) -> list[int | None]:
         """Count the passages of the corpus that contain the first gold answer, up to `FREQUENCY_CAP`.
@@ -96,9 +99,10 @@ class PassageFinder:
         """
         if self.retriever is None or self.retriever.name == "http" or not self.plan.open_book:
             return [None for _ in questions]
-        golds = [next(iter(list_gold_answers(question)), "") for question in questions]
-        counts = iter(count_passages_containing(self.retriever, [gold for gold in golds if gold], FREQUENCY_CAP))
-        return [next(counts) if gold else None for gold in golds]
+        golds = [list_gold_answers(question) for question in questions]
+        first_golds = [answers[0] for answers in golds if answers]
+        counts = iter(count_passages_containing(self.retriever, first_golds, FREQUENCY_CAP))
+        return [next(counts) if answers else None for answers in golds]
 
 
 def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> int:

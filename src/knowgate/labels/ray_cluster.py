@@ -151,8 +151,10 @@ class ClusterNode:
 
     def count_workers(self, cpus: float, gpus: float) -> int:
         """Return how many workers fit on the machine if each needs this many cores and GPUs."""
-        # The small addend keeps 1 / 0.1 from being rounded down to 9.
-        counts = [int(total / each + 1e-9) for total, each in ((self.cpus, cpus), (self.gpus, gpus)) if each]
+        counts = []
+        for available, needed in ((self.cpus, cpus), (self.gpus, gpus)):
+            if needed:
+                counts.append(int(available / needed + 1e-9))  # the small addend: 0.3 / 0.1 is slightly less than 3
         return min(counts, default=MAX_WORKERS)
 
 
@@ -214,8 +216,11 @@ def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
     if gpus:
         return 1.0
     max_cores = int(max((node.cpus for node in nodes), default=1))
-    fitting = (cpus for cpus in range(max_cores, 1, -1) if sum(node.count_workers(cpus, 0) for node in nodes) >= size)
-    return float(next(fitting, 1))
+    for cpus in range(max_cores, 1, -1):
+        capacity = sum(node.count_workers(cpus, 0) for node in nodes)
+        if capacity >= size:
+            return float(cpus)
+    return 1.0
 
 
 def check_versions(ray: Any, nodes: Sequence[ClusterNode]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -238,7 +239,8 @@ class RayScheduler(Generic[Result]):
         """Replace a dead worker and schedule its batch again; raise ModelError after too many deaths in a row."""
         reason = " ".join(str(error).split())
         self.deaths += 1
-        if self.deaths >= (MAX_STARTUP_DEATHS if worker.batch is None else MAX_DEATHS + self.pool.size):
+        is_starting = worker.batch is None
+        if self.deaths >= (MAX_STARTUP_DEATHS if is_starting else MAX_DEATHS + self.pool.size):
             raise ModelError(
                 f"{self.deaths} workers died in a row on the Ray cluster without finishing a batch: {reason[:300]}. "
                 "The usual cause is too little memory. Use fewer workers: runner='ray:...?workers=1'"
@@ -254,14 +256,17 @@ class RayScheduler(Generic[Result]):
 
         A single question is tried `MAX_TRIES` times; then its failed result is yielded.
         """
-        if len(batch.questions) == 1 and batch.deaths + 1 >= MAX_TRIES:
-            message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
-            yield self.runner.make_failed(batch.questions[0], message)
+        if len(batch.questions) == 1:
+            deaths = batch.deaths + 1
+            if deaths < MAX_TRIES:
+                self.waiting.appendleft(QuestionBatch(batch.questions, deaths, is_retry=True))
+            else:
+                message = f"{MAX_TRIES} workers died over this question: {reason[:200]}"
+                yield self.runner.make_failed(batch.questions[0], message)
             return
         middle = (len(batch.questions) + 1) // 2
-        deaths = batch.deaths + 1 if len(batch.questions) == 1 else 0
-        halves = (batch.questions[:middle], batch.questions[middle:])
-        self.waiting.extendleft(QuestionBatch(half, deaths, is_retry=True) for half in reversed(halves) if half)
+        self.waiting.appendleft(QuestionBatch(batch.questions[middle:], is_retry=True))
+        self.waiting.appendleft(QuestionBatch(batch.questions[:middle], is_retry=True))
 
     # --- results ----------------------------------------------------------------------------------
 
@@ -301,7 +306,10 @@ class RayScheduler(Generic[Result]):
         if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
             if error.is_knowgate_error:
                 raise error.to_exception()
-            raise KnowgateError(f"a Ray worker cannot start: {error.message}")
+            raise KnowgateError(
+                f"a Ray worker cannot start: {error.message.rstrip('.')}. Check that its machine has the same model, index "
+                "and packages."
+            )
         if len(worker.batch.questions) == 1:
             yield self.runner.make_failed(worker.batch.questions[0], error.message)
         else:
@@ -324,7 +332,8 @@ class RayScheduler(Generic[Result]):
         first = self.waiting.popleft()
         if first.is_retry:
             return first
-        size = min(size, -(-(len(self.waiting) + 1) // self.pool.size))  # the share, rounded up
+        share = math.ceil((len(self.waiting) + 1) / self.pool.size)
+        size = min(size, share)
         questions = [*first.questions]
         while len(questions) < size and self.waiting and not self.waiting[0].is_retry:
             questions += self.waiting.popleft().questions

@@ -175,6 +175,8 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
         "grader": labeler.grader.name,
         **{key: list(value) if isinstance(value, tuple) else value for key, value in asdict(plan).items()},
     }
+    if labeler.second_grader:
+        settings["second_grader"] = labeler.second_grader.name
     if plan.open_book:
         settings["k"] = count_shown_passages(plan.k, settings["retriever_fingerprint"])
         settings["open_prompts"] = labeler.prompts.open_fingerprint
@@ -203,11 +205,14 @@ def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> di
     run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
-    started = folder.manifest().get("settings", {}) if is_started else settings
+    if not is_started:
+        return dict(settings)
+    started = folder.manifest().get("settings", {})
+    matched = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in started}
     default_k = count_shown_passages(None, settings["retriever_fingerprint"])
-    older = {"k": None} if started.get("k") is None and settings["k"] == default_k else {}
-    known = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in started}
-    return {**known, **older}
+    if started.get("k") is None and settings["k"] == default_k:
+        matched["k"] = None
+    return matched
 
 
 def build_synthetic_setting(questions: Sequence[Question]) -> dict[str, int]:

@@ -204,6 +204,12 @@ class FakeModel(WordStreamBackend):
             for prompt in prompts
         ]
 
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return made-up probabilities: a tool is called rarely if the answer is known, and often if not."""
+        self._check_offered(Signal.TOOLS, True)
+        logits = [self._label_row(prompt.text, 2) for prompt in prompts]
+        return [1 / (1 + math.exp(known - unknown)) for known, unknown in logits]
+
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
         if is_requested and signal not in self.offers:
             raise UnsupportedSignal(

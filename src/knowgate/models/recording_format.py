@@ -89,7 +89,9 @@ def read_manifest(folder: Path) -> RecordingManifest:
             )
         return read_record(RecordingManifest, value, MANIFEST_FILE, ignore_unknown=True)
     except (BadInput, KeyError, TypeError) as error:
-        raise ArtifactError(f"{path} is broken ({error}). Record it again.") from None
+        raise ArtifactError(
+            f"the recording {folder} has a broken {MANIFEST_FILE} ({error}). Record it again."
+        ) from None
 
 
 def make_missing_error(folder: str | Path) -> ArtifactError:

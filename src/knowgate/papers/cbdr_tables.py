@@ -122,7 +122,8 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[float]) -> TextTable:
     """Build Table 3 for one gate: a row for each ranker and beta, a column for each number of passages."""
-    columns = list(dict.fromkeys(part.source.column for part in sorted(parts, key=lambda part: part.source.n_shown)))
+    by_count = sorted(parts, key=lambda part: part.source.n_shown)
+    columns = list(dict.fromkeys(part.source.column for part in by_count))  # unique, in ascending order
     by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}
     for part in parts:
         by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part

@@ -114,13 +114,12 @@ def build_dhicl_tables(
         if model is not None:
             VariantRecorder(run, variants, model, prompts or AnswerPrompts(), notify).record_all()
         tables[run.name] = _load_recorded_table(run, variants)
-    scores = {
-        run: {name: score_gate(table, name) for name in variants.list_gates() if name in table.recorded_needs}
-        for run, table in tables.items()
-    }
-    main_scores = {
-        run: {**{gate: score_gate(table, gate) for gate in other_gates}, **scores[run]} for run, table in tables.items()
-    }
+    scores, main_scores = {}, {}  # run -> gate -> scores; those of Table 1 also have the other gates
+    for run_name, table in tables.items():
+        names = [name for name in variants.list_gates() if name in table.recorded_needs]
+        scores[run_name] = {name: score_gate(table, name) for name in names}
+        others = {gate: score_gate(table, gate) for gate in other_gates}
+        main_scores[run_name] = {**others, **scores[run_name]}
     main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
     return [
         _build_table("Accuracy (retrieval rate) (Table 1)", tables, main_scores, main_names),

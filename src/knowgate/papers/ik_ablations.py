@@ -169,7 +169,7 @@ def compute_needed(examples: Examples, grader: str, judge: Model | None) -> Bool
         )
     if grader not in (*STRING_GRADERS, JUDGE_GRADER):
         allowed = ", ".join((*STRING_GRADERS, JUDGE_GRADER))
-        raise BadSetting(f"grades={grader!r} is not a grader. Allowed: {allowed}.")
+        raise BadSetting(f"grades={grader!r} is not a grader. Use {allowed}.")
     texts = [row.closed.text if row.closed else "" for row in examples.rows]
     verdicts = load_grader(grader, judge).grade(texts, examples.questions)
     needed = np.array([not verdict.correct for verdict in verdicts], dtype=bool)

@@ -105,14 +105,15 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
         pool: Questions that replacements are taken from.
         rng: Random number generator.
     """
-    entities = {
-        lang: sorted({entity for row in pool if row.lang == lang for entity in _find_entities(row)})
-        for lang in ("en", "zh")
-    }
+    entities: dict[str, set[str]] = {"en": set(), "zh": set()}  # by language
+    for row in pool:
+        if row.lang in entities:
+            entities[row.lang].update(_find_entities(row))
     records = []
     for row in known:
         own_entities = _find_entities(row)
-        replacements = [entity for entity in entities.get(row.lang, []) if _can_replace(own_entities, entity)]
+        others = sorted(entities.get(row.lang, ()))  # sorted, so that the seed alone decides
+        replacements = [entity for entity in others if _can_replace(own_entities, entity)]
         if own_entities and replacements:
             replaced = rng.choice(own_entities)
             text = row.question.replace(replaced, rng.choice(replacements), 1)

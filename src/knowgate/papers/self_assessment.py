@@ -140,18 +140,15 @@ class SelfAssessor:
         ]
         replies = [samples[0].text for samples in judge.generate(judge_prompts, max_tokens=VERDICT_TOKENS)]
         known = read_known_labels(self.questions)
-        verdicts = [
-            (verdict, is_known)
-            for verdict, is_known in zip(map(_parse_verdict, replies), known, strict=True)
-            if verdict is not None
-        ]
+        parsed = zip([_parse_verdict(reply) for reply in replies], known, strict=True)
+        verdicts = [(verdict, is_known) for verdict, is_known in parsed if verdict is not None]
         return SelfAssessment(
             "free statement",
-            "-",
-            len(self.questions),
-            sum(verdict == is_known for verdict, is_known in verdicts) / max(1, len(verdicts)),
-            sum(verdict for verdict, _ in verdicts),
-            sum(not verdict for verdict, _ in verdicts),
+            words="-",
+            n=len(self.questions),
+            accuracy=sum(verdict == is_known for verdict, is_known in verdicts) / max(1, len(verdicts)),
+            predicted_known=sum(verdict for verdict, _ in verdicts),
+            predicted_unknown=sum(not verdict for verdict, _ in verdicts),
             unreadable=len(self.questions) - len(verdicts),
         )
 
@@ -178,7 +175,8 @@ def read_known_labels(questions: Sequence[Question]) -> list[bool]:
     for question in questions:
         if not isinstance(question.meta.get("known"), bool):
             raise BadInput(
-                f"question '{question.id}' has no meta.known. Make the set with `knowgate label` and kb_sat=FILE."
+                f"the question '{question.id}' has no field meta.known, which says whether the LLM can answer it. Make "
+                "such questions with `knowgate label` and kb_sat=FILE."
             )
     return [bool(question.meta["known"]) for question in questions]
 

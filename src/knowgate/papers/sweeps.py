@@ -207,9 +207,10 @@ def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> d
         if not equals or key not in known:
             raise BadSetting(f"unknown option '{part.strip()}' of fit {gate}. Known: {', '.join(known) or 'none'}.")
         try:
-            options[key] = value.lower() == "true" if known[key].kind is bool else known[key].kind(value)
+            kind = known[key].kind
+            options[key] = value.lower() == "true" if kind is bool else kind(value)
         except ValueError:
-            raise BadSetting(f"option '{key}={value}' of fit {gate} is not a number. Give a number.") from None
+            raise BadSetting(f"the option '{key}={value}' of fit {gate} must be a number. Give a number.") from None
     return options
 
 
@@ -246,7 +247,7 @@ def time_gates(
         )
     bound = [bind_gate(load_gate(gate, plug_in=plug_in), model, prompts) for gate in gates]
     times = [[_time_decision(gate, question, model, prompts) for gate in bound] for question in questions]
-    by_gate = zip(*times[WARMUP_QUESTIONS:], strict=True)
+    by_gate = zip(*times[WARMUP_QUESTIONS:], strict=True)  # turns rows of questions into rows of gates
     return [GateLatency(get_gate_name(gate), seconds) for gate, seconds in zip(gates, by_gate, strict=True)]
 
 

@@ -15,6 +15,7 @@ from knowgate.core.validation import check_integer, check_number
 from knowgate.data.history.entries import HistoryScope
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.policy_arbiter import load_policy_arbiter
 from knowgate.gates.calibration import deployment
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions
@@ -263,8 +264,14 @@ class AdaptiveRAG:
 
     @functools.cached_property
     def bound_arbiter(self) -> Arbiter | None:
-        """The arbiter, checked against this model; None if the open-book answer is always given."""
-        return decisions.bind_arbiter(self.arbiter, self.bound_gate, self.model, self.prompts)
+        """The arbiter, checked against this model; None if the open-book answer is always given.
+
+        The default arbiter gives way to the one that belongs to the gate, if the gate is a policy.
+        """
+        arbiter = self.arbiter
+        if arbiter is RULES_ARBITER:
+            arbiter = load_policy_arbiter(self.gate, RULES_ARBITER)
+        return decisions.bind_arbiter(arbiter, self.bound_gate, self.model, self.prompts)
 
     @property
     def guarantee(self) -> str:
@@ -344,7 +351,9 @@ class AdaptiveRAG:
         yield from self._answer_open_book(open_book, generate)
         yield from self._retrieve_further([state for state in open_book if state.max_rounds > 1], generate)
         yield from self._arbitrate(open_book)
-        yield from self._answer_closed_book([state for state in states if not state.passages], generate)
+        closed_book = [state for state in states if not state.passages]
+        yield from decisions.compute_answers(closed_book)
+        yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
         answers = [state.build_answer(len(states)) for state in states]
         if self.log is not None:
             scope = HistoryScope(self.model.fingerprint, self.prompts.fingerprint, self.log.tenant)
@@ -361,7 +370,8 @@ class AdaptiveRAG:
             readings = read_questions(self.model, readers, questions, self.prompts)
         for state, reading in zip(states, readings, strict=True):
             state.reading = reading
-        with nullcontext() if gate.is_pure else self._lock, measure_time(states, "gate"):
+        lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
+        with lock, measure_time(states, "gate"):
             decisions.apply_gate(gate, self._threshold, states)
         if self.rules is not None and gate.obeys_rules:
             decisions.apply_rules(self.rules, states)
@@ -371,11 +381,10 @@ class AdaptiveRAG:
 
     @property
     def _draft_readers(self) -> list[Gate]:
-        """A reader of the complete draft, if the log or the arbiter needs one."""
+        """A gate that makes the model generate a complete draft, if the log or the arbiter needs one; else empty."""
+        arbiter = self.bound_arbiter
         log_needs_drafts = self.log is not None and self.log.drafts
-        arbiter_needs_drafts = (
-            self.bound_arbiter is not None and self.bound_arbiter.makes_drafts and self.retriever is not None
-        )
+        arbiter_needs_drafts = arbiter is not None and arbiter.makes_drafts and self.retriever is not None
         return [CompleteDraftGate(self.max_tokens)] if log_needs_drafts or arbiter_needs_drafts else []
 
     def _arbitrate(self, states: list[QuestionState]) -> list[TextEvent]:
@@ -410,14 +419,12 @@ class AdaptiveRAG:
 
         Questions with and without such a draft cannot share a batch, so there may be two.
         """
-        for can_resume in (True, False):
-            tasks = [
-                GenerationTask(state, self.prompts.closed(state.question), state.reading.resume)
-                for state in states
-                if (state.reading.resume is not None) is can_resume
-            ]
-            if tasks:
-                yield from generate(self.model, tasks, self.max_tokens)
+        tasks = [GenerationTask(state, self.prompts.closed(state.question), state.reading.resume) for state in states]
+        resumed = [task for task in tasks if task.resume is not None]
+        new = [task for task in tasks if task.resume is None]
+        for batch in (resumed, new):
+            if batch:
+                yield from generate(self.model, batch, self.max_tokens)
 
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]

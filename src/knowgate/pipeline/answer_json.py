@@ -11,7 +11,7 @@ from knowgate.types import Answer, ArbiterChoice, Decision, Passage, TokenizingM
 
 
 def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
-    """Convert an answer to plain data for JSON.
+    """Convert an answer to plain data for JSON. Fields without a value, such as `id`, are left out.
 
     Args:
         answer: The answer.
@@ -38,7 +38,7 @@ def answer_record(answer: Answer, rag: AdaptiveRAG) -> dict[str, Any]:
 
 
 def decision_record(decision: Decision) -> dict[str, Any]:
-    """Convert a decision to plain data for JSON."""
+    """Convert a decision to plain data for JSON. Fields without a value, such as `rule`, are left out."""
     return {
         "retrieve": decision.retrieve,
         "need": round(decision.need, 6),

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from knowgate.core.files import cache_dir, file_lock, sha256_text
 from knowgate.errors import BadSetting
-from knowgate.gates import DEFAULT_GATE, default_gate, load_gate
+from knowgate.gates import DEFAULT_GATE, default_gate, describe_text_only, is_text_only, load_gate
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.artifacts.gate_folder import parse_fitted_spec, read_artifact
+from knowgate.gates.calibration.deployment import describe_missing_calibration
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate
 from knowgate.models import load_model
@@ -51,6 +52,8 @@ def build_pipeline(
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
         raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
     model, prompts = model or build_model(settings.model, record), build_prompts(settings)
+    if gate is None and is_text_only(model):
+        log.warning(describe_text_only(model.name))
     rag = AdaptiveRAG(
         model,
         gate or default_gate(model, prompts.fingerprint),
@@ -62,6 +65,8 @@ def build_pipeline(
         arbiter=None,
         rules=build_rules(settings),
     )
+    if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
+        log.warning(notice)
     if not retrieves:
         return rag
     return rag.replace(
@@ -97,7 +102,7 @@ def build_log(settings: PipelineOptions) -> TrafficLog | None:
     """
     if settings.log is None:
         if settings.log_drafts:
-            raise BadSetting("`log_drafts` has no effect without a log. Give `log`, too.")
+            raise BadSetting("`log_drafts` has no effect without a log. Set `log` too, or leave `log_drafts` out.")
         return None
     traffic_log = TrafficLog(settings.log, drafts=settings.log_drafts)
     traffic_log.store.scopes()
@@ -171,10 +176,12 @@ def apply_preset(settings: PipelineOptions) -> PipelineOptions:
     """Return the settings with a preset (such as 'cbdr') replaced by the options that it stands for."""
     if settings.preset is None:
         if settings.beta is not None:
-            raise BadSetting("`beta` only applies to preset='cbdr'. Use `threshold` for other gates.")
+            raise BadSetting(
+                "`beta` has an effect only with preset='cbdr'. Without this preset, set `threshold` instead."
+            )
         return settings
     if settings.preset not in PRESETS:
-        raise BadSetting(f"preset='{settings.preset}' is unknown; allowed: {', '.join(PRESETS)}.")
+        raise BadSetting(f"preset='{settings.preset}' is unknown. Use one of: {', '.join(PRESETS)}.")
     return _apply_cbdr(settings)
 
 

@@ -101,12 +101,12 @@ def question_from_messages(model: Model, messages: Sequence[Mapping[str, Any]], 
     chat = [_read_message(message) for message in messages]
     if not chat or chat[-1][0] != "user":
         raise BadInput("the last message must be a question of the user: {'role': 'user', 'content': '...'}.")
-    exchanges = [
-        Exchange(text, reply)
-        for (role, text), (next_role, reply) in itertools.pairwise(chat)
-        if role == "user" and next_role == "assistant"
-    ]
-    return _rewrite_question(model, exchanges, chat[-1][1], id)
+    exchanges = []
+    for (role, text), (next_role, reply) in itertools.pairwise(chat):
+        if role == "user" and next_role == "assistant":
+            exchanges.append(Exchange(text, reply))
+    _, question = chat[-1]
+    return _rewrite_question(model, exchanges, question, id)
 
 
 def _read_message(message: Mapping[str, Any]) -> tuple[str, str]:

@@ -9,7 +9,9 @@ from knowgate.data.signals.confidence import has_distinct_logits
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import choose_answers
+from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
+from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
 from knowgate.gates.rules.rule_set import RuleSet
 from knowgate.gates.scoring import check_count, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -48,28 +50,38 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
             need,
             threshold,
             gate.name,
-            _explain_need(need, threshold, [explanation, gate.note]),
+            _explain_decision(gate, need, threshold, explanation),
             state.reading.neighbors.get(gate.name, ()),
             raw=raw,
             distance=distance,
         )
 
 
-def _explain_need(need: float, threshold: float, explanations: Sequence[str]) -> str:
-    """Explain a decision in words: the score, the threshold and what the gate says."""
-    digits = _count_digits(need, threshold)
-    relation = "above" if need > threshold else "not above"
-    comparison = f"is {relation} {threshold:.{digits}f}"
-    if threshold < 0:
-        comparison = "does not matter: the gate is set to always retrieve"
-    details = "; ".join(filter(None, explanations))
-    return f"need {need:.{digits}f} {comparison}" + (f": {details}" if details else "")
+def _explain_decision(gate: Gate, need: float, threshold: float, explanation: str) -> str:
+    """Explain a decision in words: what it means, the need with its threshold in percent, and what the gate adds.
+
+    Gates that do the same for every question have no need worth showing.
+    """
+    details = "; ".join(filter(None, [explanation, gate.note]))
+    if isinstance(gate, AlwaysGate | NeverGate):
+        summary = f"the gate '{gate.name}' {'retrieves' if need > threshold else 'skips retrieval'} for every question"
+    elif threshold < 0:
+        summary = "this gate is set to retrieve for every question"
+    else:
+        digits = _count_digits(need, threshold) - 2
+        verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
+        summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
+    return f"{summary}: {details}" if details else summary
 
 
 def _count_digits(need: float, threshold: float) -> int:
-    """Return how many decimals are needed to show that the score and the threshold differ."""
-    distinct = (n for n in range(MIN_DIGITS, MAX_DIGITS) if f"{need:.{n}f}" != f"{threshold:.{n}f}")
-    return next(distinct, MIN_DIGITS if need == threshold else MAX_DIGITS)
+    """Return how many decimals of the fractions are needed to show that the need and the threshold differ."""
+    if need == threshold:
+        return MIN_DIGITS
+    for digits in range(MIN_DIGITS, MAX_DIGITS):
+        if f"{need:.{digits}f}" != f"{threshold:.{digits}f}":
+            return digits
+    return MAX_DIGITS
 
 
 def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
@@ -79,6 +91,16 @@ def apply_rules(rules: RuleSet, states: Sequence[QuestionState]) -> None:
         if match is not None and state.decision is not None:
             reason = f"{match.reason} (rule '{match.rule}')"
             state.decision = replace(state.decision, retrieve=match.retrieve, reason=reason, rule=match.rule)
+
+
+def compute_answers(states: Sequence[QuestionState]) -> Iterator[TextEvent]:
+    """Answer questions that the rule `arithmetic` matched by computing them, and yield the answers."""
+    for state in states:
+        if state.decision is not None and state.decision.rule == ARITHMETIC_RULE:
+            result = compute_arithmetic(state.question.text)
+            if result is not None:
+                state.text, state.is_computed = result, True
+                yield TextEvent(result)
 
 
 def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:

@@ -39,6 +39,7 @@ class QuestionState:
         choice: The arbiter's choice between two answers, if there was one.
         may_show: Set if an arbiter may still replace the open-book answer. Returns whether the text generated so far
             can be shown, because it will not be replaced.
+        is_computed: True if the answer was computed, as for arithmetic, so that the LLM need not generate it.
         is_shown: True once text of the open-book answer was shown to the caller.
     """
 
@@ -56,6 +57,7 @@ class QuestionState:
     choice: ArbiterChoice | None = None
     may_show: Callable[[str], bool] | None = None
     is_shown: bool = False
+    is_computed: bool = False
 
     @property
     def final_decision(self) -> Decision:

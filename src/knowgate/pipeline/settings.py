@@ -39,9 +39,9 @@ class DecisionOptions(Options):
         default=DEFAULT_GATE,
         description="Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder "
         "of a fitted gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, "
-        "else logprob:first.",
+        "else logprob:first, or always:rules for an LLM that returns only text.",
     )
-    plug_in: bool = Field(default=False, description="Allow a gate that was fitted on another LLM.")
+    plug_in: bool = Field(default=False, description="Use the gate even if it was fitted on another LLM.")
     threshold: Share | None = Field(
         default=None,
         description="Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's "
@@ -103,11 +103,12 @@ class PipelineOptions(DecisionOptions):
     arbiter: PlainText | None = Field(
         default=None,
         description="Arbiter that chooses, after retrieval, between the answer from memory and the answer with "
-        "passages: the folder of a fitted arbiter, rules, or none. Default: rules, if the gate reads a complete draft "
-        "answer.",
+        "passages: the folder of a fitted arbiter, rules, or none. Default: the arbiter of the policy, if the gate is "
+        "one; else rules, if the gate reads a complete draft answer.",
     )
     second_look: PlainText | None = Field(
-        default=None, description="Folder of a fitted kbm gate that drops passages it judges useless."
+        default=None,
+        description="Folder of a fitted kbm gate that judges the retrieved passages and drops those that it finds useless.",
     )
     log: PlainText | None = Field(
         default=None,
@@ -154,7 +155,11 @@ def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOp
 
 def _drop_replaced_source(values: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     """Drop `docs` of the settings file if the caller gave `index`, and the other way round."""
-    replaced = {other for name, other in (("docs", "index"), ("index", "docs")) if name in given}
+    replaced = set()
+    if "docs" in given:
+        replaced.add("index")
+    if "index" in given:
+        replaced.add("docs")
     return {key: value for key, value in values.items() if key not in replaced}
 
 
@@ -166,12 +171,17 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     try:
         values = parse_toml(read_text(path, maximum=MAX_CONFIG_BYTES), f"the config file '{path}'")
     except OSError as error:
-        raise BadSetting(f"cannot read the config file '{path}': {error.strerror}. Check `config`.") from None
+        raise BadSetting(
+            f"cannot read the config file '{path}': {error.strerror}. Check the path in `config`."
+        ) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
     unknown = sorted(set(values) - set(PipelineOptions.model_fields))
     if unknown:
-        raise BadSetting(f"{path}: unknown key '{unknown[0]}'. Known: {', '.join(PipelineOptions.model_fields)}.")
+        raise BadSetting(
+            f"the config file '{path}' has the unknown key '{unknown[0]}'. Remove it, or use one of "
+            f"{', '.join(PipelineOptions.model_fields)}."
+        )
     given = {key: value for key, value in values.items() if value != ""}
     read_options(PipelineOptions, given, f"the config file '{path}'")  # Checked here so that errors name the file.
     return values

@@ -105,7 +105,10 @@ def _find_in_folder(folder: Path) -> Corpus:
     files = tuple(folder / path for path in paths if path.suffix.lower() in DOCUMENT_SUFFIXES)
     if not files:
         problem = "".join(f" '{path}' is left out: {reason}." for path, reason in list(listing.problems.items())[:1])
-        raise BadInput(f"no documents in '{folder}': files ending in {', '.join(DOCUMENT_SUFFIXES)} are read.{problem}")
+        raise BadInput(
+            f"the folder '{folder}' contains no documents. Put files ending in {', '.join(DOCUMENT_SUFFIXES)} into "
+            f"it.{problem}"
+        )
     skipped = Counter(
         path.suffix.lower() or path.name for path in paths if path.suffix.lower() not in DOCUMENT_SUFFIXES
     )
@@ -143,7 +146,8 @@ class FolderListing:
 def list_files(folder: Path, suffixes: tuple[str, ...]) -> FolderListing:
     """List the files of a folder and its subfolders, except hidden ones (names that start with a dot).
 
-    Links to files are followed. Links to folders are not, because they could be circular.
+    Links to files inside the folder are followed. Links to other files are not, because a folder that others can write
+    to could make private files searchable. Links to folders are not followed, because they could be circular.
 
     Args:
         folder: The folder to list.
@@ -175,12 +179,14 @@ def _scan_visible(folder: Path, subfolder: str) -> Iterator[tuple[str, str]]:
     with os.scandir(folder / subfolder) as entries:
         for entry in entries:
             if not entry.name.startswith("."):
-                yield entry.name, _classify(entry)
+                yield entry.name, _classify(entry, folder)
 
 
-def _classify(entry: os.DirEntry[str]) -> str:
-    """Return 'file', 'folder', or the reason why a folder entry is neither of them."""
+def _classify(entry: os.DirEntry[str], root: Path) -> str:
+    """Return 'file', 'folder', or the reason why an entry below the folder `root` is neither of them."""
     try:
+        if entry.is_symlink() and entry.is_file() and not Path(entry.path).resolve().is_relative_to(root.resolve()):
+            return "a link to a file outside the folder, which is not followed"
         if entry.is_file():
             return "file"
         if entry.is_dir(follow_symlinks=False):
@@ -228,7 +234,9 @@ def _check_size(path: Path) -> None:
     except OSError as error:
         raise _unreadable_file_error(path, error) from None
     if size > MAX_DOCUMENT_BYTES:
-        raise BadInput(f"{path} is too large: {size:,} bytes; a document may have {MAX_DOCUMENT_BYTES:,}. Split it.")
+        raise BadInput(
+            f"{path} is too large: it has {size:,} bytes, and a document may have {MAX_DOCUMENT_BYTES:,}. Split it."
+        )
 
 
 def _unreadable_file_error(path: Path, error: OSError) -> BadInput:
@@ -276,8 +284,11 @@ def _find_declared_charset(data: bytes, path: Path) -> str:
 def _find_markdown_title(text: str) -> str:
     """Return the first heading of a Markdown text, or ''."""
     match = re.search(r"^#{1,6}[ \t]+(\S.*)$", text, re.MULTILINE)
+    if match is None:
+        return ""
+    heading = match.group(1)
     # A heading may end in "##" (closed headings). A heading of nothing but "#" signs is kept as it is.
-    return match.group(1).rstrip(" \t#") or match.group(1) if match else ""
+    return heading.rstrip(" \t#") or heading
 
 
 def _clean(text: str) -> str:

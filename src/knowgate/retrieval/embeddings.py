@@ -159,7 +159,8 @@ class RemoteEmbedder:
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.isfinite(vectors).all() or (norms == 0).any():
             raise ServerError(
-                f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN or infinite."
+                f"{self._server.name} returned an unusable vector: all values are zero, or one is NaN or infinite. Check "
+                "the model on the server."
             )
         return np.asarray(vectors / norms, dtype=np.float32)
 
@@ -180,7 +181,8 @@ class RemoteEmbedder:
             vectors = np.array([row["embedding"] for row in ordered], dtype=np.float64)
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ServerError(
-                f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number."
+                f"{self._server.name} returned vectors whose 'index' or 'embedding' is missing or not a number. Check "
+                "that the server has an OpenAI-compatible API."
             ) from None
         if vectors.ndim != 2 or not vectors.shape[1]:
             raise ServerError(
@@ -191,9 +193,11 @@ class RemoteEmbedder:
 
 def _auth_headers() -> dict[str, str]:
     """Return the header with the API key from the first environment variable that is set; {} if none is."""
-    keys = (os.environ.get(name, "").strip() for name in EMBEDDING_KEY_VARIABLES)
-    key = next(filter(None, keys), "")
-    return {"Authorization": f"Bearer {key}"} if key else {}
+    for name in EMBEDDING_KEY_VARIABLES:
+        key = os.environ.get(name, "").strip()
+        if key:
+            return {"Authorization": f"Bearer {key}"}
+    return {}
 
 
 def check_vectors(vectors: Vector, n: int) -> Vector:
@@ -208,8 +212,11 @@ def check_vectors(vectors: Vector, n: int) -> Vector:
     """
     if vectors.ndim != 2 or len(vectors) != n:
         raise ModelError(
-            f"the embedding model returned an array of shape {vectors.shape} for {n} texts, not {n} vectors."
+            f"the embedding model returned an array of shape {vectors.shape} for {n} texts, not {n} vectors. Use "
+            "another embedding model."
         )
     if not np.isfinite(vectors).all():
-        raise ModelError("the embedding model returned values that are not numbers (NaN or infinite).")
+        raise ModelError(
+            "the embedding model returned values that are not numbers (NaN or infinite). Use another embedding model."
+        )
     return vectors

@@ -99,18 +99,24 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
         if start < 0:
             return
         tag = _TAG.match(markup, start)
-        other = None if tag else _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
-        position = tag.end() if tag else other.end() if other else start + 1
-        if not tag and not other:  # A "<" that starts no tag is text.
-            yield HtmlToken("<")
-        if tag and tag["close"]:
-            name, is_end_tag = tag["name"].lower(), bool(tag["end"])
-            is_self_closing = markup[position - 2] == "/"
-            yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
-            # The content of <script> and <style> is not HTML: skip to the end tag.
-            if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:
-                end_tag = _RAW_TEXT_END[name].search(markup, position)
-                position = end_tag.start() if end_tag else len(markup)
+        if tag is None:
+            skipped = _COMMENT.match(markup, start) or _DECLARATION.match(markup, start)
+            if skipped:
+                position = skipped.end()
+            else:  # A "<" that starts no tag is text.
+                yield HtmlToken("<")
+                position = start + 1
+            continue
+        position = tag.end()
+        if not tag["close"]:
+            continue
+        name, is_end_tag = tag["name"].lower(), bool(tag["end"])
+        is_self_closing = markup[position - 2] == "/"
+        yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
+        # The content of <script> and <style> is not HTML: skip to the end tag.
+        if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:
+            end_tag = _RAW_TEXT_END[name].search(markup, position)
+            position = end_tag.start() if end_tag else len(markup)
 
 
 def _unescape(text: str) -> str:

@@ -268,7 +268,8 @@ class CorpusScan:
         if not self.documents:
             problem = f" {next(iter(self.problems.values()))}" if self.problems else ""
             raise BadInput(
-                f"the documents of '{corpus.source}' contain no text, so there is nothing to index.{problem}"
+                f"the documents of '{corpus.source}' contain no text, so there is nothing to index. Choose documents "
+                f"that contain text.{problem}"
             )
         progress("read", number, corpus.total)
 
@@ -293,8 +294,10 @@ class CorpusScan:
             self.previous_rows.extend(range(old_row.first, old_row.first + old_row.count))
             return row
         self.previous_rows.extend([-1] * row.count)
-        is_changed = document.id in self.previous.rows
-        self.changed, self.added = self.changed + is_changed, self.added + (not is_changed)
+        if document.id in self.previous.rows:
+            self.changed += 1
+        else:
+            self.added += 1
         return row
 
     def read_ids_and_hashes(self) -> Iterator[str]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -19,6 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
+from knowgate.gates import DEFAULT_GATE
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
@@ -26,6 +28,7 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import DashboardAssets
 from knowgate.server.endpoints import ENDPOINTS
 from knowgate.server.json_api import ApiError
+from knowgate.server.load_limits import identify_client
 from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
@@ -94,7 +97,7 @@ class EndpointApp:
         """Answer one request, and record it in the metrics, the decision log and, if enabled, as a span."""
         trace, request = RequestTrace(), Request(scope, receive, send)
         response = await self._respond(request, trace)
-        self.service.record(self.endpoint.path, response, trace)
+        response = await self.service.record(self.endpoint.path, response, trace)
         try:
             await response(scope, receive, send)
         finally:
@@ -103,7 +106,7 @@ class EndpointApp:
                 self.service.spans.export(request.method, path, status, trace, request.headers)
 
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
-        """Check API key, rate and load, then run the handler.
+        """Check API key, rate and load, wait for the body, then run the handler.
 
         GET requests skip the checks of rate and load. A streaming response counts as an active request until its last
         event has been sent.
@@ -111,11 +114,16 @@ class EndpointApp:
         service = self.service
         try:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
+            service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
+            trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
             if request.method == "GET":  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
             if key is not None and service.rate_limiter is not None:
                 await service.rate_limiter.admit(key)
-            service.begin_request()
+            client = identify_client(request, key)
+            if request.method == "POST":
+                await service.receive_body(request, client)
+            service.active_requests.acquire(client)
         except ApiError as error:
             return error.to_response()
         response = None
@@ -124,9 +132,9 @@ class EndpointApp:
             return response
         finally:
             if isinstance(response, EventStreamResponse):
-                response.on_close = service.end_request
+                response.on_close = partial(service.active_requests.release, client)
             else:
-                service.end_request()
+                service.active_requests.release(client)
 
     async def _run_handler(self, request: Request, trace: RequestTrace) -> Response:
         """Run the handler until the deadline of a request, and turn every exception into an error response."""
@@ -189,7 +197,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         BadSetting: The options of the server do not fit the gate or arbiter of the pipeline.
     """
     if options.upstream is not None:
-        model = model or UpstreamDraftModel(options.upstream, options.upstream_model)
+        names_no_gate = settings.gate == DEFAULT_GATE
+        model = model or UpstreamDraftModel(options.upstream, options.upstream_model, asks_upstream=names_no_gate)
     elif options.way is not None:
         raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)

@@ -59,6 +59,11 @@ class CircuitBreaker:
         self.failure_count, self.is_probing = self.failure_count + 1, False
         self.last_failure = self.clock()
 
+    def trip(self) -> None:
+        """Open the breaker now, whatever was reported before."""
+        self.failure_count, self.is_probing = self.failure_threshold, False
+        self.last_failure = self.clock()
+
     def record_cancellation(self) -> None:
         """Report that a call was cancelled, which counts neither as success nor as failure."""
         self.is_probing = False

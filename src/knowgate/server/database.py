@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from knowgate.core.files import create_private_file
 from knowgate.core.postgres import TableSchema, open_postgres
 from knowgate.core.postgres.address import is_postgres_address, parse_database_address, to_storable_text
 from knowgate.core.validation import expand_path
-from knowgate.errors import KnowgateError
+from knowgate.errors import ArtifactError, KnowgateError
 
 if TYPE_CHECKING:
     from knowgate.core.postgres.database import PostgresDatabase
@@ -46,12 +47,26 @@ RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier ver
     "tokens BIGINT NOT NULL)",
 )
 SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
-TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the CREATE TABLE statements
-    match[1]: frozenset(column.split()[0] for column in match[2].split(", "))
+# Version 2 adds the owner of each row (the name of an API key), and an index that finds decisions by their question.
+OWNER_COLUMNS = (
+    "ALTER TABLE decisions ADD COLUMN owner TEXT",
+    "ALTER TABLE decisions ADD COLUMN question_key TEXT",
+    "CREATE INDEX decisions_of_question ON decisions (question_key)",
+    "ALTER TABLE feedback ADD COLUMN owner TEXT",
+    "CREATE INDEX feedback_by ON feedback (owner, at)",
+    "ALTER TABLE audits ADD COLUMN owner TEXT",
+)
+DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS)
+ADD_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
+TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the statements above
+    match[1]: frozenset(
+        [column.split()[0] for column in match[2].split(", ")]
+        + [addition[2] for addition in map(ADD_COLUMN.match, OWNER_COLUMNS) if addition and addition[1] == match[1]]
+    )
     for match in map(re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, SERVER_TABLES)
     if match
 }
-SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES,), TABLE_COLUMNS)
+SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES, OWNER_COLUMNS), TABLE_COLUMNS)
 
 
 class Transaction(Protocol):
@@ -134,34 +149,47 @@ def _to_storable(values: Sequence[Any]) -> list[Any]:
     return [to_storable_text(value) if isinstance(value, str) else value for value in values]
 
 
-def open_store(location: str, tables: Sequence[str], *, lock_timeout: float, is_durable: bool) -> Store:
+def open_store(location: str, steps: Sequence[Sequence[str]], *, lock_timeout: float, is_durable: bool) -> Store:
     """Open the tables in an SQLite file or a PostgreSQL database, and create them if they are missing.
 
     Args:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
-        tables: CREATE statements for an SQLite file. They are not used for PostgreSQL, where all tables of the server
-            are created.
+        steps: CREATE and ALTER statements for an SQLite file, as in `TableSchema.steps`. They are not used for
+            PostgreSQL, where all tables of the server are created.
         lock_timeout: Seconds to wait while another process writes to an SQLite file.
         is_durable: Whether commits to an SQLite file must survive a power failure. Otherwise they survive only the end
             of the process.
     """
     if not is_postgres_address(location):
-        return SqliteStore(_open_sqlite(expand_path(location), tables, lock_timeout, is_durable))
+        return SqliteStore(_open_sqlite(expand_path(location), steps, lock_timeout, is_durable))
     database = open_postgres(parse_database_address(location), SERVER_SCHEMA)
     database.read("SELECT 1 FROM decisions LIMIT 1")  # fail at startup rather than at the first request
     return PostgresStore(database)
 
 
-def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_durable: bool) -> sqlite3.Connection:
-    """Open an SQLite file in WAL mode and create missing tables. Retries while another process creates the file."""
+def _open_sqlite(
+    path: Path, steps: Sequence[Sequence[str]], lock_timeout: float, is_durable: bool
+) -> sqlite3.Connection:
+    """Open an SQLite file in WAL mode, and create or upgrade its tables.
+
+    A new file can be read only by its owner; so can the files that SQLite puts next to it. Retries while another
+    process creates the file.
+
+    Raises:
+        ArtifactError: A newer knowgate made the file.
+    """
+    create_private_file(path)
     for attempts_left in reversed(range(OPEN_ATTEMPTS)):
         connection = sqlite3.connect(path, timeout=lock_timeout)
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted texts in free pages
             connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
-            connection.executescript(";\n".join(_to_sqlite(statement) for statement in tables))
+            _upgrade_sqlite(connection, path, steps)
             return connection
+        except ArtifactError:
+            connection.close()
+            raise
         except sqlite3.Error as error:
             connection.close()
             # The lowest byte of an extended error code is the primary error code.
@@ -169,6 +197,63 @@ def _open_sqlite(path: Path, tables: Sequence[str], lock_timeout: float, is_dura
                 raise
             time.sleep(OPEN_RETRY_SECONDS)  # SQLite ignores the lock timeout while another process creates the file
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _upgrade_sqlite(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> None:
+    """Bring the tables of an SQLite file to the latest version, which is the number of steps.
+
+    The version is SQLite's `user_version`. Files of knowgate 0.1 have none. A file with tables is copied to
+    `NAME.backup-vN` before it is changed, where N is its old version.
+    """
+    if _get_sqlite_version(connection, path, steps) == len(steps):
+        return
+    connection.execute("BEGIN IMMEDIATE")  # only one process upgrades; the others wait here
+    try:
+        version = _get_sqlite_version(connection, path, steps)
+        if version and version < len(steps):
+            _back_up(path, path.with_name(f"{path.name}.backup-v{version}"))
+        for statements in steps if version < len(steps) else ():
+            for statement in _list_missing(connection, statements):
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {len(steps)}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _get_sqlite_version(connection: sqlite3.Connection, path: Path, steps: Sequence[Sequence[str]]) -> int:
+    """Return the version of the tables: 0 for a new file, 1 for a file of knowgate 0.1, which has no version yet."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(steps):
+        raise ArtifactError(
+            f"the database {path} has version {version}, made by a newer knowgate; this one reads up to version "
+            f"{len(steps)}. It was not changed. Install the newer knowgate, or restore a backup."
+        )
+    has_tables = connection.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' LIMIT 1").fetchone()
+    return version or (1 if has_tables else 0)
+
+
+def _back_up(path: Path, copy: Path) -> None:
+    """Copy an SQLite file as it was at its last commit, readable only by its owner."""
+    create_private_file(copy)
+    source, target = sqlite3.connect(path), sqlite3.connect(copy)
+    try:
+        source.backup(target)
+    finally:
+        source.close()
+        target.close()
+
+
+def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> list[str]:
+    """Return the statements in SQLite's dialect, without those that add a column that exists already."""
+    additions = {statement: ADD_COLUMN.match(statement) for statement in statements}
+    existing = {
+        statement
+        for statement, match in additions.items()
+        if match and match[2] in {row[1] for row in connection.execute(f"PRAGMA table_info({match[1]})")}
+    }
+    return [_to_sqlite(statement) for statement in statements if statement not in existing]
 
 
 def _to_sqlite(statement: str) -> str:

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, Response
 from knowgate.server import schemas
 from knowgate.server.dashboard.page import get_dashboard, get_dashboard_page
 from knowgate.server.json_api import json_response
-from knowgate.server.openapi import Endpoint, build_docs_page, build_openapi
+from knowgate.server.openapi import JSON_MEDIA_TYPE, Endpoint, build_docs_page, build_openapi
 from knowgate.server.service import Service
 from knowgate.server.telemetry.trace import RequestTrace
 
@@ -30,12 +30,15 @@ async def get_docs(service: Service, request: Request, trace: RequestTrace) -> R
 
 # fmt: off
 FORWARDED = "Forward the request to the upstream. Insert passages if the prompt is a question that needs them."
+STREAMED = (JSON_MEDIA_TYPE, "text/event-stream")
+HTML = ("text/html",)
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", Service.chat, "Answer a chat. Passages are retrieved if the gate decides so.",
-             schemas.ChatRequest, schemas.LlmResponse),
-    Endpoint("POST", "/v1/completions", Service.forward, FORWARDED, schemas.CompletionRequest, schemas.LlmResponse),
-    Endpoint("POST", "/v1/responses", Service.forward, FORWARDED, schemas.InputRequest, schemas.LlmResponse),
-    Endpoint("POST", "/v1/embeddings", Service.forward, "Forward the request to the upstream unchanged.", schemas.InputRequest),
+             schemas.ChatRequest, schemas.LlmResponse, STREAMED),
+    Endpoint("POST", "/v1/completions", Service.forward, FORWARDED, schemas.CompletionRequest, schemas.LlmResponse, STREAMED),
+    Endpoint("POST", "/v1/responses", Service.forward, FORWARDED, schemas.InputRequest, schemas.LlmResponse, STREAMED),
+    Endpoint("POST", "/v1/embeddings", Service.forward, "Forward the request to the upstream unchanged.",
+             schemas.InputRequest, schemas.ForwardedResponse),
     Endpoint("POST", "/v1/decide", Service.decide, "Decide whether questions need retrieval, without answering them.",
              schemas.DecideRequest, schemas.DecideResponse),
     Endpoint("POST", "/v1/rerank", Service.rerank, "Order documents by their relevance to a query.",
@@ -49,19 +52,20 @@ ENDPOINTS = (
     Endpoint("DELETE", "/v1/decisions/{id}", Service.delete_decision, "Delete a decision, and all decisions and entries with the same question.",  # noqa: E501
              None, schemas.DeletionResponse),
     Endpoint("GET", "/v1/learning", Service.get_learning, "Return what audits and A/B tests show: losses, alarms and drift.",
-             None, schemas.LearningResponse),
+             None, schemas.LearningResponse, needs_admin=True),
     Endpoint("POST", "/v1/learning/clear", Service.clear_alarm, "Clear the alarm of a gate and restart its audits.",
-             schemas.ClearAlarmRequest, schemas.LearningResponse),
+             schemas.ClearAlarmRequest, schemas.LearningResponse, needs_admin=True),
     Endpoint("GET", "/v1/models", Service.list_models, "List models and selectable gates.", None, schemas.ModelList),
     Endpoint("GET", "/v1/dashboard", get_dashboard, "Return the data of the dashboard.",
-             None, schemas.DashboardResponse),
-    Endpoint("GET", "/", get_dashboard_page, "Show the dashboard.", is_public=True),
+             None, schemas.DashboardResponse, needs_admin=True),
+    Endpoint("GET", "/", get_dashboard_page, "Show the dashboard.", media_types=HTML, is_public=True),
     Endpoint("GET", "/health", get_health, "Return whether the server runs.",
              None, schemas.HealthResponse, is_public=True),
     Endpoint("GET", "/ready", Service.get_readiness, "Return whether the server can answer requests.",
              None, schemas.ReadyResponse, is_public=True),
-    Endpoint("GET", "/metrics", Service.get_metrics, "Return metrics for Prometheus."),
-    Endpoint("GET", "/openapi.json", get_openapi, "Return this description of the API in the OpenAPI format.", is_public=True),
-    Endpoint("GET", "/docs", get_docs, "Show this description of the API as a web page.", is_public=True),
+    Endpoint("GET", "/metrics", Service.get_metrics, "Return metrics for Prometheus.", media_types=("text/plain",)),
+    Endpoint("GET", "/openapi.json", get_openapi, "Return this description of the API in the OpenAPI format.",
+             None, schemas.OpenApiDocument, is_public=True),
+    Endpoint("GET", "/docs", get_docs, "Show this description of the API as a web page.", media_types=HTML, is_public=True),
 )
 # fmt: on

@@ -79,12 +79,15 @@ def _create_worker_app(
 
 
 def build_uvicorn_options(options: ServeOptions) -> dict[str, Any]:
-    """Return options of uvicorn that disable the features that the server does not use.
+    """Return options of uvicorn that limit connections and disable the features that the server does not use.
 
-    Access logs, websockets and the Server header are off. Proxy headers are ignored, because nothing depends on the
-    address of a client. When the server stops, running requests have until the deadline to end.
+    Access logs, websockets and the Server header are off. Proxy headers are ignored, because clients could forge them.
+    When the server stops, running requests have until the deadline to end.
     """
+    from knowgate.server.connection_limits import LimitedHttpProtocol
+
     return {
+        "http": LimitedHttpProtocol,
         "log_level": "warning",
         "access_log": False,
         "proxy_headers": False,

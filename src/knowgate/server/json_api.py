@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,9 @@ from knowgate.core.validation import parse_json
 from knowgate.errors import BadInput
 
 RequestType = TypeVar("RequestType", bound=BaseModel)
+MAX_JSON_VALUES = 50_000  # maximum number of values in a request on which a gate decides
+LARGE_BODY_BYTES = 64 << 10  # a larger body is parsed in a thread, so that other requests do not wait for it
+JSON_SEPARATORS = (b",", b"[", b"{")
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 INVALID_FIELD_CODES = {
     "messages": "invalid_messages",
@@ -64,8 +67,17 @@ def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | 
     return Response(body, status, {"content-type": "application/json", **(headers or {})})
 
 
-async def read_body(request: Request, *, max_bytes: int, timeout: float) -> bytes:
+async def read_body(
+    request: Request, *, max_bytes: int, timeout: float, reserve: Callable[[int], None] = lambda size: None
+) -> bytes:
     """Read the whole body of a request.
+
+    Args:
+        request: The request.
+        max_bytes: Maximum size of the body.
+        timeout: Maximum seconds until the whole body has arrived.
+        reserve: Called with the size of each part that arrives and, at the end, with the negative sum. It can reject
+            the request with an ApiError.
 
     Raises:
         ApiError: 413 if the body is larger than `max_bytes`, 408 if it takes longer than `timeout` seconds, 400 if the
@@ -79,22 +91,44 @@ async def read_body(request: Request, *, max_bytes: int, timeout: float) -> byte
     try:
         async with asyncio.timeout(timeout):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > max_bytes:
+                if len(body) + len(chunk) > max_bytes:
                     raise too_large
+                reserve(len(chunk))
+                body += chunk
     except TimeoutError:
         raise ApiError(408, f"the request body did not arrive within {timeout:g} seconds.", "request_timeout") from None
     except ClientDisconnect:
         raise ApiError(400, "the client disconnected before the whole request had arrived.") from None
+    finally:
+        reserve(-len(body))
     return bytes(body)
 
 
-def parse_json_object(body: bytes) -> dict[str, Any]:
+def count_json_values(body: bytes, sufficient: int) -> int:
+    """Return about how many values a JSON text has, without parsing it.
+
+    Commas and brackets inside strings are counted, too, if the result stays below `sufficient` nevertheless.
+    """
+    count = sum(map(body.count, JSON_SEPARATORS))
+    if count <= sufficient:
+        return count
+    body = body.replace(rb"\\", b"").replace(rb"\"", b"")  # escaped quotes do not end a string
+    string_count = body.count(b'"') // 2
+    if string_count > 2 * sufficient:  # keys and values
+        return string_count // 2
+    outside = b" ".join(body.split(b'"')[::2])
+    return sum(map(outside.count, JSON_SEPARATORS))
+
+
+def parse_json_object(body: bytes, max_values: int = MAX_JSON_VALUES) -> dict[str, Any]:
     """Parse a request body that must be a JSON object.
 
     Raises:
-        ApiError: 400 if the body is not valid UTF-8, not valid JSON, or not an object.
+        ApiError: 400 if the body is not valid UTF-8, not valid JSON, or not an object. 413 if it has more than
+            `max_values` values, which would take too long to process.
     """
+    if count_json_values(body, max_values) > max_values:
+        raise ApiError(413, f"the request body has more than {max_values:,} JSON values.", "too_long")
     try:
         value = parse_json(body.decode(), "the request")
     except UnicodeDecodeError as error:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from knowgate.server.schemas import ErrorResponse
 
 REFERENCE = "#/components/schemas/{model}"
+JSON_MEDIA_TYPE = "application/json"
 DOCS_PAGE_HEAD = """<!doctype html><html lang="en"><meta charset="utf-8">
 <meta name="viewport" content="width=device-width"><title>knowgate: endpoints</title><style>
 :root{color-scheme:light dark}body{font:16px/1.5 system-ui,sans-serif;max-width:50rem;margin:2rem auto;padding:0 1rem}
@@ -37,8 +38,10 @@ class Endpoint:
         handler: Function that answers requests. It is called with the service, the request and its trace.
         summary: One sentence for the documentation.
         request: Pydantic model of the request body, if there is a body.
-        response: Pydantic model of a successful response. None if the response is not described by a model.
+        response: Pydantic model of a successful response. None if the response is a text.
+        media_types: Media types of a successful response. Only JSON is described by the model.
         is_public: Whether the endpoint can be used without an API key.
+        needs_admin: Whether the endpoint needs an admin key, if the server uses keys.
     """
 
     method: str
@@ -47,7 +50,9 @@ class Endpoint:
     summary: str
     request: type[BaseModel] | None = None
     response: type[BaseModel] | None = None
+    media_types: tuple[str, ...] = (JSON_MEDIA_TYPE,)
     is_public: bool = False
+    needs_admin: bool = False
 
 
 def build_openapi(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
         "summary": endpoint.summary,
         "operationId": f"{endpoint.method.lower()} {endpoint.path}",
         "responses": {
-            "200": {"description": "success", **_describe_content(endpoint.response)},
+            "200": {"description": "success", **_describe_content(endpoint.response, endpoint.media_types)},
             "default": {"description": "an error", **_describe_content(ErrorResponse)},
         },
     }
@@ -93,11 +98,11 @@ def _describe_operation(endpoint: Endpoint) -> dict[str, Any]:
     return operation
 
 
-def _describe_content(model: type[BaseModel] | None) -> dict[str, Any]:
-    """Describe a JSON body by a reference to the schema of its model. Without a model, return an empty object."""
-    if model is None:
-        return {}
-    return {"content": {"application/json": {"schema": {"$ref": REFERENCE.format(model=model.__name__)}}}}
+def _describe_content(model: type[BaseModel] | None, media_types: Sequence[str] = (JSON_MEDIA_TYPE,)) -> dict[str, Any]:
+    """Describe a body for each of its media types: JSON by a reference to the schema of its model, others as text."""
+    text = {"type": "string"}
+    json_schema = text if model is None else {"$ref": REFERENCE.format(model=model.__name__)}
+    return {"content": {kind: {"schema": json_schema if kind == JSON_MEDIA_TYPE else text} for kind in media_types}}
 
 
 def build_docs_page(endpoints: Sequence[Endpoint]) -> str:

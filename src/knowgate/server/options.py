@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from knowgate.core.options import Count, Options, Share, UserPath, read_options
 from knowgate.core.postgres.address import is_postgres_address
@@ -44,7 +44,8 @@ class ServeOptions(Options):
         default=None,
         gt=0,
         le=86_400,
-        description="With `upstream`: maximum seconds until a response starts. Default: `deadline`.",
+        description="With `upstream`: maximum seconds until a response starts, and between two parts of it. "
+        "Default and maximum: 0.9 times `deadline`.",
     )
     way: ForwardingMode | None = Field(
         default=None,
@@ -56,6 +57,10 @@ class ServeOptions(Options):
         default="user",
         description="With `upstream`: where passages are inserted into the request. user: before the last user message. "
         "system: at the end of the system prompt. documents: in a separate field named documents.",
+    )
+    cite: bool = Field(
+        default=True,
+        description="With `upstream`: ask the LLM to cite the passages that it uses as [id]. Never done in JSON mode.",
     )
     host: str = Field(
         default="127.0.0.1",
@@ -99,6 +104,17 @@ class ServeOptions(Options):
         "or postgresql://USER@HOST/DATABASE if servers on several machines share it.",
     )
     keep_questions: bool = Field(default=False, description="Store the text of questions in the decision log.")
+    retain_days: float = Field(
+        default=30.0,
+        gt=0,
+        le=36_500,
+        description="With `decisions`: days after which decisions, questions and feedback are deleted.",
+    )
+    durable: bool = Field(
+        default=False,
+        description="With `decisions`: send a response only after its decision is on disk. "
+        "Default: write decisions within milliseconds after the response, so that a crash can lose the latest ones.",
+    )
     otel: bool = Field(
         default=False, description="Send OpenTelemetry traces to the URL in OTEL_EXPORTER_OTLP_ENDPOINT."
     )
@@ -117,13 +133,15 @@ class ServeOptions(Options):
         description="With `audit`: how two answers are compared. words: they agree if the words of one occur in the "
         "other. llm: if the words differ, the LLM of the upstream decides, which suits long answers.",
     )
-    max_loss: float | None = Field(
+    max_changed: float | None = Field(
         default=None,
         gt=0,
         lt=1,
-        description="With `audit`: maximum share of answers that skipping retrieval may change. If audits show that it "
-        "is exceeded, the server raises an alarm and always retrieves. Default: the share that the gate guarantees.",
+        description="With `audit`: maximum share of answers that skipping retrieval may change, whether they were right "
+        "or wrong. If audits show that it is exceeded, the server raises an alarm and always retrieves. "
+        "Default: the bound that `knowgate calibrate` recorded for the gate.",
     )
+    max_loss: float | None = Field(default=None, gt=0, lt=1, description="Old name of `max_changed`.")
     confidence: float = Field(
         default=0.95,
         gt=0,
@@ -165,6 +183,13 @@ class ServeOptions(Options):
                 f"upstream={redact_secrets(url)!r} is not a valid URL. Use one such as http://127.0.0.1:8000/v1."
             )
         return url.rstrip("/")
+
+    @model_validator(mode="after")
+    def _rename_max_loss(self) -> ServeOptions:
+        """Use `max_loss`, the old name, as `max_changed` if that is not set."""
+        if self.max_loss is not None and self.max_changed is None:
+            object.__setattr__(self, "max_changed", self.max_loss)
+        return self
 
     @field_validator("decisions")
     @classmethod

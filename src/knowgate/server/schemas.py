@@ -17,6 +17,8 @@ from knowgate.types import Passage
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
 MAX_FEEDBACK_CHARS = 10_000
+MAX_FILTER_PATTERNS = 32
+MAX_PATTERN_CHARS = 200
 
 
 def _check_not_blank(text: str) -> str:
@@ -28,7 +30,8 @@ def _check_not_blank(text: str) -> str:
 
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
 TextOrList = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})]
-Patterns = tuple[str, ...] | str
+Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
+Patterns = Annotated[tuple[Pattern, ...], Field(max_length=MAX_FILTER_PATTERNS)] | Pattern
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -256,6 +259,19 @@ class LlmResponse(ApiResponse):
     knowgate: RequestReport | None = None
 
 
+class ForwardedResponse(ApiResponse):
+    """Response of the upstream, which is forwarded unchanged."""
+
+
+class OpenApiDocument(ApiResponse):
+    """Description of the API in the OpenAPI format."""
+
+    openapi: str
+    info: dict[str, Any]
+    paths: dict[str, Any]
+    components: dict[str, Any]
+
+
 class DecideResponse(DecisionSummary):
     """Body of the response to POST /v1/decide: one decision, or `decisions` if the request had `questions`."""
 
@@ -324,19 +340,31 @@ class ConfidenceBounds(ApiResponse):
     high: float
 
 
+class KeyLossReport(ApiResponse):
+    """Audits of one API key: their number, the number of changed answers, and the reason for an alarm of this key."""
+
+    drawn: int
+    lost: float
+    alarm: str
+
+
 class LossReport(ConfidenceBounds):
     """The share of answers that change if retrieval is skipped, measured by audits.
 
-    `drawn` is the number of audits, `lost` the number of changed answers, and `promised` the maximum share that the gate
-    guarantees. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `drawn` is the number of audits with a result, `lost` the number of changed answers, and `failed` the number of
+    audits without a result. `high` counts failed audits as changed, `low` as unchanged. `promised` is the maximum share
+    that the alarm tests. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
+    `keys` has the audits of each API key.
     """
 
     drawn: int
     lost: float
+    failed: int
     promised: float | None
     confidence: float
     evidence: float | None
     alarm: str
+    keys: dict[str, KeyLossReport]
 
 
 class DriftReport(ConfidenceBounds):
@@ -388,7 +416,8 @@ class ReadyResponse(ApiResponse):
     """Whether the server can answer requests.
 
     `breakers` has the states of the circuit breakers. `stale` is the reason why the calibration of the gate does not
-    apply, or "". `degraded` lists the components that are not used at the moment.
+    apply, or "". `degraded` lists the components that are not used at the moment. `lost_decisions` is the number of
+    decisions that this process could not store, for example because the disk was full.
     """
 
     ready: bool
@@ -396,6 +425,7 @@ class ReadyResponse(ApiResponse):
     gate: str
     stale: str
     degraded: list[str]
+    lost_decisions: int
 
 
 class DashboardResponse(ApiResponse):

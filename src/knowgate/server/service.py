@@ -22,12 +22,21 @@ from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
 from knowgate.server.circuit_breaker import CircuitBreaker
-from knowgate.server.json_api import ApiError, json_response, parse_json_object, parse_request, read_body
-from knowgate.server.learning.audit import delete_audit_texts
+from knowgate.server.database import STORE_ERRORS
+from knowgate.server.json_api import (
+    LARGE_BODY_BYTES,
+    MAX_JSON_VALUES,
+    ApiError,
+    json_response,
+    parse_json_object,
+    parse_request,
+    read_body,
+)
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
+from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
-from knowgate.server.streaming import run_while_connected
-from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
+from knowgate.server.streaming import EventStreamResponse, run_while_connected
+from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions
 from knowgate.server.telemetry.metrics import ServerMetrics
 from knowgate.server.telemetry.snapshot import MetricsSnapshot, SnapshotExchange
 from knowgate.server.telemetry.spans import RequestSpans, create_tracer_provider
@@ -37,6 +46,7 @@ from knowgate.types import Passage, Reranker
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
+MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
 
 @dataclass
@@ -61,18 +71,30 @@ class Service:
     snapshot: MetricsSnapshot = field(init=False, default_factory=MetricsSnapshot)
     snapshot_exchange: SnapshotExchange = field(init=False)
     spans: RequestSpans | None = field(init=False, default=None)
-    active_requests: int = field(init=False, default=0)
+    active_requests: RequestSlots = field(init=False)
+    unfinished_bodies: RequestSlots = field(init=False)
+    upload_budget: UploadBudget = field(init=False, default_factory=UploadBudget)
 
     def __post_init__(self) -> None:
         options = self.options
+        # On a server with API keys, one key can use only half of the capacity.
+        share = options.waiting if options.keys is None else -(-options.waiting // 2)
+        self.active_requests = RequestSlots(options.waiting, share)
+        self.unfinished_bodies = RequestSlots(UPLOAD_FACTOR * options.waiting, options.waiting)
+        self._parser_lock = asyncio.Lock()
         self.access_policy, self.metrics = AccessPolicy(options), ServerMetrics(self.breakers)
         if options.otel:
             self.spans = RequestSpans(create_tracer_provider(), includes_questions=options.keep_questions)
         if options.keys is not None:
             self.rate_limiter = RateLimiter(options.keys, database=options.database)
         if options.decisions is not None:
-            self.decision_log = DecisionLog(options.decisions, stores_questions=options.keep_questions)
-        self.snapshot_exchange = SnapshotExchange(self.snapshot.model_dump_json, self.decision_log)
+            self.decision_log = DecisionLog(
+                options.decisions,
+                stores_questions=options.keep_questions,
+                retain_days=options.retain_days,
+                on_loss=self.metrics.add_lost_decisions,
+            )
+        self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
 
     @property
@@ -120,26 +142,19 @@ class Service:
 
     # --- every request ----------------------------------------------------------------------------
 
-    def begin_request(self) -> None:
-        """Count a request as active. Call `end_request` when it has ended.
+    def get_snapshot(self) -> MetricsSnapshot:
+        """Return the statistics of this process, with the number of decisions that could not be stored."""
+        self.snapshot.lost_decisions = 0 if self.decision_log is None else self.decision_log.lost_count
+        return self.snapshot
 
-        Raises:
-            ApiError: 429 if too many requests are active.
-        """
-        if self.active_requests >= self.options.waiting:
-            message = "too many requests are in progress. Try again in a second."
-            raise ApiError(429, message, "busy", {"retry-after": "1"})
-        self.active_requests += 1
-
-    def end_request(self) -> None:
-        """Stop counting a request as active."""
-        self.active_requests -= 1
-
-    def record(self, route: str, response: Response, trace: RequestTrace) -> None:
+    async def record(self, route: str, response: Response, trace: RequestTrace) -> Response:
         """Record a request whose response is about to be sent.
 
         Every request is counted in the metrics. If a decision was made, it is also added to the recent decisions and to
         the decision log, and the response is passed on to the learner.
+
+        Returns:
+            The response to send. With the option `durable`, this is an error if the decision could not be stored.
         """
         seconds = time.perf_counter() - trace.start
         self.metrics.add_request(route, response.status_code, seconds, trace)
@@ -147,19 +162,46 @@ class Service:
             self.snapshot.add_request(response.status_code, seconds, trace)
             self.snapshot_exchange.schedule_write()
         if trace.decision is None:
-            return
+            return response
         report = trace.to_json()
         self.recent.append(report, trace.question)
         if self.learner is not None and trace.client_request is not None:
             self.learner.observe(response, trace)
         if self.decision_log is not None:
-            self.decision_log.append({**report, "model": self.gate_service.rag.model.name}, trace.question)
+            record = {**report, "model": self.gate_service.rag.model.name}
+            commit = self.decision_log.append(record, trace.question, trace.owner)
+            if self.options.durable:
+                try:
+                    await asyncio.wrap_future(commit)
+                except STORE_ERRORS:
+                    if isinstance(response, EventStreamResponse):
+                        await response.events.aclose()
+                        response.on_close()
+                    message = "the decision could not be stored, so it is not acknowledged. Try again later."
+                    return ApiError(503, message, "log_down", trace.headers).to_response()
+        return response
 
-    async def read_request(self, request: Request) -> tuple[bytes, dict[str, Any]]:
-        """Read the body of a request, and return it as bytes and as a JSON object."""
+    async def receive_body(self, request: Request, client: str) -> None:
+        """Wait for the body of a request, and keep it for `read_request`.
+
+        A request whose body has not arrived is not yet counted as active, so slow uploads do not block other requests.
+
+        Raises:
+            ApiError: 408, 413 or 429 if the body is too slow or too large, or if too many bodies arrive at once.
+        """
         timeout = min(BODY_TIMEOUT_SECONDS, self.options.deadline / 2)
-        raw_body = await read_body(request, max_bytes=self.options.largest_body, timeout=timeout)
-        return raw_body, parse_json_object(raw_body)
+        with self.unfinished_bodies.hold(client):
+            request.state.body = await read_body(
+                request, max_bytes=self.options.largest_body, timeout=timeout, reserve=self.upload_budget.reserve
+            )
+
+    async def read_request(self, request: Request, max_values: int = MAX_JSON_VALUES) -> tuple[bytes, dict[str, Any]]:
+        """Return the body of a request as bytes and as a JSON object. A large body is parsed in a thread."""
+        raw_body: bytes = request.state.body
+        if len(raw_body) <= LARGE_BODY_BYTES:
+            return raw_body, parse_json_object(raw_body, max_values)
+        async with self._parser_lock:  # one at a time, because threads that parse slow down the event loop
+            return raw_body, await asyncio.to_thread(parse_json_object, raw_body, max_values)
 
     @property
     def deadline(self) -> float:
@@ -190,10 +232,11 @@ class Service:
                 f"this server has no upstream, which {request.url.path} needs. Set `upstream` in its settings.",
                 "no_upstream",
             )
-        raw_body, body = await self.read_request(request)
+        path = request.url.path.removeprefix("/v1")
+        max_values = MAX_JSON_VALUES if path in REQUEST_FORMATS else MAX_FORWARDED_VALUES
+        raw_body, body = await self.read_request(request, max_values)
         parse_request(schemas.GatedRequest, body)
         forwarded = ForwardedRequest(body, raw_body, request.headers, trace, self.deadline)
-        path = request.url.path.removeprefix("/v1")
         if path in REQUEST_FORMATS:
             trace.client_request = ClientRequest(body, request.headers, path)
             return await run_while_connected(request, answer_prompt(self.forwarder, forwarded, path))
@@ -236,9 +279,13 @@ class Service:
             raise ApiError(404, "this server has no decision log. Set `decisions` in its settings.", "no_log")
         return self.decision_log
 
-    async def _find_decision(self, id: str) -> dict[str, Any]:
-        """Return a decision from the decision log, or raise a 404 error if it is not there."""
-        decision = await self._require_decision_log().find(id)
+    async def _find_decision(self, id: str, trace: RequestTrace) -> dict[str, Any]:
+        """Return a decision from the decision log.
+
+        Raises:
+            ApiError: 404 if it is not there, or belongs to another key.
+        """
+        decision = await self._require_decision_log().find(id, _get_owner_filter(trace))
         if decision is None:
             raise ApiError(404, f"the decision log has no decision '{id[:80]}'.", "no_decision")
         return decision
@@ -246,40 +293,48 @@ class Service:
     async def get_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/decisions/{id} with a decision and its feedback."""
         return json_response(
-            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"]))
+            schemas.StoredDecision.model_validate(await self._find_decision(request.path_params["id"], trace))
         )
 
     async def add_feedback(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/feedback, which stores a rating or correction of an answer."""
         feedback = parse_request(schemas.FeedbackRequest, (await self.read_request(request))[1])
-        return json_response(await record_feedback(feedback, self._require_decision_log(), self.recent, self.learner))
+        await self._find_decision(feedback.id, trace)
+        decisions = self._require_decision_log()
+        return json_response(await record_feedback(feedback, trace.owner, decisions, self.recent, self.learner))
 
     async def delete_decision(self, request: Request, trace: RequestTrace) -> Response:
         """Answer DELETE /v1/decisions/{id}.
 
-        Deletes the decision. If the text of its question is stored, everything else about the question is deleted, too.
+        Deletes the decision. If the text of its question is stored, everything else about the question that belongs to
+        the same key is deleted, too. An admin key deletes it for all keys.
         """
-        decision = await self._find_decision(request.path_params["id"])
-        question = decision.get("question")
-        ids = await self._require_decision_log().delete(id=decision["id"], question=question or "")
-        return json_response(await self._delete_traces(ids, question))
+        decision = await self._find_decision(request.path_params["id"], trace)
+        return json_response(await self._delete(decision["id"], decision.get("question"), trace))
 
     async def delete_question(self, request: Request, trace: RequestTrace) -> Response:
-        """Answer POST /v1/forget, which deletes everything that is stored about a question."""
-        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
-        ids = await self.decision_log.delete(question=question) if self.decision_log is not None else []
-        return json_response(await self._delete_traces(ids, question))
+        """Answer POST /v1/forget, which deletes everything of this key that is stored about a question.
 
-    async def _delete_traces(self, ids: list[str], question: str | None) -> schemas.DeletionResponse:
-        """Delete these decisions and this question from all places other than the decision log.
-
-        These places are the recent decisions in memory, the texts of audits, and the history.
+        An admin key deletes it for all keys.
         """
-        entries = 0 if question is None else await asyncio.to_thread(self._delete_from_history, question)
-        self.recent.delete(ids)
+        question = parse_request(schemas.DeletionRequest, (await self.read_request(request))[1]).question
+        return json_response(await self._delete("", question, trace))
+
+    async def _delete(self, id: str, question: str | None, trace: RequestTrace) -> schemas.DeletionResponse:
+        """Delete a decision, and all decisions on a question, from the decision log, the memory and the history.
+
+        The history does not record whose questions it holds. Therefore a key that is not an admin key deletes a
+        question from it only if this key asked the question, and no other key did.
+        """
+        deletion = Deletion([], is_complete=True)
         if self.decision_log is not None:
-            await delete_audit_texts(self.decision_log, ids)
-        return schemas.DeletionResponse(forgotten=True, decisions=len(ids), history=entries)
+            deletion = await self.decision_log.delete(id=id, question=question or "", owner=_get_owner_filter(trace))
+        self.recent.delete(deletion.ids)
+        may_change_history = trace.is_admin or (bool(deletion.ids) and deletion.is_complete)
+        entries = 0
+        if question is not None and may_change_history:
+            entries = await asyncio.to_thread(self._delete_from_history, question)
+        return schemas.DeletionResponse(forgotten=True, decisions=len(deletion.ids), history=entries)
 
     def _delete_from_history(self, question: str) -> int:
         """Delete a question from the history, if there is one, and return the number of deleted entries."""
@@ -317,14 +372,22 @@ class Service:
         """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
+        lost = 0 if self.decision_log is None else self.decision_log.lost_count
         readiness = schemas.ReadyResponse(
             ready=is_ready,
             breakers=states,
             gate=self.gate_service.rag.gate.name,
             stale=self.gate_service.staleness,
-            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"],
+            degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
+            + ([f"{lost} decisions could not be stored"] if lost else []),
+            lost_decisions=lost,
         )
         return json_response(readiness, 200 if is_ready else 503)
+
+
+def _get_owner_filter(trace: RequestTrace) -> str | None:
+    """Return the owner whose decisions a request may use, or None if it may use those of all owners."""
+    return None if trace.is_admin else trace.owner
 
 
 def rerank_documents(reranker: Reranker, request: schemas.RerankRequest, id: str) -> schemas.RerankResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -12,21 +13,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from knowgate.core.validation import MAX_DEPTH, check_parsed_value
+from knowgate.errors import BadInput
 from knowgate.server.json_api import ApiError
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
-MAX_LINE_BYTES = 32 << 20
+MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 DONE_EVENT = b"data: [DONE]\n\n"
-BLANK_LINES = (b"\n", b"\r\n")  # a blank line ends an event
+BLANK_LINES = (b"\n", b"\r\n", b"\r")  # a blank line ends an event
 COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # last event of the Responses API
 # All chunks of a streamed chat completion except the last one contain a finish reason of null.
+CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
 UNFINISHED_MARKERS = (b'"finish_reason":null', b'"finish_reason": null')
 EVENT_STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-class LineTooLong(Exception):
-    """A line of an event stream exceeds MAX_LINE_BYTES."""
+class InvalidResponse(Exception):
+    """A response of the upstream that cannot be forwarded. The message says why."""
 
 
 class DisconnectError(Exception):
@@ -37,21 +44,27 @@ class DisconnectError(Exception):
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-    """Split a byte stream into lines. Each line keeps its line ending.
+    """Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
 
     Raises:
-        LineTooLong: A line exceeds MAX_LINE_BYTES.
+        InvalidResponse: A line exceeds MAX_EVENT_BYTES.
     """
-    buffer = b""
+    parts: list[bytes] = []  # of a line that has not ended
+    size, ends_in_cr = 0, False
     async for chunk in chunks:
-        buffer += chunk
-        if len(buffer) > MAX_LINE_BYTES:
-            raise LineTooLong
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if buffer:
-        yield buffer
+        if ends_in_cr and chunk.startswith(b"\n"):  # the second half of CR LF
+            chunk = chunk[1:]
+        ends_in_cr = chunk.endswith(b"\r")
+        for line in chunk.splitlines(keepends=True):
+            size += len(line)
+            if size > MAX_EVENT_BYTES:
+                raise InvalidResponse(f"it has a line of more than {MAX_EVENT_BYTES:,} bytes")
+            parts.append(line)
+            if line.endswith((b"\n", b"\r")):
+                yield b"".join(parts)
+                parts, size = [], 0
+    if parts:
+        yield b"".join(parts)
 
 
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
@@ -71,7 +84,7 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -83,9 +96,30 @@ def format_event(data: Any) -> bytes:
 
 def remove_logprobs(completion: dict[str, Any]) -> None:
     """Set the log-probabilities of every choice of a chat completion to null, in place."""
-    for choice in completion.get("choices") or ():
+    choices = completion.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and "logprobs" in choice:
             choice["logprobs"] = None
+
+
+def check_chunk(line: bytes) -> None:
+    """Check a line of a streamed answer. Only lines that look unusual are parsed, because most lines are valid.
+
+    Raises:
+        InvalidResponse: `choices` is not a list, or the JSON is nested too deeply.
+    """
+    has_choices = b'"choices"' not in line or any(marker in line for marker in CHOICES_MARKERS)
+    if not line.startswith(b"data:") or (has_choices and line.count(b"[") + line.count(b"{") <= MAX_DEPTH):
+        return
+    try:
+        value = json.loads(line[len(b"data:") :])
+        check_parsed_value(value, "the event", allow_surrogates=True)
+    except (RecursionError, BadInput):
+        raise InvalidResponse(f"it has an event that is nested more than {MAX_DEPTH} levels deep") from None
+    except ValueError:
+        return  # an event that is not JSON, such as [DONE]
+    if isinstance(value, dict) and not isinstance(value.get("choices") or [], list):
+        raise InvalidResponse("it has an event whose `choices` are not a list")
 
 
 class StreamAnnotator:
@@ -102,10 +136,16 @@ class StreamAnnotator:
         self.has_annotated_first = False
 
     def annotate(self, line: bytes) -> bytes:
-        """Return the line to send to the client. Lines that need no change are returned byte for byte."""
+        """Return the line to send to the client. Lines that need no change are returned byte for byte.
+
+        Raises:
+            InvalidResponse: The line has invalid `choices`, or its JSON is nested too deeply.
+        """
+        check_chunk(line)
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
-        if self.has_annotated_first and not is_last and not self.hides_logprobs:
+        adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line
+        if self.has_annotated_first and not is_last and not self.hides_logprobs and not adds_usage:
             return line
         chunk = parse_event_data(line)
         if chunk is None:
@@ -115,6 +155,8 @@ class StreamAnnotator:
             self.has_annotated_first = True
         if self.hides_logprobs:
             remove_logprobs(chunk)
+        if adds_usage:
+            self.trace.extra_usage.add_to(chunk)
         return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n"
 
 
@@ -208,5 +250,11 @@ class EventStreamResponse(Response):
                 "the answer was not complete before the deadline of the server, so the stream ends here.",
                 "deadline",
             )
+            await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
+        except (OSError, DisconnectError):
+            raise
+        except Exception:
+            log.exception("A stream failed")
+            error = ApiError(500, "internal error, so the stream ends here. The server's log has details.", "internal")
             await send({"type": "http.response.body", "body": format_event(error.to_json()), "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -6,6 +6,7 @@ therefore use the same resamples, and the interval of their difference is a pair
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +83,7 @@ class Bootstrap:
     @property
     def n_portions(self) -> int:
         """Number of portions, including the original sample."""
-        return 1 + -(-self.resamples // PORTION_SIZE)
+        return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
     def draw_portion(self, number: int) -> WeightMatrix:
         """Return how often each question is drawn in each resample of a portion (resamples x questions)."""
@@ -93,10 +94,12 @@ class Bootstrap:
         if number == 0:
             yield unit_weights(self.n)
             return
-        left = min(PORTION_SIZE, self.resamples - (number - 1) * PORTION_SIZE)
+        n_earlier = (number - 1) * PORTION_SIZE
+        left = min(PORTION_SIZE, self.resamples - n_earlier)
+        block_size = PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n)
         rng = np.random.default_rng([self.seed, number])
         while left:
-            size = min(left, PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n))
+            size = min(left, block_size)
             # Shifting each row by a multiple of n lets a single bincount count the questions of all rows.
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
             counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
@@ -119,10 +122,11 @@ class Bootstrap:
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
             blocks = [block for portion in pool.map(compute, portions) for block in portion]
-        return [
-            {name: np.concatenate([block[number][name] for block in blocks]) for name in blocks[0][number]}
-            for number in range(len(metrics))
-        ]
+        results = []
+        for number in range(len(metrics)):  # a block holds the values of all metrics
+            names = blocks[0][number]
+            results.append({name: np.concatenate([block[number][name] for block in blocks]) for name in names})
+        return results
 
 
 def summarize_resamples(values: FloatArray) -> Estimate:
@@ -137,7 +141,8 @@ def summarize_resamples(values: FloatArray) -> Estimate:
         return Estimate(None)
     if not len(resampled):
         return Estimate(float(original))
-    return Estimate(float(original), *(float(edge) for edge in np.quantile(resampled, INTERVAL_QUANTILES)))
+    low, high = np.quantile(resampled, INTERVAL_QUANTILES)
+    return Estimate(float(original), float(low), float(high))
 
 
 def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
@@ -150,11 +155,12 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
     """
     if not len(values):
         raise BadInput("there are no questions to measure on. Label some first: knowgate label")
-    if len(values) > LARGE_SAMPLE and len(distinct := np.unique(values)) <= MAX_DISTINCT_VALUES:
-        return _estimate_mean_of_counts(values, distinct, resamples)
-    return _estimate(lambda weights: {"mean": weighted_mean(weights, values)}, Bootstrap(len(values), resamples))[
-        "mean"
-    ]
+    if len(values) > LARGE_SAMPLE:
+        distinct = np.unique(values)
+        if len(distinct) <= MAX_DISTINCT_VALUES:
+            return _estimate_mean_of_counts(values, distinct, resamples)
+    bootstrap = Bootstrap(len(values), resamples)
+    return _estimate(lambda weights: {"mean": weighted_mean(weights, values)}, bootstrap)["mean"]
 
 
 def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int, seed: int = 0) -> Estimate:
@@ -175,16 +181,16 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
     Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
     value, which is left out. The estimate of a column without values is not defined.
     """
-    complete = [number for number, column in enumerate(columns) if len(column) and not np.isnan(column).any()]
-    estimates = {
-        number: _estimate_mean_of_known(columns[number], resamples)
-        for number in range(len(columns))
-        if number not in complete
-    }
-    large = [number for number in complete if len(columns[number]) > LARGE_SAMPLE]
-    estimates |= {number: estimate_mean(columns[number], resamples) for number in large}
-    for size in {len(columns[number]) for number in complete if number not in large}:
-        same_size = {number: columns[number] for number in complete if len(columns[number]) == size}
+    estimates: dict[int, Estimate] = {}
+    by_size: dict[int, dict[int, FloatArray]] = {}  # columns that can share their resamples
+    for number, column in enumerate(columns):
+        if not len(column) or np.isnan(column).any():
+            estimates[number] = _estimate_mean_of_known(column, resamples)
+        elif len(column) > LARGE_SAMPLE:
+            estimates[number] = estimate_mean(column, resamples)
+        else:
+            by_size.setdefault(len(column), {})[number] = column
+    for size, same_size in by_size.items():
         estimates |= _estimate_shared(same_size, Bootstrap(size, resamples))
     return [estimates[number] for number in range(len(columns))]
 

@@ -86,11 +86,15 @@ class MeanConfidenceSequence:
         low, high = 0.0, total / self.n if self.n else 0.0
         for _ in range(BISECTION_STEPS):
             middle = (low + high) / 2
-            low, high = (middle, high) if self._is_excluded(total, middle) else (low, middle)
+            if self._is_excluded(total, middle):
+                low = middle
+            else:
+                high = middle
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
         """Return whether the observations, whose sum is `total`, exclude this mean as too small."""
+        # The logarithm of the process in the module's docstring, for each lambda.
         logs = LAMBDAS * (total - self.n * mean) - PSI * self.variation
         return _log_mean_exp(logs) >= math.log(2 / self.delta)
 

@@ -100,8 +100,8 @@ class NeedRanking:
         needs count half.
         """
         positive, negative = self._group(sorted_weights, needed)
-        below = _cumulate(negative)
-        below -= negative / 2
+        below = _cumulate(negative)  # number of negatives at or below each need
+        below -= negative / 2  # those with an equal need count half
         return safe_divide(_column_dot(positive, below), _column_sum(positive) * _column_sum(negative))
 
     def precision_and_risk(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:

@@ -13,6 +13,7 @@ from knowgate.errors import MissingExtra
 from knowgate.stats.metrics import BoolArray
 
 Z_95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
+BISECTION_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,34 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 
     Unlike the normal approximation, it is valid for small n. n must not be 0.
     """
-    p, z2 = hits / n, Z_95 * Z_95
-    center = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half_width = Z_95 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    share, z_squared = hits / n, Z_95 * Z_95
+    scale = 1 + z_squared / n
+    center = (share + z_squared / (2 * n)) / scale
+    half_width = Z_95 / scale * math.sqrt(share * (1 - share) / n + z_squared / (4 * n * n))
     return max(0.0, center - half_width), min(1.0, center + half_width)
+
+
+def upper_confidence_limit(hits: int, n: int, error: float) -> float:
+    """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
+
+    The true share is above the limit with probability at most `error`. The limit is exact up to rounding.
+
+    Args:
+        hits: Number of cases that count.
+        n: Number of all cases.
+        error: Maximum probability that the limit is too low.
+    """
+    if hits >= n:
+        return 1.0
+    counts = np.arange(hits + 1)
+    log_ways = np.concatenate([[0.0], np.cumsum(np.log((n - counts[1:] + 1) / counts[1:]))])
+    low, high = hits / n, 1.0
+    for _ in range(BISECTION_STEPS):
+        share = (low + high) / 2
+        # Probability of at most `hits` cases if the true share is `share`; it decreases as `share` grows.
+        probability = np.exp(log_ways + counts * math.log(share) + (n - counts) * math.log1p(-share)).sum()
+        low, high = (share, high) if probability > error else (low, share)
+    return high
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
@@ -115,9 +140,15 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
     n = len(pairs)
     if not n:
         return GraderAgreement(side, *names, 0, 0.0, None, 0, 0)
-    agree = sum(a == b for a, b in pairs) / n
-    only = [sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs)]
-    return GraderAgreement(side, *names, n, agree, cohens_kappa(pairs), *only)
+    return GraderAgreement(
+        side,
+        *names,
+        n=n,
+        agree=sum(first == second for first, second in pairs) / n,
+        kappa=cohens_kappa(pairs),
+        only_first=sum(first and not second for first, second in pairs),
+        only_second=sum(second and not first for first, second in pairs),
+    )
 
 
 def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
@@ -128,10 +159,11 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
     n = len(pairs)
     if not n:
         return None
-    agree = sum(a == b for a, b in pairs) / n
-    first, second = (sum(column) / n for column in zip(*pairs, strict=True))
-    chance = first * second + (1 - first) * (1 - second)
-    return None if math.isclose(chance, 1) else (agree - chance) / (1 - chance)
+    agreement = sum(first == second for first, second in pairs) / n
+    # How often each grader says True, and how often they would agree if they decided independently.
+    first_rate, second_rate = sum(first for first, _ in pairs) / n, sum(second for _, second in pairs) / n
+    by_chance = first_rate * second_rate + (1 - first_rate) * (1 - second_rate)
+    return None if math.isclose(by_chance, 1) else (agreement - by_chance) / (1 - by_chance)
 
 
 @dataclass(frozen=True)

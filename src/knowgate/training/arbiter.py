@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.stats.bootstrap import Bootstrap, Estimate, estimate_auroc, summarize_resamples
 from knowgate.stats.metrics import BoolArray, FloatArray, weighted_mean
 from knowgate.training import model_card
+from knowgate.training.arbiter_choice import compare_with_rules, fit_rules_arbiter
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult, load_answer_pairs
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.fit_function import (
@@ -35,6 +36,8 @@ from knowgate.training.fit_function import (
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 
 EXTRA = "train"
+AUTO_MODE = "auto"
+ARBITER_MODES = (AUTO_MODE, "features", "lora")
 ARBITER_METRIC_NAMES = {
     "auroc_closed": "AUROC of the closed-book answer being right",
     "auroc_open": "AUROC of the open-book answer being right",
@@ -51,7 +54,7 @@ def fit_arbiter(
     runs: RunsLike,
     *,
     out: str | Path,
-    mode: str = "features",
+    mode: str = AUTO_MODE,
     seed: int = 0,
     watch: FitProgressCallback | None = None,
     command: str = "",
@@ -65,7 +68,9 @@ def fit_arbiter(
     Args:
         runs: One or more label runs.
         out: Folder of the arbiter.
-        mode: "features" (cheap features of both answers) or "lora" (a fine-tuned judge).
+        mode: "auto" (the rules, unless a trained arbiter is better on questions that it did not see), "features"
+            (cheap features of both answers) or "lora" (a fine-tuned judge). With options of `lora`, "auto" compares
+            that one, else `features`.
         seed: Seed of split and training.
         watch: Callback that receives the progress.
         command: The command line that the model card shows.
@@ -81,6 +86,7 @@ def fit_arbiter(
     Example:
         >>> fit_arbiter("runs/train", out="my-arbiter")  # doctest: +SKIP
     """
+    is_auto, mode = mode == AUTO_MODE, ("lora" if options else "features") if mode == AUTO_MODE else mode
     function, folder = load_arbiter_fit_function(mode), Path(out)
     if not runs:
         raise BadSetting(
@@ -93,7 +99,21 @@ def fit_arbiter(
     try:
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
         injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
-        result: ArbiterResult = function(pairs, **select_injected_arguments(function, injected), **options)
+
+        def train(training_pairs: AnswerPairs, fold: int) -> ArbiterResult:
+            arguments = {**injected, "work": checkpoint_folder(folder) / f"fold-{fold}"}
+            fitted: ArbiterResult = function(
+                training_pairs, **select_injected_arguments(function, arguments), **options
+            )
+            return fitted
+
+        comparison = compare_with_rules(pairs, mode, train, seed) if is_auto else None
+        if comparison is not None and not comparison.is_trained_better:
+            result = fit_rules_arbiter(pairs)
+        else:
+            result = function(pairs, **select_injected_arguments(function, injected), **options)
+        if comparison is not None:
+            result = replace(result, notes=[comparison.describe(), *result.notes])
         save_arbiter(result, pairs, folder, command=command)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("knowgate"):

@@ -25,12 +25,12 @@ from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, MIN_TRAINING_QUESTIONS_PER_CLASS, list_seen_keys
 from knowgate.types import AnswerPair, Signal
 
-ONE_ARBITER_ADVICE = "fit one arbiter for each"
+ONE_ARBITER_ADVICE = "Fit one arbiter for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_ARBITER_ADVICE,
     "prompts_fingerprint": ONE_ARBITER_ADVICE,
     "retriever_fingerprint": ONE_ARBITER_ADVICE,
-    "max_tokens": "label all runs with the same number of tokens",
+    "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_PAIRS = 40  # with fewer, the splits are too small
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book"}

@@ -14,19 +14,21 @@ from numpy.typing import NDArray
 
 from knowgate.core.text import normalize
 from knowgate.data.runs.rows import LabelRow
-from knowgate.data.runs.table import LabelTable, load_label_table, name_runs
+from knowgate.data.runs.run_checks import name_runs
+from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, fingerprint_text, fingerprint_text_loosely, split_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Question, Reading
 
-Target = Literal["known", "benefit", "agree"]
-ONE_GATE_ADVICE = "fit one gate for each"
+Target = Literal["known", "benefit", "gain", "agree"]
+OPEN_BOOK_TARGETS = ("benefit", "gain")  # targets that need answers with passages
+ONE_GATE_ADVICE = "Fit one gate for each"
 SHARED_SETTINGS = {
     "model_fingerprint": ONE_GATE_ADVICE,
     "prompts_fingerprint": ONE_GATE_ADVICE,
-    "max_tokens": "label all runs with the same number of tokens",
+    "max_tokens": "Label all runs with the same number of tokens",
 }
 MIN_GRADED_ROWS = 40  # with fewer, the splits are too small
 MIN_ROWS_PER_CLASS = 8
@@ -45,7 +47,8 @@ class Examples:
         table: The label table.
         needed: For each question, whether it needs retrieval as the target defines it. This is what gates predict.
         target: What "needs retrieval" means: `known` (the LLM does not know the answer), `benefit` (retrieval turns a
-            wrong answer right) or `agree` (the answers with and without passages differ).
+            wrong answer right), `gain` (the same, but the gate learns P(right from memory) and P(right with passages)
+            and ranks by their difference) or `agree` (the answers with and without passages differ).
         split: Indices of the train, dev, calibration and test questions.
         balanced: Give every label run the same total weight, see `weights`.
     """
@@ -159,7 +162,7 @@ def load_examples(
     chosen = _choose_target(table.rows, target)
     needed = np.array([_needs_retrieval(row, chosen) for row in table.rows], dtype=bool)
     reason = _explain_default_target(table.rows, chosen) if target is None else ""
-    _check_classes(needed, chosen, reason, "" if chosen == "benefit" else _explain_one_class(table.rows))
+    _check_classes(needed, chosen, reason, "" if chosen in OPEN_BOOK_TARGETS else _explain_one_class(table.rows))
     texts = [question.text for question in table.questions]
     split = split_questions(texts, seed)
     _check_training_split([texts[index] for index in split.train], needed[split.train])
@@ -191,9 +194,9 @@ def answers_agree(row: LabelRow) -> bool:
 def _choose_target(rows: Sequence[LabelRow], target: Target | None) -> Target:
     """Return the requested target, or the default for these rows; raise if the rows do not support it."""
     default = _choose_default_target(rows)
-    if target == "benefit" and default != "benefit":
+    if target in OPEN_BOOK_TARGETS and default != "benefit":
         raise BadSetting(
-            f"target='benefit' needs open-book answers (answers with passages), but {_count_without_benefit(rows)} of "
+            f"target='{target}' needs open-book answers (answers with passages), but {_count_without_benefit(rows)} of "
             f"{len(rows)} questions have none. Label with passages, or fit with target='known'."
         )
     return target or default

@@ -126,11 +126,13 @@ class ExampleRequirements:
         target: What "needs retrieval" means for this gate (see `Examples`); None to choose it from the label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
         weighs: True if it uses `Examples.weights`, so that label runs of different size can be balanced.
+        two_heads: True if it supports the target 'gain': it predicts both answers, with and without passages.
     """
 
     target: Target | None = None
     reads_states: bool = True
     weighs: bool = False
+    two_heads: bool = False
 
 
 @dataclass(frozen=True)

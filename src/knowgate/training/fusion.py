@@ -6,7 +6,7 @@ Hidden states enter through probes: one linear classifier per recorded layer and
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES
 from knowgate.data.signals.vectors import stack_hidden_states
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.gates.fusion import TEXT_SIGNAL, embed_drafts
+from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
+from knowgate.gates.judges import compute_gain_needs
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
 from knowgate.stats.logistic import logit
 from knowgate.stats.metrics import FloatArray
@@ -30,17 +31,19 @@ from knowgate.training.classifiers import (
 )
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitResult
+from knowgate.training.heads import fit_calibrated_linear, split_into_heads
 from knowgate.training.probe import DRAFT_TOKENS, predict_out_of_fold
 from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 FIRST_TOKEN_FEATURES = ("first", "question_length")  # available with the first answer token
 DISPERSION_FEATURES = {SEAKR, SEAKR_END}
-TOKEN_FEATURES = {"first", "mean", "min", "entropy", "margin"}
+TOKEN_FEATURES = {"first", "mean", "min", "mean_surprisal", "min_surprisal", "entropy", "margin"}
 SAMPLE_FEATURES = {"certainty", "agreement"}
+HEAD_NOTES = {"": "", "closed.": "right from memory, ", "open.": "right with passages, "}
 
 
 def fit_fusion(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True)],
+    examples: Annotated[Examples, ExampleRequirements(weighs=True, two_heads=True)],
     *,
     cheap: Annotated[bool, "Use cheap signals only: no sampled answers and no extra forward passes."] = False,
     early: Annotated[
@@ -48,8 +51,11 @@ def fit_fusion(
     ] = False,
     text: Annotated[bool | None, "Also read question and draft as text. Default: only without hidden states."] = None,
     embedder: str | Embedder = DEFAULT_EMBEDDER,
+    margins: Mapping[str, Vector] | None = None,
 ) -> FitResult:
     """Combine all signals that the label runs have in one logistic regression.
+
+    With the target 'gain' there are two of them, one for each answer, and the need follows their difference.
 
     Args:
         examples: The training data.
@@ -59,36 +65,105 @@ def fit_fusion(
         text: Add a classifier over sentence embeddings of question and draft. Default: only if there are no hidden
             states, as with LLMs behind an API.
         embedder: The sentence embedder of `text`.
+        margins: Further signals by name, one value per question, such as scores of a judge. Training questions must be
+            scored by a judge that did not see them.
     """
     if cheap and early:
         raise BadSetting("cheap=True and early=True are mutually exclusive: use one. `early` uses the fewest signals.")
     names = _select_features(examples, cheap, early)
-    columns = SignalColumns(examples, names, [feature_matrix(names, examples.questions, examples.readings)])
-    check_finite(columns.blocks[0])
-    columns.add_probes(("pre",) if early else ("pre", "post"))
+    positions = ("pre",) if early else ("pre", "post")
+    features = feature_matrix(names, examples.questions, examples.readings)
+    inputs = FusionInputs(names, features, positions, margins=margins or {})
+    check_finite(inputs.features)
     encoder_options: dict[str, Any] = {}
-    if not (columns.probes or early) if text is None else text:
+    if not (examples.readings[0].hidden or early) if text is None else text:
         encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
-        columns.add_probe(TEXT_SIGNAL, embed_drafts(encoder, examples.questions, examples.readings))
+        inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
         spec = embedder if isinstance(embedder, str) else "own"
         encoder_options = {"embedder": spec, "embedder_fingerprint": encoder.fingerprint}
+    if examples.target == "gain":
+        heads = {f"{name}.": fit_head(part, inputs) for name, part in split_into_heads(examples).items()}
+    else:
+        heads = {"": fit_head(examples, inputs)}
+
+    def raw(indices: Sequence[int]) -> FloatArray:
+        needs = [head.predict(indices) for head in heads.values()]
+        return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
+
+    probes = next(iter(heads.values())).columns.probes
+    options = {"features": names, "probes": probes, "cheap": cheap, "early": early, **encoder_options}
+    options |= {"heads": list(GAIN_HEADS)} if examples.target == "gain" else {}
+    needs = _list_needed_signals(names, probes) | ({Signal.DRAFT} if encoder_options else set())
+    tensors = {prefix + key: value for prefix, head in heads.items() for key, value in head.tensors.items()}
+    notes = [f"{HEAD_NOTES[prefix]}{line}" for prefix, head in heads.items() for line in head.describe()]
+    request = _build_request(names, probes, examples)
+    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+
+
+@dataclass(frozen=True)
+class FusionInputs:
+    """What all heads of a fusion are fitted on.
+
+    Attributes:
+        names: Names of the features.
+        features: One row of features per question.
+        positions: Positions of the hidden states that probes read.
+        embeddings: Embeddings of question and draft; None if no text is read.
+        margins: Further signals by name.
+    """
+
+    names: list[str]
+    features: Vector
+    positions: Sequence[str]
+    embeddings: Vector | None = None
+    margins: Mapping[str, Vector] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FusionHead:
+    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'."""
+
+    columns: SignalColumns
+    signals: Vector
+    weights: Tensors
+
+    @property
+    def tensors(self) -> Tensors:
+        """Weights of the probes and of the regression."""
+        return self.columns.tensors | {f"fusion.{key}": value for key, value in self.weights.items()}
+
+    def predict(self, indices: Sequence[int]) -> FloatArray:
+        """Return the uncalibrated need of the questions with the given indices."""
+        return apply_network(self.weights, self.signals[list(indices)])
+
+    def describe(self) -> list[str]:
+        """Describe how much each signal contributes."""
+        return describe_contributions(self.columns.names, self.signals, self.columns.examples)
+
+
+def fit_head(examples: Examples, inputs: FusionInputs) -> FusionHead:
+    """Fit the probes and the regression that combines all signals, for what `examples.needed` says.
+
+    Raises:
+        BadSetting: There are no signals to learn from.
+    """
+    columns = SignalColumns(examples, inputs.names, [inputs.features])
+    columns.add_probes(inputs.positions)
+    if inputs.embeddings is not None:
+        columns.add_probe(TEXT_SIGNAL, inputs.embeddings)
+    for name, margin in inputs.margins.items():
+        columns.add(name, margin)
     signals = np.hstack(columns.blocks).astype(np.float32)
     if signals.shape[1] == 0:
         raise BadSetting(
             "the label runs contain no signals to learn from. Label again with a model backend that provides "
             "log-probabilities."
         )
-    head = tune_linear(*select_train_and_dev(signals, examples)).tensors
-
-    def raw(indices: Sequence[int]) -> FloatArray:
-        return apply_network(head, signals[list(indices)])
-
-    options = {"features": names, "probes": columns.probes, "cheap": cheap, "early": early, **encoder_options}
-    needs = _list_needed_signals(names, columns.probes) | ({Signal.DRAFT} if encoder_options else set())
-    tensors = columns.tensors | {f"fusion.{key}": value for key, value in head.items()}
-    notes = describe_contributions(columns.names, signals, examples)
-    request = _build_request(names, columns.probes, examples)
-    return FitResult("fusion", options, frozenset(needs), request, tensors, raw, notes=notes)
+    train, dev = select_train_and_dev(signals, examples)
+    if examples.target == "gain":
+        texts = [examples.questions[index].text for index in examples.split.train]
+        return FusionHead(columns, signals, fit_calibrated_linear(train, texts))
+    return FusionHead(columns, signals, tune_linear(train, dev).tensors)
 
 
 @dataclass
@@ -134,6 +209,10 @@ class SignalColumns:
         texts = [self.examples.questions[index].text for index in indices]
         column[indices] = logit(predict_out_of_fold(train, texts, tuned.strength))
         self.tensors |= {f"{name}.{key}": value for key, value in tuned.tensors.items()}
+        self.add(name, column)
+
+    def add(self, name: str, column: Vector) -> None:
+        """Add a signal, one value per question."""
         self.names.append(name)
         self.blocks.append(column[:, None].astype(np.float32))
 

@@ -43,20 +43,22 @@ class FitOptions(Options):
     target: Target | None = Field(
         default=None,
         description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
-        "wrong answer right) or `agree` (both answers agree; needs no gold answers). Default: chosen from the label "
-        "runs.",
+        "wrong answer right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` "
+        "(both answers agree; needs no gold answers). Default: chosen from the label runs.",
         json_schema_extra={"metavar": "TARGET"},
     )
     threshold: Share | None = Field(
         default=None,
-        description="Retrieve if the gate's score is above this. Default: 0.5, or chosen by `max_loss`.",
+        description="Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs "
+        "have no answers with passages.",
         json_schema_extra={"metavar": "0..1"},
     )
     max_loss: float | None = Field(
         default=None,
         ge=0,
         lt=1,
-        description="Maximum accuracy to lose against always retrieving (target `benefit` only). Default: 0.01.",
+        description="Maximum accuracy that the default threshold may lose against always retrieving, on questions that "
+        "the gate did not learn from. Default: 0.01.",
         json_schema_extra={"metavar": "0..1"},
     )
     balance_sets: bool = Field(
@@ -185,6 +187,11 @@ def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
     """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
+    if options.target == "gain" and not required.two_heads:
+        raise BadSetting(
+            "target='gain' needs a gate with two heads: fit fusion, or gain (the judge with two heads). Or use "
+            "target='benefit'."
+        )
     examples = load_examples(
         paths,
         target=options.target or required.target,
@@ -192,11 +199,10 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         seed=options.seed,
         balanced=options.balance_sets,
     )
-    if options.max_loss is not None and examples.target != "benefit":
+    if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(
-            f"max_loss={options.max_loss} only applies to a gate with target='benefit', but this gate is fitted on "
-            f"target='{examples.target}', where the threshold is 0.5. Leave `max_loss` out, and choose a threshold "
-            "with `knowgate calibrate`."
+            f"max_loss={options.max_loss} needs answers with passages, and the label runs have none. Leave `max_loss` "
+            "out, or label the questions with passages."
         )
     return examples
 

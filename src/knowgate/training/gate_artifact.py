@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from knowgate.core.chart import GRAY, Axis, ChartFrame, ChartPoint, Curve, rende
 from knowgate.core.display import escape_markdown
 from knowgate.data.runs.columns import count_synthetic, describe_synthetic, list_caveats
 from knowgate.gates.artifacts import drift
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Tensors, write_artifact
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.calibration import threshold_choice
+from knowgate.gates.calibration.safety import NetLoss, SafetyLimits
 from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, GateOutcomes, ThresholdResult
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_quality
@@ -26,10 +28,10 @@ from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.types import SignalRequest
 
-DEFAULT_FIT_MAX_LOSS = 0.01  # accuracy that the default threshold may lose against always retrieving: one point
-NEVER_RETRIEVES_NOTE = (
-    "on the dev and calibration questions never retrieving loses no more than that, so the gate never retrieves: fit "
-    "it on more questions, or choose a threshold on others with knowgate calibrate"
+NEVER_RETRIEVES_NOTE = "never retrieving loses no more than that on these questions, so the gate never retrieves"
+NOT_CALIBRATED_NOTE = (
+    "not calibrated: the label runs have no answers with passages, so nobody knows what skipping a search loses. Its "
+    "threshold is 0.5; choose one with knowgate calibrate"
 )
 METRIC_NAMES = {
     "auroc": "AUROC (ranks questions that need retrieval above those that do not; .5 is chance)",
@@ -41,6 +43,7 @@ METRIC_NAMES = {
 TARGET_MEANINGS = {
     "known": "the LLM does not know the answer",
     "benefit": "retrieval turns a wrong answer right",
+    "gain": "retrieval turns a wrong answer right, ranked by the expected gain",
     "agree": "the LLM gives another answer once it has passages",
 }
 
@@ -71,9 +74,9 @@ def save_fitted(
         examples: The data it was trained on.
         out: Folder to write.
         command: The command line that the card shows.
-        threshold: Retrieve if the calibrated score is above it. Default: 0.5. For the target `benefit`, the default is
-            the threshold that retrieves least and loses at most `max_loss` on the dev and calibration questions:
-            retrieval helps less than half of the time, so a threshold of 0.5 would hardly ever retrieve.
+        threshold: Retrieve if the calibrated score is above it. Default: the threshold that retrieves least and is safe
+            on questions that the gate did not learn from (see `SafetyLimits`); 0.5 if the label runs have no answers
+            with passages.
         max_loss: Maximum accuracy that this default threshold may lose against always retrieving. Default: 0.01.
         keep_questions: Store ten questions with their hidden states.
     """
@@ -94,6 +97,8 @@ def save_fitted(
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
         "threshold": default.threshold if threshold is None else threshold,
+        "calibrated": default.is_calibrated,
+        **_count_test_answers(examples, needs, default.threshold if threshold is None else threshold),
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
     }
@@ -140,6 +145,15 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
     return {"sets": measured, "balanced": examples.balanced}
 
 
+def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
+    """Count right answers on the test split with the gate, always and never; empty without open-book answers."""
+    test = examples.split.test
+    if not len(test) or any(examples.rows[row].benefit is None for row in test):
+        return {}
+    outcomes = GateOutcomes(needs, examples.table.closed_right[test], examples.table.always_right[test])
+    return {"test_counts": threshold_choice.evaluate_threshold(outcomes, threshold).to_record()}
+
+
 def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
     """Fit the measure of how far a question lies from the training questions.
 
@@ -155,42 +169,107 @@ def _fit_distance(source: Mapping[str, Any], examples: Examples) -> Tensors:
 
 
 class DefaultThreshold(NamedTuple):
-    """A threshold that is used unless the user chooses one, and notes for the card on what it does."""
+    """A threshold that is used unless the user chooses one, notes for the card, and whether answers back it."""
 
     threshold: float
     notes: list[str]
+    is_calibrated: bool = True
 
 
 def _choose_default_threshold(
     result: FitResult, examples: Examples, calibration: Mapping[str, Any], max_loss: float | None
 ) -> DefaultThreshold:
-    """Return the default threshold: 0.5, or for the target `benefit` one that loses at most `max_loss`."""
-    indices = np.concatenate([examples.split.dev, examples.split.calibration])
-    if examples.target != "benefit" or not len(indices):
-        return DefaultThreshold(0.5, [])
-    limit = DEFAULT_FIT_MAX_LOSS if max_loss is None else max_loss
-    table, needs = examples.table, apply_calibration(result.raw(indices.tolist()), calibration)
-    outcomes = GateOutcomes(needs, table.closed_right[indices], table.always_right[indices])
-    threshold = threshold_choice.choose_for_loss(outcomes, limit)
-    notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limit)]
+    """Return the threshold that retrieves least among those that are safe on questions the gate did not learn from.
+
+    Without open-book answers nobody knows what skipping loses, so the threshold is 0.5 and not calibrated.
+    """
+    split, table = examples.split, examples.table
+    rows = np.concatenate([split.dev, split.calibration, split.test])
+    rows = np.array([row for row in rows.tolist() if examples.rows[row].benefit is not None], dtype=np.int64)
+    if not len(rows):
+        return DefaultThreshold(0.5, [NOT_CALIBRATED_NOTE], is_calibrated=False)
+    limits = _make_limits(max_loss)
+    needs = apply_calibration(result.raw(rows.tolist()), calibration)
+    outcomes = GateOutcomes(needs, table.closed_right[rows], table.always_right[rows])
+    threshold = threshold_choice.choose_safe(outcomes, limits)
+    if threshold == ALWAYS_RETRIEVE:
+        share = len(rows) / len(examples.rows)
+        return DefaultThreshold(threshold, [_explain_always(outcomes, limits, share)])
+    notes = [describe_threshold(threshold_choice.evaluate_threshold(outcomes, threshold), limits)]
     return DefaultThreshold(threshold, notes + [NEVER_RETRIEVES_NOTE] * (threshold == NEVER_RETRIEVE))
 
 
-def describe_threshold(result: ThresholdResult, max_loss: float) -> str:
+def _make_limits(max_loss: float | None) -> SafetyLimits:
+    """Return the limits of a safe threshold; a larger allowed loss has a larger upper limit."""
+    if max_loss is None:
+        return SafetyLimits()
+    default = SafetyLimits()
+    return SafetyLimits(max_loss=max_loss, loss_bound=min(0.99, max_loss + default.loss_bound - default.max_loss))
+
+
+def _explain_always(outcomes: GateOutcomes, limits: SafetyLimits, share: float) -> str:
+    """Say that the gate always retrieves by default, and how many label rows might change that.
+
+    Args:
+        outcomes: Needs and grades of questions that the gate did not learn from.
+        limits: The limits that no threshold keeps.
+        share: Share of the label rows that these questions are.
+    """
+    required = threshold_choice.count_required_rows(outcomes, limits)
+    change = (
+        f"About {math.ceil(required / share)} label rows could show one"
+        if required is not None
+        else "More rows alone would not change that: try another gate, or choose a threshold with knowgate calibrate"
+    )
+    return (
+        f"by default it always retrieves: on the {len(outcomes)} questions it did not learn from, no threshold is shown "
+        f"to lose at most {format_points(limits.loss_bound)} of accuracy with {limits.confidence:.0%} confidence. {change}"
+    )
+
+
+def describe_threshold(result: ThresholdResult, limits: SafetyLimits) -> str:
     """Describe how many searches a threshold saves and how much accuracy it loses.
 
     Args:
-        result: The threshold, evaluated on the questions it was chosen on.
-        max_loss: The maximum loss that it was chosen for.
+        result: The threshold, evaluated on questions that the gate did not learn from.
+        limits: The limits that it was chosen for.
     """
-    points = f"{100 * max_loss:g} point" + ("" if max_loss == 0.01 else "s")
-    change = f"loses {100 * result.loss:.1f}" if result.loss >= 0 else f"gains {-100 * result.loss:.1f}"
+    loss = NetLoss(result.harmed, result.gained, result.n)
+    change = f"loses {100 * loss.mean:.1f}" if loss.mean >= 0 else f"gains {-100 * loss.mean:.1f}"
     return (
-        f"its threshold retrieves least among those that lose at most {points} of accuracy: on the {result.n} dev and "
-        f"calibration questions it saves {1 - result.rate:.0%} of the searches and {change} points "
-        f"({result.accuracy:.1%} right, always retrieving {result.right_always / result.n:.1%}); this is not a "
-        "guarantee, which knowgate calibrate gives"
+        f"its threshold retrieves least among those that lose at most {format_points(limits.max_loss)} of accuracy: on "
+        f"the {result.n} questions it did not learn from it saves {1 - result.rate:.0%} of the searches and {change} "
+        f"points, at most {100 * loss.upper(limits.confidence):.1f} with {limits.confidence:.0%} confidence "
+        f"({result.accuracy:.1%} right, always retrieving {result.right_always / result.n:.1%}). The threshold was "
+        "chosen on the same questions; knowgate calibrate gives a guarantee"
     )
+
+
+def format_points(share: float) -> str:
+    """Format a share of answers as percentage points."""
+    return f"{100 * share:g} point" + ("" if share == 0.01 else "s")
+
+
+def describe_weakness(manifest: Mapping[str, Any]) -> str:
+    """Say if a gate is worse than a constant decision on the held-out questions; '' if it is not."""
+    accuracy, majority = manifest["metrics"].get("accuracy", {}).get("value"), majority_accuracy(manifest)
+    counts = manifest.get("test_counts")
+    if counts and counts["right"] < counts["right_never"] and counts["retrieved"]:
+        return (
+            f"On the {counts['n']} held-out questions it is worse than never retrieving: {counts['right']} right answers "
+            f"instead of {counts['right_never']}."
+        )
+    if counts and counts["right_always"] - counts["right"] > counts["n"] * SafetyLimits().loss_bound:
+        return (
+            f"On the {counts['n']} held-out questions it is worse than always retrieving: {counts['right']} right "
+            f"answers instead of {counts['right_always']}."
+        )
+    if accuracy is not None and accuracy < majority:
+        return (
+            f"On the held-out questions its need, cut at 0.5, is right for {accuracy:.1%}; always naming the more "
+            f"frequent class is right for {majority:.1%}."
+        )
+    return ""
 
 
 # --- card -----------------------------------------------------------------------------------------

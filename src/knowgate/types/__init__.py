@@ -17,6 +17,7 @@ from knowgate.types.protocols import (
     ServedModel,
     TextStream,
     TokenizingModel,
+    ToolCallingModel,
 )
 from knowgate.types.records import (
     SYNTHETIC_KEY,
@@ -75,6 +76,7 @@ __all__ = [
     "Sampling",
     "GateScores",
     "ScoringModel",
+    "ToolCallingModel",
     "PassageFilter",
     "Signal",
     "TextEvent",

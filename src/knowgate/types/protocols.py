@@ -5,10 +5,10 @@ Methods that take a batch return one result per item, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from knowgate.types.records import (
     Completion,
@@ -169,6 +169,26 @@ class ScoringModel(Protocol):
 
     def answer_logprobs(self, prompts: Sequence[Prompt], answers: Sequence[str]) -> list[float]:
         """Return the mean log-probability per token of each answer after its prompt."""
+        ...
+
+
+@runtime_checkable
+class ToolCallingModel(Protocol):
+    """A model that can be offered tools in a chat."""
+
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return how probably the LLM calls a tool in reply to each prompt.
+
+        Args:
+            prompts: User messages.
+            tool: The tool in the format of OpenAI's `tools`.
+
+        Returns:
+            Probabilities; 0 or 1 if only the fact of the call is known.
+
+        Raises:
+            UnsupportedSignal: The chat template or the server does not support tools.
+        """
         ...
 
 

@@ -24,6 +24,7 @@ class Signal(StrEnum):
     SAMPLES = "samples"  # several sampled answers
     HIDDEN = "hidden"  # hidden states before and after the draft
     LABELS = "labels"  # logits of given answer words (labels) at marked positions of a prompt
+    TOOLS = "tools"  # whether the LLM calls a tool that it is offered
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,18 @@ def test_a_label_run_is_imported_from_an_export(tmp_path):
     assert [row.closed.correct for row in open_run(tmp_path / "run").rows()] == [True, False]
 
 
+def test_grades_are_imported_from_the_scores_of_an_export(tmp_path):
+    file = tmp_path / "traces.jsonl"
+    rows = [{**LANGFUSE, "id": str(n), "scores": [{"name": "quality", "value": n / 4}]} for n in range(5)]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    line = ["import-answers", "--data", f"langfuse:{file}", "--model", "gpt", "--closed", "answer"]
+    line += ["--closed-correct", "scores.quality", "--pass-score", "0.75", "--closed-seconds", "latency"]
+    assert run([*line, "--out", str(tmp_path / "run")]) == 0
+    answers = [row.closed for row in open_run(tmp_path / "run").rows()]
+    assert [answer.correct for answer in answers] == [False, False, False, True, True]
+    assert {answer.seconds for answer in answers} == {0.5}
+
+
 def test_fields_can_be_named_in_the_spec(tmp_path):
     file = tmp_path / "runs.jsonl"
     file.write_text(json.dumps({"in": {"ask": "Who?"}, "out": {"said": "Ada"}, "right": "Ada"}), encoding="utf-8")

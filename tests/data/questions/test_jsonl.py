@@ -77,8 +77,11 @@ def test_ids_are_compared_as_text(write):
         ({"question": "a?", "answers": "Paris"}, "'answers' must be a list, not 'Paris'"),
         ({"question": "a?", "choices": {"A": "x"}}, "'choices' must be a list"),
         ({"question": "a?", "contexts": 3}, "'contexts' must be a list, not 3"),
-        ({"question": "a?", "contexts": ["text"]}, "each of 'contexts' must be an object with a 'text'"),
-        ({"question": "a?", "contexts": [{"title": "x"}]}, "each of 'contexts' must be an object with a 'text'"),
+        ({"question": "a?", "contexts": ["text"]}, "every entry of 'contexts' must be an object with the field 'text'"),
+        (
+            {"question": "a?", "contexts": [{"title": "x"}]},
+            "every entry of 'contexts' must be an object with the field 'text'",
+        ),
         ({"question": "a?", "lang": 1}, "'lang' must be a text, not 1"),
         ({"question": "a?", "meta": ["x"]}, "'meta' must be an object"),
     ],

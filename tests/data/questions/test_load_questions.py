@@ -5,7 +5,7 @@ from knowgate.errors import BadSetting, UnknownName
 
 
 def test_a_source_without_a_value_is_rejected():
-    with pytest.raises(BadSetting, match="data source 'jsonl' needs a value: jsonl:FILE"):
+    with pytest.raises(BadSetting, match="data source 'jsonl' needs a value after the colon: jsonl:FILE"):
         load_questions("jsonl")
 
 

@@ -24,8 +24,8 @@ def test_a_spec_is_loaded(tmp_path):
     [
         ([], "the list of questions is empty"),
         ([Question(" ")], "question '1' is empty"),
-        ([Question("a?", id="x"), Question("b?", id="x")], "duplicate id: 'x'"),
-        ([Question("a?", id="2"), Question("b?")], "duplicate id: '2'"),
+        ([Question("a?", id="x"), Question("b?", id="x")], "the same id 'x'"),
+        ([Question("a?", id="2"), Question("b?")], "the same id '2'"),
     ],
 )
 def test_invalid_lists_of_questions_are_rejected(given, message):
@@ -44,7 +44,7 @@ def test_data_is_described_by_its_spec():
 
 
 def test_a_text_is_not_accepted_as_a_question():
-    with pytest.raises(BadInput, match=r"not a Question: 'Who\?'. Write Question\("):
+    with pytest.raises(BadInput, match=r"'Who\?', which is not a Question. Write Question\("):
         resolve_questions(["Who?"])
 
 

@@ -118,7 +118,7 @@ def test_failed_rows_are_dropped_from_a_run_with_an_incomplete_line(tmp_path):
 
 def test_a_folder_with_other_content_is_not_changed(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    words = "is not empty and not a label run. Choose another `out`"
+    words = "contains other files and is not a label run, so it is not used. Choose another `out`"
     with pytest.raises(BadSetting, match=words), RunFolder(tmp_path).exclusive():
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

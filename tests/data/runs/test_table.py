@@ -1,5 +1,7 @@
 """Label runs read back: which rows, in which order, what is derived from them; and what is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,5 +65,27 @@ def test_an_empty_list_of_runs_is_rejected():
 def test_incompatible_runs_are_rejected_with_the_advice_of_the_caller(tmp_path):
     runs = [trial_run(tmp_path / "a", k=3), trial_run(tmp_path / "b", retriever_fingerprint="other")]
     assert len(load_label_table(runs).rows) == 8  # an evaluation does not mind
-    with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\); keep them apart\."):
-        load_label_table(runs, required_equal={"retriever_fingerprint": "keep them apart"})
+    with pytest.raises(BadSetting, match=r"different retrievers \(.*a: None; .*b: other\)\. Keep them apart\."):
+        load_label_table(runs, required_equal={"retriever_fingerprint": "Keep them apart"})
+
+
+def graded_twice(name, first, second):
+    answer = replace(side(first), other_grades={"judge:implies:x": second})
+    return replace(row(name, answer, answer), grader="contains")
+
+
+@pytest.mark.parametrize("max_in_memory", [None, 1])
+def test_the_verdicts_of_another_grader_can_be_used(tmp_path, max_in_memory):
+    rows = [graded_twice("a", True, False), graded_twice("b", True, True), graded_twice("c", True, None)]
+    run = trial_run(tmp_path / "run", rows)
+    table = load_label_table([run], grader="judge", max_in_memory=max_in_memory)
+    assert table.closed_right.tolist() == [False, True]
+    assert [each.closed.correct for each in table.rows] == [False, True]
+    assert table.left_out["not graded"] == 1
+    assert load_label_table([run], grader="contains").closed_right.tolist() == [True] * 3
+
+
+def test_an_unknown_grader_is_rejected_with_the_graders_of_the_rows(tmp_path):
+    run = trial_run(tmp_path / "run", [graded_twice("a", True, False)])
+    with pytest.raises(BadInput, match="grader='exact' graded none of them; choose one of: contains, judge:implies:x"):
+        load_label_table([run], grader="exact")

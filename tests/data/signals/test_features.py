@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.data.signals.confidence import self_assessment_logit
 from knowgate.data.signals.features import FEATURES, available_features, feature_matrix
-from knowgate.types import Question, Reading
+from knowgate.types import Completion, Question, Reading, Token
 
 ASKED = Question("Who?")
 STATES = np.array([[1, -1], [2, 0], [5, 5]], dtype=np.float32)  # Gram eigenvalues 4, 0, 0: see test_seakr
@@ -36,3 +36,13 @@ def test_missing_features_are_nan():
     assert rows.shape == (1, 2)
     assert rows[0, 0] == 2.0
     assert math.isnan(rows[0, 1])
+
+
+def test_log_probabilities_are_enough_for_features_that_read_nothing_else():
+    tokens = (Token("Mid", -0.5), Token("night", -2.0))
+    reading = Reading(draft=Completion("Midnight", tokens))
+    names = available_features([ASKED], [reading])
+    assert names[:5] == ["first", "mean", "min", "mean_surprisal", "min_surprisal"]
+    assert not {"entropy", "margin"} & set(names)
+    values = feature_matrix(names[:5], [ASKED], [reading])[0]
+    assert values == pytest.approx([-0.5, -1.25, -2.0, math.log(1.25), math.log(2.0)])

@@ -93,7 +93,7 @@ def test_changed_options_are_named():
 
 def test_a_folder_of_other_things_is_refused(tmp_path: Path):
     (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(ArtifactError, match="not empty and not a first run's"):
+    with pytest.raises(ArtifactError, match="other files and is not a first run's"):
         open_progress(tmp_path, FirstRunOptions(docs="a"))
 
 

@@ -77,7 +77,7 @@ def test_the_number_of_shared_and_needed_questions_is_shown(tmp_path):
     ]
     diff = diff_evaluations(*sides)
     assert (diff.paired, diff.shared, diff.needed) == (0, 20, 50)
-    assert describe_pairing(diff).startswith("A and B share 20 questions; pairing needs 50.")
+    assert describe_pairing(diff).startswith("A and B share 20 questions, and 50 are needed to compare them")
 
 
 def test_gates_of_one_side_only_are_listed(tmp_path, both, capsys):

@@ -345,7 +345,7 @@ def test_another_model_or_wording_is_rejected(folder, model, prompts):
 def test_a_gate_fitted_on_imported_answers_suggests_plug_in_use(tmp_path):
     made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
     write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
-    said = r"give `model` \(as openai:NAME@URL\), and plug_in=True if it is the LLM of these answers \('my-llm'\)\.$"
+    said = r"recorded answers of 'my-llm', .* and set plug_in=True if it runs the same LLM\.$"
     with pytest.raises(ArtifactError, match=said):
         load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
 

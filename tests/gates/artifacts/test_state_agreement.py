@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ArtifactError, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import (
@@ -18,7 +19,6 @@ from knowgate.gates.artifacts.drift import (
 )
 from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE, read_artifact
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
-from knowgate.models.openai.client import RetryPolicy
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.spec import HiddenStateConfig
 from knowgate.models.prompts.answers import AnswerPrompts

@@ -1,8 +1,11 @@
 """The verb `calibrate`: gates in every form, the threshold written or not, what comes back."""
 
+from dataclasses import replace
+
 import pytest
 
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.rows import GradedAnswer
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
 from knowgate.gates.calibration.threshold_calibration import calibrate
@@ -77,9 +80,9 @@ def test_a_gate_written_by_the_user_can_be_calibrated(run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "0 were set"),
-        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "2 were set"),
-        ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` needs `max_loss`"),
+        ({}, "0 of the options"),
+        ({"max_loss": 0.1, "retrieval_rate": 0.5}, "2 of the options"),
+        ({"retrieval_rate": 0.5, "confidence": 0.9}, "`confidence` has an effect only with `max_loss`"),
         ({"best_accuracy": True, "held_out": 1.0}, "held_out=1.0 is not allowed"),
     ],
 )
@@ -108,3 +111,21 @@ def test_in_a_notebook_it_is_a_table(gate, run):
     shown = calibrate(gate, run, retrieval_rate=0.5)._repr_html_()
     assert shown.startswith("<p>gate: For a retrieval rate of 50 %")
     assert shown.count("<tr>") == 9
+
+
+def test_the_share_of_changed_answers_is_bounded_on_held_out_questions(gate, tmp_path):
+    rows = [
+        replace(row, open=GradedAnswer("so it is" if row.closed.correct else "no", correct=True))
+        for row in varied_rows(300)
+    ]
+    calibration = calibrate(gate, write_rows(tmp_path / "run", rows), retrieval_rate=0.2)
+    changed = calibration.evidence["changed"]
+    # Answers differ exactly where the closed-book answer is wrong, so changed answers are the harmed ones.
+    assert (changed["n"], changed["changed"]) == (calibration.held_out.n, calibration.held_out.harmed)
+    assert 0 < changed["changed"] / changed["n"] < changed["bound"] < 1
+    assert changed["delta"] == pytest.approx(0.025)
+    assert load_gate(str(gate)).artifact.manifest["budget"]["changed"] == changed
+
+
+def test_without_held_out_questions_there_is_no_bound_on_changed_answers(gate, run):
+    assert calibrate(gate, run, retrieval_rate=0.2, held_out=0).evidence["changed"] is None

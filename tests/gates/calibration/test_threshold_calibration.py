@@ -219,7 +219,7 @@ def test_a_row_without_passages_is_answered_closed_book_either_way(gate, tmp_pat
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"k": 5}, "different numbers of passages (*: 3; *: 5), but a threshold is valid for one"),
+        ({"k": 5}, "different numbers of passages (*: 3; *: 5), but a threshold is valid for only one"),
         ({"max_tokens": 64}, "drafted answers of different length"),
         ({"open_prompts": "b"}, "different prompts for passages"),
     ],

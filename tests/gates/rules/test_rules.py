@@ -1,12 +1,14 @@
 import gzip
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from knowgate.errors import BadSetting
 from knowgate.gates.rules.rule_set import load_rules
+from knowgate.models.prompts.questions import is_follow_up
 
 BENCH = os.environ.get("KNOWGATE_BENCH")
 OPEN = ("nq_open", "triviaqa", "hotpotqa_ctx", "squad_ctx", "webqa_zh_ctx", "cmrc2018_ctx")  # nothing in them is chat
@@ -189,6 +191,60 @@ def test_an_invalid_rules_file_is_rejected(tmp_path, text, words):
 def test_a_missing_rules_file_is_reported(tmp_path):
     with pytest.raises(BadSetting, match="cannot read the rules"):
         load_rules(tmp_path / "none.toml")
+
+
+HOSTILE_PIECES = [
+    "\n",
+    " ",
+    ",",
+    "a ",
+    "a\n",
+    "?",
+    "!a",
+    "1+",
+    "1,",
+    "who ",
+    "is ",
+    "\nis ",
+    "translate ",
+    "which a ",
+    "谁",
+    "今天",
+    "今天谁",
+    "according to the ",
+    "'",
+]
+
+
+def _seconds(work, text):
+    """Return the processor time of a call, which other processes disturb little."""
+    start = time.thread_time()
+    work(text)
+    return time.thread_time() - start
+
+
+def _is_linear(work, frame, piece):
+    """Eight times the text takes eight times as long. A quadratic pattern would take 64 times as long."""
+    small, large = (frame.format(piece * (size // len(piece))) for size in (12_500, 100_000))
+    return _seconds(work, large) < max(0.02, 24 * _seconds(work, small))
+
+
+@pytest.mark.parametrize("piece", HOSTILE_PIECES, ids=ascii)
+def test_packaged_patterns_take_linear_time(piece):
+    works = {rule.name: rule.matches for rule in load_rules().rules} | {"follow-up": is_follow_up}
+    for name, work in works.items():
+        for frame in ("{}x", "a{}x"):
+            assert any(_is_linear(work, frame, piece) for _ in range(3)), (name, frame)
+
+
+def test_a_slow_pattern_of_the_user_is_skipped_in_time(tmp_path, caplog):
+    text = "[[rule]]\nname = 'slow'\naction = 'skip'\npatterns = ['(a|aa|b)+$', '(x|xx)+$']\n"
+    rules = load_rules(written(tmp_path, text))
+    start = time.perf_counter()
+    assert rules.decide("cite " + "a" * 3_000 + "!").rule == "sources wanted"
+    assert time.perf_counter() - start < 2
+    assert "rule 'slow' was skipped" in caplog.text
+    assert rules.decide("aaab").rule == "slow"
 
 
 def test_long_texts_are_decided_quickly():

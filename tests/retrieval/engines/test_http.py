@@ -96,7 +96,7 @@ def test_a_lost_connection_is_tried_three_times():
         tries.append(1)
         raise httpx.ConnectError("refused")
 
-    with pytest.raises(ServerError, match="ConnectError: refused, after 3 tries"):
+    with pytest.raises(ServerError, match=r"ConnectError: refused. No request succeeded"):
         retriever(handler).search(["q"], 1)
     assert len(tries) == 3
 
@@ -117,7 +117,7 @@ def test_a_retry_after_the_deadline_is_not_awaited():
     def busy(request: httpx.Request) -> httpx.Response:
         return httpx.Response(429, headers={"Retry-After": "1000000"})
 
-    with pytest.raises(ServerError, match="status 429, after 1 tries"):
+    with pytest.raises(ServerError, match=r"status 429. No request succeeded"):
         retriever(busy).search(["q"], 1)
 
 

@@ -29,6 +29,9 @@ def demo(
             help="Seconds that each search waits, to imitate a hosted search. Default: as in `knowgate eval`."
         ),
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Show only the first question, or recorded results if no LLM is installed.")
+    ] = False,
 ) -> None:
     """Take a tour of three minutes.
 
@@ -44,4 +47,8 @@ def demo(
 
     from knowgate.cli.demo.tour import DemoTour
 
-    DemoTour(model, gate, threshold, limit, search_seconds).run(console)
+    tour = DemoTour(model, gate, threshold, limit, search_seconds)
+    if quick:
+        tour.run_quick(console)
+    else:
+        tour.run(console)

@@ -32,6 +32,7 @@ from knowgate.cli.progress import show_waiting
 from knowgate.core.display import sanitize_line
 from knowgate.core.schema import read_record
 from knowgate.core.validation import read_json
+from knowgate.errors import MissingExtra
 from knowgate.evaluation.cost import DEFAULT_SEARCH_SECONDS, SAVINGS_QUESTIONS
 from knowgate.gates import DEFAULT_GATE, default_gate, load_gate
 from knowgate.models import load_model
@@ -265,11 +266,7 @@ class DemoTour:
     def run(self, console: Console) -> None:
         """Load the LLM and print the tour."""
         page, messages = DemoPage(console), load_demo_messages(self.limit)
-        with show_waiting(f"Loading {self.model} (takes longest the first time)"):
-            conversation = self._load()
-        page.print_title(f"1. One question, two ways ({self.model}, on this machine)")
-        for question in load_demo_messages(name=PAIR_FILE):
-            page.print_pair(question, conversation.answer(question))
+        conversation = self._print_first_question(page)
         page.print_title(f"2. A stream of {len(messages)} messages, as people write them")
         page.print_paragraph(
             "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; the "
@@ -283,6 +280,24 @@ class DemoTour:
         page.print_title("4. Next")
         for name, command in NEXT_STEPS.items():
             page.print_paragraph(command, name)
+
+    def run_quick(self, console: Console) -> None:
+        """Print the first question alone. Where no LLM can run, print the recorded results instead."""
+        page = DemoPage(console)
+        try:
+            self._print_first_question(page)
+        except MissingExtra as error:
+            _print_record(page)
+            page.print_paragraph(f"Only recorded results are shown: {error}")
+
+    def _print_first_question(self, page: DemoPage) -> DemoConversation:
+        """Load the LLM and print one question answered with and without a search. Returns the loaded parts."""
+        with show_waiting(f"Loading {self.model} (takes longest the first time)"):
+            conversation = self._load()
+        page.print_title(f"1. One question, two ways ({self.model}, on this machine)")
+        for question in load_demo_messages(name=PAIR_FILE):
+            page.print_pair(question, conversation.answer(question))
+        return conversation
 
     @property
     def _wait_seconds(self) -> float:

@@ -112,7 +112,7 @@ def prepare_tables(connection: Connection, address: DatabaseAddress, schema: Tab
     if _get_version(connection, address, schema) != schema.version:
         _migrate(connection, address, schema)
     _check_tables(connection, address, schema)
-    set_search_path(connection, address)
+    set_search_path(connection, address)  # again, because the schemas may have been created only now
 
 
 def _migrate(connection: Connection, address: DatabaseAddress, schema: TableSchema) -> None:

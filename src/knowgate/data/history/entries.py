@@ -39,7 +39,7 @@ class KnowledgeLabel(StrEnum):
 
 
 class RetrievalOutcome(StrEnum):
-    """How retrieval changed the answer of the LLM, as the gate SKR needs it."""
+    """How retrieval changed the answer of the LLM: made it better, worse, or left it the same."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -100,11 +100,11 @@ class LogEntry:
 
     def __post_init__(self) -> None:
         if not self.question.strip():
-            raise BadInput("an empty question cannot be logged. Write its text.")
+            raise BadInput("the question is empty, so it cannot be added to the history log. Give its text.")
         if len(self.question) > MAX_QUESTION_CHARS:
             raise BadInput(
-                f"a question of {len(self.question)} characters is too long for the log. At most {MAX_QUESTION_CHARS} "
-                "are allowed."
+                f"the question has {len(self.question)} characters, which is too long for the history log. Shorten it to "
+                f"at most {MAX_QUESTION_CHARS} characters."
             )
 
     @property
@@ -168,10 +168,14 @@ def copy_history(source: HistoryStore, target: HistoryStore) -> int:
     Returns:
         The number of copied entries.
     """
-    count, is_same = 0, None
+    count = 0
+    has_same_embedding: bool | None = (
+        None  # found out with the first batch, so that copying an empty log needs no model
+    )
     for entries, vectors in source.batches(COPY_BATCH):
-        is_same = target.uses_embedding(source.embedding) if is_same is None else is_same
-        count += target.add(entries, vectors if is_same else None)
+        if has_same_embedding is None:
+            has_same_embedding = target.uses_embedding(source.embedding)
+        count += target.add(entries, vectors if has_same_embedding else None)
     return count
 
 

@@ -255,15 +255,30 @@ class PostgresHistory(SqlHistory):
         exclude: Collection[KnowledgeLabel],
         is_exact: bool,
     ) -> tuple[Neighbor, ...]:
-        """Fetch more and more candidates until k of them pass the filters."""
+        """Find the k logged questions that are most similar to a question.
+
+        Entries are fetched until k of them pass the filters of `select_neighbors`. If the vector index cannot return
+        enough entries, the search is repeated exactly.
+
+        Args:
+            question: The question.
+            vector: Its embedding, as PostgreSQL writes vectors.
+            k: Number of neighbors.
+            scope: Entries to search.
+            exclude: Labels to leave out.
+            is_exact: Search exactly from the start, without the index.
+        """
         depth = k + EXTRA_CANDIDATES
         while True:
             candidates = self._rank_entries(vector, depth, scope, exclude, is_exact)
             neighbors = select_neighbors(to_storable_text(question), candidates, exclude)[:k]
-            if len(neighbors) == k or (is_exact and len(candidates) < depth):
+            are_all = len(candidates) < depth  # the search returned all entries that it could
+            if len(neighbors) == k or (is_exact and are_all):
                 return neighbors
-            is_exact = is_exact or len(candidates) < depth  # the index returned all that it could
-            depth = depth if len(candidates) < depth else depth * DEPTH_FACTOR
+            if are_all:
+                is_exact = True
+            else:
+                depth *= DEPTH_FACTOR
 
     def _rank_entries(
         self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
@@ -303,7 +318,10 @@ class PostgresHistory(SqlHistory):
 
 
 def _make_row(entry: LogEntry, vector: Vector) -> list[Any]:
-    """Convert an entry to values that PostgreSQL can store."""
+    """Convert an entry to values that PostgreSQL can store: plain texts, and the vector in PostgreSQL's notation."""
     *values, _ = entry_to_row(entry, vector)
-    plain = [value.value if isinstance(value, Enum) else value for value in values]
-    return [*(to_storable_text(value) if isinstance(value, str) else value for value in plain), format_vector(vector)]
+    row: list[Any] = []
+    for value in values:
+        plain = value.value if isinstance(value, Enum) else value
+        row.append(to_storable_text(plain) if isinstance(plain, str) else plain)
+    return [*row, format_vector(vector)]

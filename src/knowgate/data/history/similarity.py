@@ -108,8 +108,8 @@ class LogEmbedder:
         filled_with = f"'{name}'" if name else f"one with fingerprint {str(stored)[:12]}"
         advice = "Leave `embedder` out to use it" if name else "Give it as `embedder`"
         raise BadSetting(
-            f"the log {path} was filled with another embedding ({filled_with}) than "
-            f"'{self._name or fingerprint[:12]}'. "
+            f"the log {path} was filled with another embedding ({filled_with}) than the one to use now "
+            f"('{self._name or fingerprint[:12]}'), and their vectors cannot be compared. "
             f"{advice}, or copy the log into a new one with this `embedder`: knowgate history copy {path} NEW.db"
         )
 
@@ -221,11 +221,11 @@ def select_neighbors(
     The question itself, expired entries, excluded labels and duplicates of a question are dropped.
     """
     own_key, now = question_key(question), time.time()
-    selected = [
-        (entry, similarity)
-        for entry, similarity in candidates
-        if entry.key != own_key and not (entry.expires and entry.expires <= now) and entry.label not in exclude
-    ]
+    selected = []
+    for entry, similarity in candidates:
+        is_expired = bool(entry.expires and entry.expires <= now)
+        if entry.key != own_key and not is_expired and entry.label not in exclude:
+            selected.append((entry, similarity))
     return tuple(deduplicate_neighbors(selected))
 
 
@@ -252,11 +252,13 @@ def draw_neighbors(
         seed: Random seed.
         load_entries: Loads entries by row id; deleted ones may be missing.
     """
-    order = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
+    shuffled = [ids[index] for index in np.random.default_rng(seed).permutation(len(ids))]
     depth = k + EXTRA_CANDIDATES
     while True:
-        entries = load_entries(set(order[:depth]))
-        drawn = deduplicate_neighbors([(entries[number], 0.0) for number in order[:depth] if number in entries])[:k]
-        if len(drawn) == k or depth >= len(order):
+        # More than k entries are loaded, because several of them may be about the same question.
+        entries = load_entries(set(shuffled[:depth]))
+        candidates = [(entries[row_id], 0.0) for row_id in shuffled[:depth] if row_id in entries]
+        drawn = deduplicate_neighbors(candidates)[:k]
+        if len(drawn) == k or depth >= len(shuffled):
             return tuple(drawn)
         depth *= DEPTH_FACTOR

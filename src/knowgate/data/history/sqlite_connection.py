@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from knowgate.core.files import create_private_file
 from knowgate.core.validation import check_regular_file
 from knowgate.errors import ArtifactError, BadInput, KnowgateError
 
@@ -98,6 +99,7 @@ class SqliteDatabase:
             if self.path.exists():
                 check_regular_file(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            create_private_file(self.path)  # the log contains questions
             return sqlite3.connect(self.path, timeout=LOCK_TIMEOUT, isolation_level=None)
         except (sqlite3.Error, OSError, BadInput) as error:
             raise explain_log_error(self.path, error) from None

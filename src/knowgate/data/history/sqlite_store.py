@@ -161,7 +161,11 @@ class SqliteHistory(SqlHistory):
     # --- index ------------------------------------------------------------------------------------
 
     def _update_index(self, scope: HistoryScope) -> VectorIndex:
-        """Add new rows of the table to the index of a scope, drop deleted ones, and return the index."""
+        """Bring the vector index of a scope up to date with the table, and return it.
+
+        Rows that were added since the last call are added to the index. If the table's counter of deletions has
+        changed, rows that no longer exist are dropped.
+        """
         deletions = self._count_deletions()
         state = self._indexes.get(scope)
         if state is None:
@@ -208,10 +212,15 @@ class SqliteHistory(SqlHistory):
         return entries
 
     def _parse_vectors(self, blobs: Sequence[Any], width: int | None = None) -> Vector:
-        """Parse stored vectors, which must all have the same width."""
-        sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}
+        """Parse stored vectors, which must all have the same length.
+
+        Args:
+            blobs: The stored values, four bytes per number.
+            width: Expected length of a vector; None accepts any length.
+        """
         if not blobs:
             return np.empty((0, 0), np.float32)
+        sizes = {len(blob) if isinstance(blob, bytes) else -1 for blob in blobs}  # in bytes; -1 is never valid
         expected = 4 * width if width is not None else max(sizes)
         if sizes != {expected} or expected <= 0 or expected % 4:
             raise self._make_error("its vectors have different lengths, or come from another embedding")

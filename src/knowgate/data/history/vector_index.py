@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import math
 import threading
 import uuid
 from collections.abc import Sequence
@@ -103,16 +104,17 @@ class AnnIndex:
         The candidates that faiss finds are scored again as in exact search, so that both give equal similarities.
         """
         faiss = _import_faiss()
+        # faiss has divided the rows into lists. Probe as many lists as hold the rows that are to be compared.
         rows_per_list = max(1, len(self) // self.index.nlist)
-        # Probe as many lists as are needed to compare at least MIN_PROBED_ROWS rows (rounded up).
-        n_lists = min(self.index.nlist, -(-max(MIN_PROBED_ROWS, 4 * k) // rows_per_list))
-        parameters = faiss.SearchParametersIVF(nprobe=n_lists)
-        n = min(k + EXTRA_RESCORED, len(self))
-        _, ids, vectors = self.index.search_and_reconstruct(query[None], n, params=parameters)
-        order = np.argsort(ids[0], kind="stable")
-        order = order[ids[0][order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
-        row_ids, vectors = ids[0][order], np.ascontiguousarray(vectors[0][order])
-        return _make_hits(row_ids, score_rows(vectors, np.arange(len(order)), query).top(k))
+        n_lists = math.ceil(max(MIN_PROBED_ROWS, 4 * k) / rows_per_list)
+        parameters = faiss.SearchParametersIVF(nprobe=min(self.index.nlist, n_lists))
+        n_candidates = min(k + EXTRA_RESCORED, len(self))
+        _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
+        ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
+        order = np.argsort(ids, kind="stable")
+        order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
+        hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
+        return _make_hits(ids[order], hits)
 
 
 def has_faiss() -> bool:
@@ -172,6 +174,7 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
         index, trained = _train_index(vectors), total
         index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
     last = max(int(ids.max(initial=0)), old.manifest.last if old else 0)
+    # `_store` sets the token and the size of the file.
     _store(location, index, AnnManifest("", location.stamp, index.d, index.ntotal, trained, last, 0))
 
 

@@ -58,7 +58,7 @@ def load_questions(spec: str, limit: int | None = None) -> list[Question]:
         raise BadSetting(f"'{spec}' is a file, not a data spec. Write jsonl:{spec}")
     read = load_entry(DATASETS, "data source", name, PLUGIN_GROUP)
     if not value and name in DATASETS:
-        raise BadSetting(f"data source '{name}' needs a value: {DATASETS[name].summary}.")
+        raise BadSetting(f"the data source '{name}' needs a value after the colon: {DATASETS[name].summary}.")
     questions = list(islice(_check_unique(read(value), spec), limit))
     if not questions:
         raise BadInput(f'{spec} holds no questions. Write one per line: {{"question": "...", "answers": ["..."]}}')
@@ -69,7 +69,9 @@ def _check_unique(questions: Iterator[Question], spec: str) -> Iterator[Question
     ids: set[str] = set()
     for question in questions:
         if question.id in ids:
-            raise BadInput(f"duplicate id in {spec}: {format_value(question.id)}. Ids must be unique.")
+            raise BadInput(
+                f"two questions of {spec} have the same id {format_value(question.id)}. Give each question its own id."
+            )
         ids.add(question.id)
         yield question
 
@@ -85,7 +87,10 @@ def resolve_questions(data: QuestionSource, limit: int | None = None) -> list[Qu
         return load_questions(data, limit)
     invalid = [item for item in data if not isinstance(item, Question)]
     if invalid:
-        raise BadInput(f"not a Question: {invalid[0]!r}. Write Question('...', answers=('...',)).")
+        raise BadInput(
+            f"the list of questions contains {invalid[0]!r}, which is not a Question. Write Question('...', "
+            "answers=('...',))."
+        )
     questions = [replace(item, id=item.id or str(number)) for number, item in enumerate(data[:limit], start=1)]
     _check_questions(questions)
     return questions
@@ -103,9 +108,13 @@ def _check_questions(questions: Sequence[Question]) -> None:
         for text in (question.text, question.id, *question.answers, *question.choices):
             check_encodable(text, name)
         if len(question.choices) > len(CHOICE_LETTERS):
-            raise BadInput(f"{name} has {len(question.choices)} choices. At most {len(CHOICE_LETTERS)} are possible.")
+            raise BadInput(
+                f"{name} has {len(question.choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
+            )
         if question.id in ids:
-            raise BadInput(f"duplicate id: {format_value(question.id)}. Ids must be unique.")
+            raise BadInput(
+                f"two questions have the same id {format_value(question.id)}. Give each question its own id."
+            )
         ids.add(question.id)
 
 

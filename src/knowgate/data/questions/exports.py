@@ -107,22 +107,32 @@ def _read_json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_openai_batch(value: str) -> Iterator[Question]:
-    """Read the requests of an OpenAI batch as questions; the results are stored in `meta` as recorded answers."""
+    """Read the requests of an OpenAI batch as questions, and their results as recorded answers.
+
+    Args:
+        value: 'REQUESTS?closed=RESULTS&open=RESULTS&gold=FILE': the file of requests, and optionally files with the
+            results without passages (closed), the results with passages (open) and the gold answers. The recorded
+            answers are stored in the `meta` of each question, under 'closed' and 'open'.
+
+    Raises:
+        BadInput: A request has no successful result.
+    """
     path, query = parse_file_spec(value)
     options = parse_query_options(query, BATCH_OPTIONS, "openai-batch")
-    answers = {name: dict(_read_results(options[name])) for name in ("closed", "open") if name in options}
+    answers_by_kind = {kind: dict(_read_results(options[kind])) for kind in ("closed", "open") if kind in options}
     golds = dict(_read_golds(options["gold"])) if "gold" in options else {}
     for number, record in read_jsonl(path):
         where = f"{path} line {number}"
         request_id, body = _get_request_id(record, where), record.get("body")
         text = extract_text(body.get("messages") or body.get("input")) if isinstance(body, dict) else ""
-        missing = [name for name, results in answers.items() if request_id not in results]
-        if missing:
-            raise BadInput(
-                f"{where}: the request '{request_id}' has no successful result in {options[missing[0]]}. Remove the "
-                "request, or run it again."
-            )
-        meta = {name: results[request_id] for name, results in answers.items()}
+        meta = {}
+        for kind, answers in answers_by_kind.items():
+            if request_id not in answers:
+                raise BadInput(
+                    f"{where}: the request '{request_id}' has no successful result in {options[kind]}. Remove the "
+                    "request, or run it again."
+                )
+            meta[kind] = answers[request_id]
         question = {"question": text, "id": request_id, "answers": golds.get(request_id, []), "meta": meta}
         yield parse_question(question, where, default_id=request_id)
 
@@ -132,8 +142,9 @@ def _read_results(file: str) -> Iterator[tuple[str, str]]:
     path, _ = parse_file_spec(file)
     for number, record in read_jsonl(path):
         response = record.get("response")
-        is_ok = isinstance(response, dict) and response.get("status_code") == 200 and not record.get("error")
-        body = response.get("body") if isinstance(response, dict) and is_ok else None
+        if not isinstance(response, dict) or response.get("status_code") != 200 or record.get("error"):
+            continue
+        body = response.get("body")
         if isinstance(body, dict):
             text = extract_text(body.get("choices") or body.get("output"))
             yield _get_request_id(record, f"{path} line {number}"), text

@@ -77,12 +77,17 @@ def read_parquet(value: str) -> Iterator[Question]:
 
 
 def read_benchmark(value: str) -> Iterator[Question]:
-    """Read the file NAME/SPLIT.jsonl.gz in the folder that the environment variable KNOWGATE_BENCH names."""
+    """Read the file NAME/SPLIT.jsonl.gz in the folder that the environment variable KNOWGATE_BENCH names.
+
+    Raises:
+        UnknownName: There is no such benchmark, or it has no such split.
+    """
     name, _, split = value.partition("/")
-    folders = {path.parent.name: path.parent for path in find_benchmark_folder().glob(f"*/*{BENCHMARK_SUFFIX}")}
-    if name not in folders:
-        raise UnknownName("benchmark", name, folders)
-    splits = {path.name.removesuffix(BENCHMARK_SUFFIX): path for path in folders[name].glob(f"*{BENCHMARK_SUFFIX}")}
+    files = list(find_benchmark_folder().glob(f"*/*{BENCHMARK_SUFFIX}"))
+    names = {file.parent.name for file in files}
+    if name not in names:
+        raise UnknownName("benchmark", name, names)
+    splits = {file.name.removesuffix(BENCHMARK_SUFFIX): file for file in files if file.parent.name == name}
     if split not in splits:
         raise UnknownName(f"split of '{name}'", split, splits)
     return read_question_file(splits[split])
@@ -103,8 +108,18 @@ def find_benchmark_folder() -> Path:
 
 
 def parse_file_spec(value: str, *, has_options: bool = True) -> tuple[Path, str]:
-    """Split 'FILE?options' into the path of an existing file and the options."""
-    file, _, query = value.partition("?") if has_options else (value, "", "")
+    """Split 'FILE?OPTIONS' into the path of the file and the text of the options.
+
+    Args:
+        value: The value of a data spec.
+        has_options: False if the whole value is the path, which may then contain a '?'.
+
+    Raises:
+        BadInput: The file does not exist.
+    """
+    file, query = value, ""
+    if has_options:
+        file, _, query = value.partition("?")
     path = expand_path(file)
     if not path.exists():
         raise BadInput(f"there is no file {str(path)!r}. Check the path.")
@@ -145,7 +160,9 @@ def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, A
                     raise BadInput(f"{where} has more cells than the header. Check its quotes and `sep`.")
                 yield where, {name: text for name, text in row.items() if text is not None}
         except csv.Error as error:
-            raise BadInput(f"{path} is not a CSV file with a header: {error}. Check it, or give `sep`.") from None
+            raise BadInput(
+                f"{path} is not a CSV file with a header: {error}. Check the file, or name its separator with `sep`."
+            ) from None
         except UnicodeDecodeError as error:
             raise BadInput(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
 

@@ -38,7 +38,10 @@ def _load_rows(name: str, options: Mapping[str, str]) -> Any:
         return load_dataset(name, options["config"] or None, split=options["split"])
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise BadInput(f"cannot load the data set hub:{name} (split {options['split']}): {reason}") from error
+        raise BadInput(
+            f"cannot load the data set hub:{name} (split {options['split']}): {reason.rstrip('.')}. Check the name and "
+            "the options `config` and `split`."
+        ) from error
 
 
 def _map_row(row: Mapping[str, Any], options: Mapping[str, str]) -> dict[str, Any]:

@@ -9,16 +9,14 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from knowgate.core.files import read_jsonl
-from knowgate.core.registry import split_spec
 from knowgate.core.text import CHOICE_LETTERS
-from knowgate.core.validation import expand_path, format_value, parse_json
+from knowgate.core.validation import format_value, parse_json
 from knowgate.errors import BadInput, BadSetting
 from knowgate.types import Passage, Question
 
 FieldValue = TypeVar("FieldValue")
 TYPE_NAMES: dict[type, str] = {str: "a text", list: "a list", dict: "an object"}
 MAX_ID_CHARS = 1_000  # ids are shown in tables and messages
-QUESTION_FIELDS = frozenset({"question", "id", "answers", "lang", "choices", "contexts", "meta"})
 ANSWER_KEY = "answer"  # key of `meta` that holds a recorded answer
 TEXT_FIELDS = (
     "question", "query", "input", "text", "content", "output", "answer", "output_text", "response", "result",
@@ -38,7 +36,9 @@ def read_question_file(path: Path) -> Iterator[Question]:
         first = lines.setdefault(question.id, number)
         if first != number:
             question_id = format_value(question.id)
-            raise BadInput(f"{path} line {number} has the same id as line {first}: {question_id}. Ids must be unique.")
+            raise BadInput(
+                f"{path} line {number} has the same id as line {first}: {question_id}. Give each question its own id."
+            )
         yield question
 
 
@@ -72,11 +72,14 @@ def _parse_id(value: object, where: str) -> str:
     """Check an id and convert it to text."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
         raise BadInput(
-            f"{where}: 'id' must be a text or a number, not {format_value(value)}. Leave it out for a default."
+            f"{where}: 'id' must be a text or a number, not {format_value(value)}. If you leave it out, the question is "
+            "numbered."
         )
     text = str(value)
     if len(text) > MAX_ID_CHARS:
-        raise BadInput(f"{where}: 'id' has {len(text):,} characters. At most {MAX_ID_CHARS:,} are allowed.")
+        raise BadInput(
+            f"{where}: 'id' has {len(text):,} characters. Use a shorter id, of at most {MAX_ID_CHARS:,} characters."
+        )
     return text
 
 
@@ -98,12 +101,17 @@ def _get_texts(record: dict[str, Any], key: str, where: str) -> tuple[str, ...]:
 def _parse_meta(record: dict[str, Any], choices: tuple[str, ...], where: str) -> dict[str, Any]:
     """Parse `meta`, and check that every choice and the gold choice have a letter."""
     if len(choices) > len(CHOICE_LETTERS):
-        raise BadInput(f"{where}: {len(choices)} choices. At most {len(CHOICE_LETTERS)} are possible.")
+        raise BadInput(
+            f"{where}: the question has {len(choices)} choices. Use at most {len(CHOICE_LETTERS)}, one per letter."
+        )
     meta = _get_typed(record, "meta", dict, where) or {}
     gold = meta.get("gold_letter")
     letters = CHOICE_LETTERS[: len(choices)]
     if choices and gold and str(gold).strip().upper() not in tuple(letters):
-        raise BadInput(f"{where}: 'gold_letter' is {format_value(gold)}. The choices have {', '.join(letters)}.")
+        raise BadInput(
+            f"{where}: 'gold_letter' is {format_value(gold)}, which is the letter of no choice. Use one of "
+            f"{', '.join(letters)}."
+        )
     return meta
 
 
@@ -112,29 +120,12 @@ def _parse_contexts(record: dict[str, Any], where: str) -> tuple[Passage, ...]:
     passages = []
     for number, item in enumerate(_get_typed(record, "contexts", list, where) or []):
         if not isinstance(item, dict) or not isinstance(item.get("text"), str):
-            raise BadInput(f"{where}: each of 'contexts' must be an object with a 'text'.")
+            raise BadInput(f"{where}: every entry of 'contexts' must be an object with the field 'text'.")
         item_where = f"{where}, context {number + 1}"
         passage_id = number if item.get("id") is None else _parse_id(item["id"], item_where)
         title = _get_typed(item, "title", str, item_where)
         passages.append(Passage(str(passage_id), item["text"], title or ""))
     return tuple(passages)
-
-
-def read_extra_fields(spec: str) -> dict[str, Mapping[str, str]]:
-    """Read the texts at the top level of JSONL lines that are not fields of a question, by question id.
-
-    Recorded answers are often stored there. Returns {} for all other data sources.
-    """
-    kind, file = split_spec(spec)
-    if kind != "jsonl":
-        return {}
-    fields: dict[str, Mapping[str, str]] = {}
-    for number, record in read_jsonl(expand_path(file)):
-        question_id = parse_question(record, f"{file} line {number}", default_id=str(number)).id
-        fields[question_id] = {
-            key: text for key, text in record.items() if key not in QUESTION_FIELDS and isinstance(text, str)
-        }
-    return fields
 
 
 # --- records of other tools -----------------------------------------------------------------------
@@ -182,7 +173,7 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
         mapping: Which fields to use.
     """
     for number, (where, record) in enumerate(records, start=1):
-        text = extract_text(_get_first(record, mapping.question))
+        text = extract_text(get_first_field(record, mapping.question))
         texts = flatten_texts(record)
         if not text.strip():
             names = ", ".join(sorted(texts)[:30]) or "nothing"
@@ -191,10 +182,10 @@ def convert_records(records: Iterator[tuple[str, dict[str, Any]]], mapping: Fiel
                 "holds the question: ?question=FIELD"
             )
         meta = {name: value for name, value in texts.items() if name not in mapping.question}
-        answer = _get_first(record, mapping.answer)
+        answer = get_first_field(record, mapping.answer)
         meta |= {ANSWER_KEY: extract_text(answer)} if answer is not None else {}
-        golds = _split_answers(_get_first(record, mapping.answers), mapping.split)
-        question = {"question": text, "answers": golds, "meta": meta, "id": _get_first(record, mapping.id)}
+        golds = _split_answers(get_first_field(record, mapping.answers), mapping.split)
+        question = {"question": text, "answers": golds, "meta": meta, "id": get_first_field(record, mapping.id)}
         yield parse_question(question, where, default_id=str(number))
 
 
@@ -206,7 +197,7 @@ def find_field(record: Any, name: str) -> Any:
     if not dot or not isinstance(record, Mapping):
         return None
     inner = record.get(first)
-    return find_field(_parse_nested_json(inner), rest) if inner is not None else None
+    return find_field(parse_nested_json(inner), rest) if inner is not None else None
 
 
 def flatten_texts(record: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, str]:
@@ -226,7 +217,7 @@ def extract_text(value: Any, depth: int = 0) -> str:
     The value may be a text, a number, a list of chat messages (the last one counts), or an object with a text in one of
     the `TEXT_FIELDS`.
     """
-    value = _parse_nested_json(value)
+    value = parse_nested_json(value)
     if isinstance(value, str):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -239,13 +230,17 @@ def extract_text(value: Any, depth: int = 0) -> str:
         ]
         return extract_text(messages[-1], depth + 1) if messages else ""
     if isinstance(value, Mapping):
-        texts = (extract_text(value[name], depth + 1) for name in TEXT_FIELDS if value.get(name) is not None)
-        text = next((text for text in texts if text), "")
-        return text or (extract_text(next(iter(value.values())), depth + 1) if len(value) == 1 else "")
+        for name in TEXT_FIELDS:
+            text = extract_text(value[name], depth + 1) if value.get(name) is not None else ""
+            if text:
+                return text
+        if len(value) == 1:  # the only field holds the text, whatever its name
+            [only_value] = value.values()
+            return extract_text(only_value, depth + 1)
     return ""
 
 
-def _parse_nested_json(value: Any) -> Any:
+def parse_nested_json(value: Any) -> Any:
     """Parse a text that is itself JSON, as some tools record values; other values are returned unchanged."""
     if not isinstance(value, str) or not value.lstrip().startswith(("{", "[")):
         return value
@@ -255,15 +250,18 @@ def _parse_nested_json(value: Any) -> Any:
         return value
 
 
-def _get_first(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+def get_first_field(record: Mapping[str, Any], names: Sequence[str]) -> Any:
     """Return the first field that is present and not empty; None if there is none."""
-    values = (find_field(record, name) for name in names)
-    return next((value for value in values if value is not None and value != ""), None)
+    for name in names:
+        value = find_field(record, name)
+        if value is not None and value != "":
+            return value
+    return None
 
 
 def _split_answers(value: Any, separator: str) -> list[str]:
     """Convert a recorded value to a list of gold answers."""
-    value = _parse_nested_json(value)
+    value = parse_nested_json(value)
     if isinstance(value, list):
         return [text for text in map(extract_text, value) if text]
     text = extract_text(value)

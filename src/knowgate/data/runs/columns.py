@@ -37,7 +37,13 @@ def list_caveats(rows: Sequence[LabelRow]) -> list[str]:
 
 
 def describe_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str]:
-    """List the caveats for a number of synthetic questions and of questions graded by agreement."""
+    """List the warnings that results need if some questions are synthetic or have no gold answers.
+
+    Args:
+        n_synthetic: Number of questions that an LLM wrote.
+        n_agreement: Number of questions without gold answer, whose answers are compared with the open-book answer.
+        total: Number of all questions.
+    """
     caveats = [describe_synthetic(n_synthetic, total)] if n_synthetic else []
     if n_agreement:
         caveats.append(
@@ -48,7 +54,7 @@ def describe_caveats(n_synthetic: int, n_agreement: int, total: int) -> list[str
 
 
 def describe_synthetic(n_synthetic: int, total: int) -> str:
-    """Describe how many questions are synthetic; "" if none is."""
+    """Describe how many questions are synthetic (written by an LLM); "" if none is."""
     if not n_synthetic:
         return ""
     mixed = "" if n_synthetic == total else f", mixed with {total - n_synthetic} real ones: every result covers both"
@@ -75,12 +81,12 @@ TOKEN_STATISTICS = ("entropy", "margin")  # statistics that servers with only th
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """Label rows with their keys and readings, and columns computed from them.
+    """Label rows (answered and graded questions), and columns computed from them when first used.
 
     Attributes:
         rows: Label rows, in memory or on disk.
         keys: Key of each row, unique over all runs: "RUN/ID".
-        readings: What gates see of each question.
+        readings: The signals of the LLM for each question, such as its draft answer. Gates decide by them.
     """
 
     rows: Sequence[LabelRow]
@@ -141,9 +147,8 @@ class LabelColumns:
 
     @cached_property
     def passage_tokens(self) -> FloatArray:
-        """Length of the passages in tokens, estimated from their texts; 0 if the row has none."""
-        counts = [sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages) for row in self.rows]
-        return np.array(counts, dtype=np.float64)
+        """Length of the passages in tokens: as recorded, else estimated from their texts; 0 if the row has none."""
+        return np.array([_count_passage_tokens(row) for row in self.rows], dtype=np.float64)
 
     @cached_property
     def question_fingerprints(self) -> NDArray[np.str_]:
@@ -179,12 +184,12 @@ class LabelColumns:
 
     @cached_property
     def slices(self) -> NDArray[np.object_]:
-        """Slices of each row as (dimension, value) pairs; equal tuples are shared."""
+        """The groups that each row belongs to, as (dimension, value) pairs such as ('language', 'en')."""
         return _share_equal(tuple(list_slices(row).items()) for row in self.rows)
 
     @cached_property
     def signal_names(self) -> NDArray[np.object_]:
-        """Names of the recorded signals of each reading."""
+        """Names of the signals that were recorded for each row, such as 'self_assessment'."""
         return _share_equal(frozenset(reading.signals) for reading in self.readings)
 
     @cached_property
@@ -211,7 +216,7 @@ ColumnsType = TypeVar("ColumnsType", bound=LabelColumns)
 
 def fill_columns(columns: ColumnsType, known: Mapping[str, NDArray[Any]]) -> ColumnsType:
     """Set columns that are already computed, so that they are not computed again; returns the same object."""
-    vars(columns).update(known)
+    vars(columns).update(known)  # a cached property takes its value from here
     return columns
 
 
@@ -220,15 +225,27 @@ def _is_right(answer: GradedAnswer | None) -> bool:
 
 
 def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
-    """Return the graded open-book answer, else the closed-book answer."""
-    return row.open if row.open is not None and row.open.correct is not None else row.closed
+    """Return the open-book answer if it exists and was graded, else the closed-book answer."""
+    if row.open is not None and row.open.correct is not None:
+        return row.open
+    return row.closed
 
 
 def _count_tokens(answer: GradedAnswer | None) -> float:
-    """Count the tokens of the greedy answer, or its words if the backend gave no tokens."""
+    """Count the tokens of the greedy answer; without tokens, their recorded number, else the words of the text."""
     if answer is None:
         return 0.0
-    return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))
+    if answer.tokens is not None:
+        return float(len(answer.tokens))
+    return float(len(answer.text.split()) if answer.n_tokens is None else answer.n_tokens)
+
+
+def _count_passage_tokens(row: LabelRow) -> float:
+    """Count the tokens that passages add to the prompt; without recorded prompt lengths, estimate them."""
+    opened, closed = (answer.prompt_tokens if answer else None for answer in (row.open, row.closed))
+    if opened is not None:
+        return float(max(0, opened - (estimate_tokens(row.question) if closed is None else closed)))
+    return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
 
 
 def _list_token_statistics(reading: Reading) -> frozenset[str]:

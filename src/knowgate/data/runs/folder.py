@@ -6,6 +6,7 @@ contains a digest of its content, so that no name is ever used for two contents.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import re
@@ -42,13 +43,17 @@ def list_shards(folder: Path) -> Iterator[Path]:
 
 
 def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
-    """Write a new shard and return its name; an existing file is never overwritten."""
+    """Write hidden states to a new shard file and return its name; an existing file is never overwritten.
+
+    The name contains the next free number and a hash of the content.
+    """
     data = save({name: np.ascontiguousarray(block) for name, block in states.items()})
-    numbers = [int(match[1]) for path in list_shards(folder) if (match := SHARD_NAME.fullmatch(path.name))]
+    matches = [SHARD_NAME.fullmatch(path.name) for path in list_shards(folder)]
+    number = max((int(match[1]) for match in matches if match), default=-1) + 1
     digest = hashlib.sha256(data).hexdigest()[:DIGEST_DIGITS]
-    name = f"vectors-{max(numbers, default=-1) + 1:07d}-{digest}.safetensors"
+    name = f"vectors-{number:07d}-{digest}.safetensors"
     if (folder / name).exists():
-        raise FileExistsError(17, "the file exists already", name)
+        raise FileExistsError(errno.EEXIST, "the file exists already", name)
     write_bytes(folder / name, data)
     return name
 
@@ -63,7 +68,7 @@ def read_shard(path: Path) -> dict[str, Vector]:
         raise BadInput(f"the hidden states in {path.name} cannot be read: {_get_first_line(error)}.") from None
     for name, block in states.items():
         if block.ndim != 2 or not np.issubdtype(block.dtype, np.floating) or not np.isfinite(block).all():
-            raise BadInput(f"the hidden states '{name[:80]}' in {path.name} are not rows of numbers.")
+            raise BadInput(f"the hidden states '{name[:80]}' in {path.name} are not a table of finite numbers.")
     if len({len(block) for block in states.values()}) > 1:
         raise BadInput(f"the hidden states in {path.name} differ in their number of rows.")
     return states
@@ -167,13 +172,14 @@ class RunFolder(RowFolder):
         missing = [key for key in IDENTITY_SETTINGS if key not in settings]
         if missing:
             raise ArtifactError(
-                f"{self.path / RUN_MANIFEST} lacks {', '.join(missing)}. The file was changed or damaged. Create the run again."
+                f"{self.path / RUN_MANIFEST} lacks the settings {', '.join(missing)}. The file was changed or damaged. "
+                "Create the run again."
             )
         self._validate(RunSettings, settings, f"the settings in {RUN_MANIFEST}")
         return settings
 
     def _check_hash(self, settings: Mapping[str, Any]) -> None:
-        """Check the recorded hash of the settings; a wrong one means that the rows have other settings."""
+        """Raise ArtifactError if the settings do not match their recorded hash, because someone changed the file."""
         hashed = {key: value for key, value in settings.items() if key != "hash"}
         if "hash" in settings and settings["hash"] != hash_settings(hashed):
             raise self.make_error(f"the settings in {RUN_MANIFEST} were changed or damaged")
@@ -207,11 +213,15 @@ class RunFolder(RowFolder):
         Returns:
             An array with one row per label row.
         """
+        # Every shard file is read once: shard -> (index in the shard, number of the row in `rows`).
         by_shard: dict[str, list[tuple[int, int]]] = {}
         for number, row in enumerate(rows):
             if row.vector is None:
-                raise ArtifactError(f"row '{row.id}' of '{self.path}' has no hidden states. Label again with `layers`.")
-            by_shard.setdefault(row.vector[0], []).append((row.vector[1], number))
+                raise ArtifactError(
+                    f"row '{row.id}' of '{self.path}' has no hidden states. Label the questions again with `layers`."
+                )
+            shard, index = row.vector
+            by_shard.setdefault(shard, []).append((index, number))
         states: dict[int, Vector] = {}
         for shard, pairs in by_shard.items():
             block = self._read_states(shard, name, [(rows[number], index) for index, number in pairs])
@@ -293,13 +303,13 @@ def open_run(path: str | Path) -> RunFolder:
 
 def resolve_run_paths(runs: RunsLike) -> list[Path]:
     """Convert one or several runs, given as folders or paths, to paths."""
-    several = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
-    invalid = [run for run in several if not isinstance(run, RunFolder | str | Path)]
+    run_list = list(runs) if isinstance(runs, Sequence) and not isinstance(runs, str) else [runs]
+    invalid = [run for run in run_list if not isinstance(run, RunFolder | str | Path)]
     if invalid:
-        raise BadSetting(f"not a label run: {invalid[0]!r}. Give its folder, or the result of `label` or `open_run`.")
-    if not several:
-        raise BadSetting("no label run given. Make one: knowgate label")
-    return [run.path if isinstance(run, RunFolder) else expand_path(run) for run in several]
+        raise BadSetting(f"{invalid[0]!r} is not a label run. Give its folder, or the result of `label` or `open_run`.")
+    if not run_list:
+        raise BadSetting("no label run is given. Make one: knowgate label")
+    return [run.path if isinstance(run, RunFolder) else expand_path(run) for run in run_list]
 
 
 def find_runs(folder: Path, manifest: str) -> list[Path]:
@@ -328,25 +338,34 @@ def suggest_runs(folder: Path, manifest: str) -> str:
 
 
 def suggest_ask_options(model: str) -> str:
-    """Return the options of `knowgate ask` for a gate fitted on this model; recorded answers name no server."""
+    """Return the options that `knowgate ask` needs to use a gate fitted on this model; mostly none.
+
+    A gate that was fitted on recorded answers knows no server, so the user must name one.
+    """
     return " --model openai:NAME@URL --plug-in" if model.startswith(RECORDED_PREFIX) else ""
 
 
 def suggest_label_options(settings: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the data and model with which the questions of a run can be answered again."""
+    """Return the data spec and the model spec with which the questions of a run can be answered again.
+
+    They are placeholders ('SPEC', 'openai:NAME@URL') if the run does not record them.
+    """
     model = str(settings["model"])
     return str(settings.get("data") or "SPEC"), "openai:NAME@URL" if model.startswith(RECORDED_PREFIX) else model
 
 
 def explain_model_mismatch(model: str) -> str:
-    """Say what to do if an artifact that was fitted on `model` is used with another model."""
+    """Say what to do if a gate or another artifact that was fitted on `model` is used with another model."""
     if model.startswith(RECORDED_PREFIX):
         llm = model.removeprefix(RECORDED_PREFIX)
         return (
-            "It was fitted on recorded answers, which name no server: give `model` (as openai:NAME@URL), and "
-            f"plug_in=True if it is the LLM of these answers ('{llm}')."
+            f"It was fitted on recorded answers of '{llm}', which name no server. Give the server as "
+            "model='openai:NAME@URL', and set plug_in=True if it runs the same LLM."
         )
-    return f"Use it with its own model (model='{model}'), fit it on this one, or use it as it is: plug_in=True."
+    return (
+        f"Use it with its own model (model='{model}'), or fit it on this model. To use it with this model all the same, "
+        "set plug_in=True."
+    )
 
 
 # --- summaries ------------------------------------------------------------------------------------
@@ -355,27 +374,38 @@ def explain_model_mismatch(model: str) -> str:
 def summarize_run(manifest: Mapping[str, Any]) -> str:
     """Summarize a run in a line from its manifest alone, without reading rows."""
     settings, totals = manifest.get("settings") or {}, manifest.get("totals") or {}
-    about = f"{settings.get('model', 'unknown model')} on {settings.get('data', 'unknown data')}"
+    parts = [f"{settings.get('model', 'unknown model')} on {settings.get('data', 'unknown data')}"]
     n_questions = totals.get("questions", settings.get("questions"))
-    counts = [f"{n_questions} questions"] if n_questions is not None else []
-    counts += [f"{totals['failed']} failed"] if totals.get("failed") else []
-    return ", ".join([about, *counts])
+    if n_questions is not None:
+        parts.append(f"{n_questions} questions")
+    if totals.get("failed"):
+        parts.append(f"{totals['failed']} failed")
+    return ", ".join(parts)
 
 
 def build_run_table(name: str, manifest: Mapping[str, Any], rows: Iterable[LabelRow]) -> TextTable:
-    """Build a table of settings and accuracies, with 95 % intervals (Wilson)."""
+    """Build the summary table of a label run: its settings, and its accuracies with 95 % Wilson intervals.
+
+    Args:
+        name: Name of the run, for the title.
+        manifest: The manifest of the run.
+        rows: All rows of the run, including failed ones.
+    """
     settings = manifest.get("settings") or {}
-    grades = [
-        (row.error is not None, row.closed.correct if row.closed else None, row.open.correct if row.open else None)
-        for row in rows
-    ]
+    n_failed = 0
+    closed_grades: list[bool | None] = []
+    open_grades: list[bool | None] = []
+    for row in rows:
+        n_failed += row.error is not None
+        closed_grades.append(row.closed.correct if row.closed else None)
+        open_grades.append(row.open.correct if row.open else None)
     facts = (
         ("model", str(settings.get("model", "not recorded"))),
         ("data", str(settings.get("data", "not recorded"))),
         ("passages from", str(settings.get("retriever", "not recorded"))),
-        ("rows", str(len(grades))),
-        ("failed", str(sum(failed for failed, _, _ in grades))),
-        ("closed-book right", format_proportion(estimate_proportion(closed for _, closed, _ in grades))),
-        ("open-book right", format_proportion(estimate_proportion(opened for _, _, opened in grades))),
+        ("rows", str(len(closed_grades))),
+        ("failed", str(n_failed)),
+        ("closed-book right", format_proportion(estimate_proportion(closed_grades))),
+        ("open-book right", format_proportion(estimate_proportion(open_grades))),
     )
     return TextTable(f"Label run {name}", ("", ""), facts)

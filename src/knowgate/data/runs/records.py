@@ -102,24 +102,30 @@ def read_needs(run: Path) -> list[RecordedNeeds]:
 
 
 def iterate_needs(run: Path) -> Iterator[RecordedNeeds]:
-    """Yield the recorded needs of one gate after another, since one gate of a large run takes about 100 MB."""
+    """Yield the needs for retrieval that gates recorded in a run, gate by gate.
+
+    They are not read at once, because one gate of a large run takes about 100 MB.
+
+    Raises:
+        ArtifactError: A record is damaged.
+    """
     for record, where in _read_lines(run, NEEDS_FILE):
         needs = _parse(RecordedNeeds, record, where, "gate needs")
         if needs.raw and needs.raw.keys() != needs.needs.keys():
             raise ArtifactError(
-                f"{where}: the raw scores of gate '{needs.gate}' cover other questions than its needs. Delete the file "
-                "and evaluate the gate again."
+                f"{where}: the gate '{needs.gate}' has calibrated scores and raw scores of different questions. Delete "
+                "the file and evaluate the gate again."
             )
         yield needs
 
 
 def write_needs(run: Path, recorded: Sequence[RecordedNeeds]) -> None:
-    """Record needs in a run; an earlier record of a gate with the same name is replaced."""
+    """Record in a run the need for retrieval that gates gave to each question; replaces earlier records of these gates."""
     _replace_lines(run, NEEDS_FILE, iterate_needs, recorded, lambda item: item.gate, _needs_to_dict)
 
 
 def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
-    """Convert recorded needs to a JSON object; empty fields are left out."""
+    """Convert the recorded scores of a gate to a JSON object; empty fields are left out."""
     record: dict[str, Any] = {"gate": item.gate, "threshold": item.threshold, "needs": _round_scores(item.needs)}
     optional = {
         "raw": _round_scores(item.raw) or None,
@@ -135,7 +141,7 @@ def _needs_to_dict(item: RecordedNeeds) -> dict[str, Any]:
 
 
 def read_beliefs(run: Path) -> list[RecordedBeliefs]:
-    """Read the beliefs of every arbiter recorded in a run."""
+    """Read, for every arbiter recorded in a run, how likely it found each answer to be right."""
     return list(_iterate_beliefs(run))
 
 
@@ -144,19 +150,19 @@ def _iterate_beliefs(run: Path) -> Iterator[RecordedBeliefs]:
         beliefs = _parse(RecordedBeliefs, record, where, "arbiter beliefs")
         if beliefs.closed.keys() != beliefs.open.keys():
             raise ArtifactError(
-                f"{where}: the arbiter '{beliefs.arbiter}' has beliefs about only one of two answers. Delete the file "
-                "and evaluate the arbiter again."
+                f"{where}: the arbiter '{beliefs.arbiter}' has a probability for only one of the two answers of a "
+                "question. Delete the file and evaluate the arbiter again."
             )
         yield beliefs
 
 
 def write_beliefs(run: Path, recorded: RecordedBeliefs) -> None:
-    """Record the beliefs of an arbiter; an earlier record of the same name is replaced."""
+    """Record in a run how likely an arbiter found each answer to be right; replaces its earlier record."""
     _replace_lines(run, BELIEFS_FILE, _iterate_beliefs, [recorded], lambda item: item.arbiter, _beliefs_to_dict)
 
 
 def _beliefs_to_dict(item: RecordedBeliefs) -> dict[str, Any]:
-    """Convert recorded beliefs to a JSON object."""
+    """Convert the recorded probabilities of an arbiter to a JSON object."""
     return {
         "arbiter": item.arbiter,
         "fingerprint": item.fingerprint,
@@ -216,7 +222,16 @@ def _replace_lines(
     get_name: Callable[[Record], str],
     to_dict: Callable[[Record], dict[str, Any]],
 ) -> None:
-    """Rewrite a record file so that the new records replace older ones of the same name."""
+    """Rewrite a file of records so that new records replace older ones of the same name.
+
+    Args:
+        run: Folder of the label run, which is locked meanwhile.
+        name: Name of the file.
+        read: Reads the records of the file in a run.
+        records: The new records.
+        get_name: Returns the name of a record.
+        to_dict: Converts a record to a JSON object.
+    """
     names = {get_name(item) for item in records}
     with RunFolder(run).exclusive():
         unchanged = [item for item in read(run) if get_name(item) not in names]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, cast
 
 from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read_record
+from knowgate.data.signals.samples import retrieval_benefit
 from knowgate.errors import ArtifactError, BadInput
 from knowgate.types import SYNTHETIC_KEY, Completion, Passage, Token
 
@@ -17,6 +18,9 @@ ANSWER_FREQUENCY = "answer frequency"
 SLICE_DIMENSIONS = ("data set", "language", "freshness", "hops", ANSWER_FREQUENCY, "form")
 FREQUENCY_THIRDS = ("rare", "middle", "frequent")
 ROUNDED_DIGITS = 6
+RECORDED_GRADER = "recorded"  # grader of rows whose grades were imported with the answers
+CHOICE_GRADER = "choice"
+STRING_GRADERS = ("exact", "contains", CHOICE_GRADER)
 SCALAR_TYPES = frozenset({str, int, bool, type(None)})
 
 
@@ -33,6 +37,10 @@ class GradedAnswer:
         sample_correct: Grades of the samples.
         mastery: Share of correct samples.
         certainty: One minus the entropy of the samples.
+        other_grades: Verdicts of further graders on the greedy answer, by the name of the grader.
+        n_tokens: Number of generated tokens if `tokens` is None; None if it was not recorded.
+        prompt_tokens: Number of tokens that the LLM read; None if it was not recorded.
+        seconds: How long the answer took; None if it was not recorded.
     """
 
     text: str
@@ -43,6 +51,10 @@ class GradedAnswer:
     sample_correct: tuple[bool | None, ...] = ()
     mastery: UnitInterval | None = None
     certainty: UnitInterval | None = None
+    other_grades: Mapping[str, bool | None] = field(default_factory=dict)
+    n_tokens: NonNegativeInt | None = None
+    prompt_tokens: NonNegativeInt | None = None
+    seconds: Annotated[float, NumberRange(0)] | None = None
 
 
 @dataclass(frozen=True)
@@ -106,14 +118,51 @@ def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> G
     return GradedAnswer(draft.text, draft.tokens, draft.finished, samples=tuple(sample.text for sample in samples))
 
 
+# --- graders --------------------------------------------------------------------------------------
+
+
+def list_graders(row: LabelRow) -> list[str]:
+    """List the graders whose verdicts a row holds, the one that counts first."""
+    others = [name for answer in (row.closed, row.open) if answer for name in answer.other_grades]
+    return list(dict.fromkeys([row.grader, *others]))
+
+
+def select_grader(row: LabelRow, grader: str) -> LabelRow:
+    """Return the row with the verdicts of another grader; answers that it did not grade have no grade.
+
+    Args:
+        row: Label row.
+        grader: Name of a grader, such as 'recorded', 'contains' or 'judge:implies:MODEL'. 'judge' means any judge.
+            Multiple-choice questions are graded by letter under every string rule, so they stay as they are.
+    """
+    if _is_named(row.grader, grader) or (row.grader == CHOICE_GRADER and grader in STRING_GRADERS):
+        return row
+    names = [name for name in list_graders(row)[1:] if _is_named(name, grader)]
+    name = names[0] if names else grader
+
+    def select(answer: GradedAnswer | None) -> GradedAnswer | None:
+        return answer and dataclasses.replace(answer, correct=answer.other_grades.get(name))
+
+    closed, opened, iterative = select(row.closed), select(row.open), select(row.iterative)
+    benefit = retrieval_benefit(closed.correct, opened.correct) if closed and opened else None
+    return dataclasses.replace(row, grader=name, closed=closed, open=opened, iterative=iterative, benefit=benefit)
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    return name == wanted or name.startswith(f"{wanted}:")
+
+
 # --- JSON -----------------------------------------------------------------------------------------
 
 
 def row_to_json(row: Any) -> dict[str, Any]:
     """Convert a row (any dataclass) to a compact record: defaults are left out, floats are rounded."""
-    defaults = _list_defaults(cast(Any, type(row)))
-    values = ((name, getattr(row, name), default) for name, default in defaults)
-    return {name: _to_json(value) for name, value, default in values if not _is_default(value, default)}
+    record = {}
+    for name, default in _list_defaults(cast(Any, type(row))):
+        value = getattr(row, name)
+        if not _is_default(value, default):
+            record[name] = _to_json(value)
+    return record
 
 
 def _to_json(value: Any) -> Any:
@@ -194,5 +243,15 @@ def assign_frequency_thirds(counts: Sequence[int | None]) -> list[str | None]:
     known = sorted(count for count in counts if count is not None)
     if len(set(known)) < 2:
         return [None] * len(counts)
-    low, high = (known[math.ceil(part * len(known) / 3) - 1] for part in (1, 2))
-    return [None if count is None else FREQUENCY_THIRDS[(count > low) + (count > high)] for count in counts]
+    last_rare = known[math.ceil(len(known) / 3) - 1]
+    last_middle = known[math.ceil(2 * len(known) / 3) - 1]
+    rare, middle, frequent = FREQUENCY_THIRDS
+    thirds: list[str | None] = []
+    for count in counts:
+        if count is None:
+            thirds.append(None)
+        elif count <= last_rare:
+            thirds.append(rare)
+        else:
+            thirds.append(middle if count <= last_middle else frequent)
+    return thirds

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json
+from knowgate.data.runs.rows import GradedAnswer, LabelRow, row_from_json, select_grader
 from knowgate.types import Completion, Question, Reading
 
 Item = TypeVar("Item", covariant=True)
@@ -96,11 +96,13 @@ class StoredRows(LazySequence[LabelRow]):
         folders: Run folders.
         run_index: Index into `folders` of each row.
         offsets: Byte offset of each row in the file of its run.
+        grader: Grader whose verdicts count; None for the one that the rows were labeled with.
     """
 
     folders: Sequence[RunFolder]
     run_index: NDArray[np.int32] = field(repr=False)
     offsets: RowNumbers = field(repr=False)
+    grader: str | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -109,11 +111,12 @@ class StoredRows(LazySequence[LabelRow]):
         for run, group in _group_by_run(self.run_index, numbers):
             folder = self.folders[run]
             for record in folder.records_at(self.offsets[group].tolist()):
-                yield row_from_json(record, str(folder.path))
+                row = row_from_json(record, str(folder.path))
+                yield select_grader(row, self.grader) if self.grader else row
 
     def select(self, numbers: RowNumbers) -> StoredRows:
         """Return the rows with these indices, still on disk."""
-        return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers])
+        return StoredRows(self.folders, self.run_index[numbers], self.offsets[numbers], self.grader)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +154,12 @@ class StoredReadings(LazySequence[Reading]):
 
 @dataclass(frozen=True, eq=False)
 class PackedTexts(LazySequence[str]):
-    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings."""
+    """Many short texts in one bytes object, which takes a tenth of the memory of separate strings.
+
+    Attributes:
+        data: All texts, one after another.
+        ends: 0, followed by the position in `data` at which each text ends.
+    """
 
     data: bytes = field(repr=False)
     ends: RowNumbers = field(repr=False)
@@ -168,9 +176,11 @@ class PackedTexts(LazySequence[str]):
     @classmethod
     def concatenate(cls, parts: Sequence[PackedTexts]) -> PackedTexts:
         """Join several packs into one."""
-        starts = itertools.accumulate((len(part.data) for part in parts), initial=0)
-        ends = [part.ends[1:] + start for part, start in zip(parts, starts, strict=False)]
-        return cls(b"".join(part.data for part in parts), np.concatenate([[0], *ends]))
+        ends, start = [np.zeros(1, dtype=np.int64)], 0
+        for part in parts:
+            ends.append(part.ends[1:] + start)  # the texts of a part begin where those of the parts before it end
+            start += len(part.data)
+        return cls(b"".join(part.data for part in parts), np.concatenate(ends))
 
     def __len__(self) -> int:
         return len(self.ends) - 1
@@ -202,6 +212,6 @@ def _group_by_run(run_index: NDArray[np.int32], numbers: RowNumbers) -> Iterator
     """Split row numbers into groups of consecutive rows that belong to the same run; yields (run, row numbers)."""
     if not len(numbers):
         return
-    edges = np.flatnonzero(np.diff(run_index[numbers])) + 1
-    for group in np.split(numbers, edges):
+    boundaries = np.flatnonzero(np.diff(run_index[numbers])) + 1  # where the next row belongs to another run
+    for group in np.split(numbers, boundaries):
         yield int(run_index[group[0]]), group

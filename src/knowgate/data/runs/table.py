@@ -20,7 +20,15 @@ from knowgate.core.files import sha256_text
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, iterate_needs
-from knowgate.data.runs.rows import ANSWER_FREQUENCY, LabelRow, assign_frequency_thirds, row_from_json
+from knowgate.data.runs.rows import (
+    ANSWER_FREQUENCY,
+    LabelRow,
+    assign_frequency_thirds,
+    list_graders,
+    row_from_json,
+    select_grader,
+)
+from knowgate.data.runs.run_checks import check_compatible, name_runs, warn_if_unfinished
 from knowgate.data.runs.storage import (
     PackedTexts,
     RowNumbers,
@@ -30,7 +38,7 @@ from knowgate.data.runs.storage import (
     list_recorded_layers,
     load_readings,
 )
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.types import Reading
 
@@ -39,18 +47,11 @@ CHUNK_ROWS = 5_000  # rows in memory at once when all of them are too many
 MAX_ROWS_IN_MEMORY = 20_000  # about 0.5 GB; an evaluation of more rows leaves them on disk
 DEFAULT_ROUNDS = 3.0  # assumed number of retrieval rounds if it was not recorded
 LAZY_COLUMNS = ("loose_fingerprints",)  # rarely used, so not computed while rows are read
-ONE_MODEL_ADVICE = "evaluate one model at a time"
+ONE_MODEL_ADVICE = "Evaluate one model at a time"
 EVALUATION_ADVICE = {
     "model_fingerprint": ONE_MODEL_ADVICE,
     "prompts_fingerprint": ONE_MODEL_ADVICE,
-    "reranker_fingerprint": "evaluate them one at a time, or side by side: knowgate sweep beta",
-}
-MISMATCHES = {
-    "model_fingerprint": "are of different models",
-    "prompts_fingerprint": "are of different prompts",
-    "retriever_fingerprint": "are of different retrievers",
-    "reranker_fingerprint": "have passages that were chosen by different rerankers",
-    "max_tokens": "drafted answers of different length",
+    "reranker_fingerprint": "Evaluate them one at a time, or side by side: knowgate sweep beta",
 }
 
 
@@ -153,10 +154,11 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
-        """Return the value of each row along a slice dimension; None where the data does not say."""
+        """Return the group of each row along a dimension, such as the language; None where the data does not say."""
         if dimension == ANSWER_FREQUENCY:
             counts = [None if count < 0 else count for count in self.answer_frequencies.tolist()]
             return np.array(assign_frequency_thirds(counts), dtype=object)
+        # Millions of rows share few distinct tuples of pairs, so each distinct one is searched once.
         values = {pairs: dict(pairs).get(dimension) for pairs in set(self.slices.tolist())}
         return np.array([values[pairs] for pairs in self.slices.tolist()], dtype=object)
 
@@ -208,6 +210,7 @@ def load_label_table(
     required_equal: Mapping[str, str] = EVALUATION_ADVICE,
     graded_only: bool = True,
     max_in_memory: int | None = None,
+    grader: str | None = None,
 ) -> LabelTable:
     """Read the usable rows of label runs into one table.
 
@@ -217,6 +220,7 @@ def load_label_table(
         required_equal: Settings that the runs must share, each with advice for when they differ.
         graded_only: Leave out rows whose closed-book answer has no grade.
         max_in_memory: Leave rows on disk if there are more than this; None to keep all in memory.
+        grader: Grader whose verdicts count; None for the one that the rows were labeled with.
 
     Raises:
         BadInput: If there is no run, or no usable row.
@@ -228,7 +232,7 @@ def load_label_table(
     settings = [folder.settings() for folder in folders]
     check_compatible(runs, settings, required_equal)
     names = name_runs(runs)
-    builder = _TableBuilder(names, graded_only, max_in_memory)
+    builder = _TableBuilder(names, graded_only, max_in_memory, grader)
     for number, folder in enumerate(folders):
         rows_before = builder.n_read
         builder.add_run(number, folder)
@@ -236,7 +240,7 @@ def load_label_table(
     if not len(builder):
         reasons = ", ".join(f"{count} {reason}" for reason, count in builder.left_out.items() if count) or "no rows"
         raise BadInput(
-            f"no graded row in {', '.join(map(str, runs))}: {reasons}. Label questions that have gold answers. "
+            f"there is no graded row in {', '.join(map(str, runs))}: {reasons}. {_suggest_graders(builder)}"
             f"To see the rows: knowgate report {runs[0]}"
         )
     columns, run_index = builder.build(folders, layers)
@@ -246,7 +250,7 @@ def load_label_table(
         columns.rows,
         columns.keys,
         columns.readings,
-        {**settings[0], "data_fingerprint": data_fingerprint},
+        {**settings[0], "data_fingerprint": data_fingerprint, **({"grader": grader} if grader else {})},
         [str(run) for run in runs],
         _load_gate_columns(runs, names, columns.keys, run_index),
         builder.left_out,
@@ -257,11 +261,16 @@ def load_label_table(
 
 @dataclass
 class _TableBuilder:
-    """Collects usable rows run by run; beyond `max_in_memory` rows it keeps only columns and file offsets."""
+    """Collects the usable rows of several runs.
+
+    If there are more than `max_in_memory` rows, only their columns and their positions in the files stay in memory.
+    """
 
     names: Sequence[str]
     graded_only: bool
     max_in_memory: int | None
+    grader: str | None = None
+    graders: set[str] = field(default_factory=set)  # graders whose verdicts the rows hold, if one was asked for
     left_out: dict[str, int] = field(default_factory=lambda: {"failed": 0, "not graded": 0})
     _rows: list[LabelRow] = field(default_factory=list)  # rows that are not in columns yet
     _run_index: array[int] = field(default_factory=lambda: array("i"))
@@ -285,6 +294,9 @@ class _TableBuilder:
         """Add the usable rows of a run; count the others by reason."""
         for where, record, offset in folder.records_with_offsets():
             row = row_from_json(record, where)
+            if self.grader:
+                self.graders.update(list_graders(row))
+                row = select_grader(row, self.grader)
             if row.error is not None:
                 self.left_out["failed"] += 1
             elif row.closed is None or (self.graded_only and row.closed.correct is None):
@@ -314,13 +326,20 @@ class _TableBuilder:
     def build(
         self, folders: Sequence[RunFolder], layers: Sequence[int] | None
     ) -> tuple[LabelColumns, NDArray[np.int32]]:
-        """Return the collected rows with their readings, and the run of each row."""
+        """Return the collected rows with their readings, and the index of the run that each row belongs to.
+
+        Args:
+            folders: Folders of the runs.
+            layers: Layers whose hidden states are read; None for all recorded ones.
+        """
         run_index = np.array(self._run_index, dtype=np.int32)
-        used_runs = set(self._run_index)  # a run without usable rows has no hidden states to read
-        run_layers = [
-            [] if run not in used_runs else list_recorded_layers(folder) if layers is None else list(layers)
-            for run, folder in enumerate(folders)
-        ]
+        used_runs = set(self._run_index)
+        run_layers: list[Sequence[int]] = []
+        for run, folder in enumerate(folders):
+            if run not in used_runs:  # a run without usable rows has no hidden states to read
+                run_layers.append([])
+            else:
+                run_layers.append(list_recorded_layers(folder) if layers is None else list(layers))
         if self._is_on_disk:
             return self._build_on_disk(folders, run_index, run_layers), run_index
         readings = list[Reading]()
@@ -334,24 +353,39 @@ class _TableBuilder:
     ) -> LabelColumns:
         """Return columns in memory for rows that stay on disk."""
         self._convert_to_columns()
-        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64))
+        rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         keys = PackedTexts.concatenate(self._key_chunks)
         return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)
 
 
+def _suggest_graders(builder: _TableBuilder) -> str:
+    """Say what to do if no row is graded: choose another grader, or label questions with gold answers."""
+    if builder.grader:
+        return f"grader='{builder.grader}' graded none of them; choose one of: {', '.join(sorted(builder.graders))}. "
+    return "Label questions that have gold answers. "
+
+
 def _load_gate_columns(
     runs: Sequence[Path], names: Sequence[str], keys: Sequence[str], run_index: NDArray[np.int32]
 ) -> dict[str, GateColumn]:
-    """Read the needs of the gates that are recorded in every run, in row order; other gates are skipped."""
+    """Read the recorded scores of gates, in the order of the rows. Gates that a run has not recorded are skipped.
+
+    Args:
+        runs: Folders of the runs.
+        names: Names of the runs.
+        keys: Key of each row: the run's name, a slash, and the id of the question.
+        run_index: Index into `runs` of each row.
+    """
     columns: dict[str, GateColumn] = {}
     counts: dict[str, list[int]] = {}
     for run, path in enumerate(runs):
-        numbers, prefix = np.flatnonzero(run_index == run), len(names[run]) + 1
+        numbers = np.flatnonzero(run_index == run)  # the rows of this run
+        prefix = len(f"{names[run]}/")  # keys are RUN/ID
         ids = PackedTexts.pack(keys[number][prefix:] for number in numbers.tolist())
         for item in iterate_needs(path):
-            if run and item.gate not in columns:
+            if run and item.gate not in columns:  # the first run does not have this gate
                 continue
             column = columns.get(item.gate) or _start_gate_column(item, len(keys))
             column.needs[numbers] = [item.needs.get(key, np.nan) for key in ids]
@@ -384,38 +418,3 @@ def _add_run(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> Gate
         far = (column.far * earlier + item.far * counts[-1]) / max(1, earlier + counts[-1])
     scoring = column.scoring if column.scoring == item.scoring else ""
     return replace(column, seconds=seconds, far=far, scoring=scoring, raw=column.raw if item.raw else None)
-
-
-# --- several runs ---------------------------------------------------------------------------------
-
-
-def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise BadSetting if a run is named twice or the runs differ in one of the settings in `advice`."""
-    check_unique_runs(runs)
-    for key, suggestion in advice.items():
-        values = [str(run_settings.get(key)) for run_settings in settings]
-        if len(set(values)) > 1:
-            run_values = "; ".join(f"{run}: {value}" for run, value in zip(runs, values, strict=True))
-            raise BadSetting(f"the label runs {MISMATCHES[key]} ({run_values}); {suggestion}.")
-
-
-def check_unique_runs(runs: Sequence[Path]) -> None:
-    """Raise BadSetting if a run is named twice."""
-    resolved = [run.resolve() for run in runs]
-    duplicates = [run for number, run in enumerate(runs) if resolved[number] in resolved[:number]]
-    if duplicates:
-        raise BadSetting(f"label run named twice: '{duplicates[0]}'. Name it once.")
-
-
-def name_runs(runs: Sequence[Path]) -> list[str]:
-    """Name each run by its folder name, or by its full path if folder names are not unique."""
-    folders = [run.resolve() for run in runs]
-    names = [folder.name for folder in folders]
-    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-
-
-def warn_if_unfinished(run: Path, n_rows: int, n_questions: object) -> None:
-    """Warn that a run has rows for only some of its questions."""
-    if isinstance(n_questions, int) and n_rows < n_questions:
-        message = "%s holds %d of %d questions: it was not finished. Run the same `knowgate label` again to continue."
-        log.warning(message, run, n_rows, n_questions)

@@ -19,7 +19,7 @@ ASSESSMENT_LABELS = ("true", "false")  # answers whose logits are compared when 
 def check_draft_tokens(gate: str, draft_tokens: int) -> None:
     """Raise BadSetting unless the number of draft tokens is at least 1."""
     if draft_tokens < 1:
-        raise BadSetting(f"{gate}: draft_tokens={draft_tokens} is not allowed: it must be at least 1.")
+        raise BadSetting(f"the gate '{gate}' cannot use draft_tokens={draft_tokens}. Use at least 1.")
 
 
 def draft_need(draft: Completion | None, confidence: Callable[[Sequence[Token]], float], draft_tokens: int) -> float:
@@ -68,7 +68,10 @@ def inverse_perplexity(tokens: Sequence[Token]) -> float:
     """
     entropies = [token.entropy for token in tokens if token.entropy is not None]
     if len(entropies) < len(tokens):
-        raise UnsupportedSignal("this server gives no token entropies. Use logprob:first, mean, min or margin.")
+        raise UnsupportedSignal(
+            "this server gives no token entropies, which the gate logprob:entropy needs. Use logprob:first, "
+            "logprob:mean, logprob:min or logprob:margin."
+        )
     return math.exp(-sum(entropies) / len(entropies))
 
 
@@ -76,7 +79,10 @@ def mean_margin(tokens: Sequence[Token]) -> float:
     """Return the mean difference between the probabilities of the best and the second-best token."""
     margins = [token.margin for token in tokens if token.margin is not None]
     if len(margins) < len(tokens):
-        raise UnsupportedSignal("this server gives no second-best token. Use logprob:first, mean or min.")
+        raise UnsupportedSignal(
+            "this server does not list the second-best token, which the gate logprob:margin needs. Use logprob:first, "
+            "logprob:mean or logprob:min."
+        )
     return sum(margins) / len(margins)
 
 

@@ -18,23 +18,40 @@ from knowgate.stats.logistic import sigmoid
 from knowgate.types import Question, Reading, Token, Vector
 
 MIN_PROBABILITY = 1e-6  # lower bound before taking logarithms
+MIN_SURPRISAL = 1e-4  # the same for surprisals (negative log-probabilities)
 PROBE_NAME = re.compile(r"probe-(?P<position>pre|post)-(?P<layer>\d+)")
 POSITION_WORDS = {"pre": "before", "post": "after"}
 Feature = Callable[[Question, Reading], float | None]  # None if the reading lacks the signal
 FeatureFormatter = Callable[[float], str]
 
 
-def _make_token_feature(statistic: Callable[[Sequence[Token]], float]) -> Feature:
+def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: str = "logprob") -> Feature:
     """Make a feature: the logarithm of a statistic over the tokens of the draft.
 
-    The feature is None if the draft has no tokens with entropy and margin.
+    The feature is None if the draft has no tokens, or a token lacks the field that the statistic reads: servers return
+    log-probabilities, but not always entropies and margins.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
         tokens = reading.draft.tokens if reading.draft else None
-        if tokens is None or any(token.entropy is None or token.margin is None for token in tokens):
+        if tokens is None or any(getattr(token, field) is None for token in tokens):
             return None
-        return math.log(max(statistic(tokens), MIN_PROBABILITY) if tokens else MIN_PROBABILITY)
+        value = statistic(tokens) if tokens else 0.0  # an empty draft is as uncertain as possible
+        return math.log(max(value, MIN_PROBABILITY))
+
+    return compute
+
+
+def _make_surprisal_feature(token_feature: Feature) -> Feature:
+    """Make a feature: the logarithm of the surprisal -log p, given the feature log p.
+
+    It spreads the probabilities close to 1, where a capable LLM is most of the time. Songs of `gate_chatgpt_songs`,
+    cross-validated on the train rows: AUROC of a logistic regression .777 without and .801 with such features.
+    """
+
+    def compute(question: Question, reading: Reading) -> float | None:
+        logarithm = token_feature(question, reading)
+        return None if logarithm is None else math.log(max(-logarithm, MIN_SURPRISAL))
 
     return compute
 
@@ -81,12 +98,15 @@ def _make_seakr_feature(name: str) -> Feature:
     return compute
 
 
+_MEAN, _MIN = _make_token_feature(confidence.geometric_mean), _make_token_feature(confidence.min_probability)
 FEATURES: dict[str, Feature] = {
     "first": _make_token_feature(confidence.first_probability),
-    "mean": _make_token_feature(confidence.geometric_mean),
-    "min": _make_token_feature(confidence.min_probability),
-    "entropy": _make_token_feature(confidence.inverse_perplexity),
-    "margin": _make_token_feature(confidence.mean_margin),
+    "mean": _MEAN,
+    "min": _MIN,
+    "mean_surprisal": _make_surprisal_feature(_MEAN),
+    "min_surprisal": _make_surprisal_feature(_MIN),
+    "entropy": _make_token_feature(confidence.inverse_perplexity, "entropy"),
+    "margin": _make_token_feature(confidence.mean_margin, "margin"),
     "length": _compute_length,
     "unfinished": _is_unfinished,
     "question_length": _compute_question_length,
@@ -135,14 +155,16 @@ def _format_log_count(words: str) -> FeatureFormatter:
 
 
 FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
-    "first": _format_log_share("first token"),
-    "mean": _format_log_share("mean token"),
-    "min": _format_log_share("least likely token"),
-    "entropy": _format_log_share("inverse perplexity"),
-    "margin": _format_log_share("margin over the second token"),
-    "length": _format_log_count("draft tokens"),
+    "first": _format_log_share("certainty of its first word"),
+    "mean": _format_log_share("mean certainty of its words"),
+    "min": _format_log_share("its least certain word"),
+    "mean_surprisal": lambda value: f"mean certainty of its words {math.exp(-math.exp(value)):.0%}",
+    "min_surprisal": lambda value: f"its least certain word {math.exp(-math.exp(value)):.0%}",
+    "entropy": _format_log_share("certainty by entropy"),
+    "margin": _format_log_share("lead over the second choice of words"),
+    "length": _format_log_count("length of its draft in tokens"),
     "unfinished": lambda value: "the draft was cut off" if value else "the draft is complete",
-    "question_length": _format_log_count("question characters"),
+    "question_length": _format_log_count("length of the question in characters"),
     SELF_ASSESSMENT: lambda value: f"it says it {'can' if value > 0 else 'cannot'} answer ({value:+.1f})",
     "certainty": lambda value: f"samples agree {value:.0%}",
     "agreement": lambda value: f"samples equal the draft {value:.0%}",
@@ -159,5 +181,7 @@ def describe_feature(name: str, value: float) -> str:
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
-    source = f"layer {probe['layer']} {POSITION_WORDS[probe['position']]} the answer" if probe else name
-    return f"{source} predicts need {sigmoid(value):.0%}"
+    need = f"need {sigmoid(value):.0%}"
+    if probe is None:
+        return f"{name} ({need})"
+    return f"its inner state {POSITION_WORDS[probe['position']]} the answer ({need} by layer {probe['layer']})"

@@ -71,7 +71,8 @@ def retrieval_benefit(closed: bool | None, opened: bool | None) -> int | None:
 
 def canonical_answer(answer: str, question: Question) -> str:
     """Return a form by which answers are compared: the letter of a choice, otherwise the normalized text."""
-    return (parse_choice_letter(answer, question.choices) if question.choices else None) or normalize(answer)
+    letter = parse_choice_letter(answer, question.choices) if question.choices else None
+    return letter or normalize(answer)
 
 
 # --- dispersion (SeaKR) ---------------------------------------------------------------------------
@@ -92,21 +93,26 @@ def log_mean_square(states: Vector) -> float:
 
 
 def relative_dispersion(log_det: float, size: float, n: int, alpha: float = SEAKR_ALPHA) -> float:
-    """Scale a log-determinant to [0, 1], so that the length of the states does not matter.
+    """Measure how much hidden states of sampled answers differ, on a scale from 0 (all equal) to 1 (orthogonal).
+
+    The log-determinant also grows with the length of the states. Here it is compared with the smallest and the largest
+    value that states of this length can have.
 
     Args:
-        log_det: Log-determinant of the states.
-        size: Their log mean square.
+        log_det: Result of `log_determinant`.
+        size: Result of `log_mean_square`.
         n: Number of states.
         alpha: Regularization of the log-determinant.
 
     Returns:
-        0 if all states are equal, 1 if all are orthogonal.
+        A number from 0 to 1.
     """
     # Equal states have one eigenvalue of n times the mean square, and n - 1 of zero. Orthogonal ones have n equal ones.
-    least = (np.logaddexp(math.log(n) + size, math.log(alpha)) + (n - 1) * math.log(alpha)) / n
-    most = np.logaddexp(size, math.log(alpha))
-    return float(np.clip((log_det - least) / (most - least), 0.0, 1.0)) if most > least else 0.0
+    smallest = (np.logaddexp(math.log(n) + size, math.log(alpha)) + (n - 1) * math.log(alpha)) / n
+    largest = np.logaddexp(size, math.log(alpha))
+    if largest <= smallest:
+        return 0.0
+    return float(np.clip((log_det - smallest) / (largest - smallest), 0.0, 1.0))
 
 
 def _compute_gram(states: Vector) -> NDArray[np.float64]:

@@ -30,8 +30,8 @@ def stack_hidden_states(readings: Sequence[Reading], layer: int, position: str) 
     present = [state for state in states if state is not None]
     if len(present) < len(states):
         raise UnsupportedSignal(
-            f"no hidden states of layer {layer} ({position}) are available. Label the questions with layers='{layer}', or "
-            "use a backend that gives hidden states (hf, gguf, smollm).",
+            f"the hidden states of layer {layer} ({position}) are missing. Label the questions with layers='{layer}', or "
+            "use a model that gives hidden states (hf, gguf, smollm).",
             brief=f"no hidden states of layer {layer}",
         )
     return np.stack(present)

@@ -84,9 +84,9 @@ class GateCandidate:
     """A gate that may be chosen.
 
     Attributes:
-        gate: Folder or spec.
+        gate: Folder or spec of the gate.
         runs: Label runs that its threshold may be chosen on.
-        description: What it is, for messages.
+        description: What kind of gate it is, for messages.
         folder: Where a calibrated copy is written; None for a gate without a folder.
     """
 
@@ -135,10 +135,12 @@ class GateSelector:
             return GateChoice(explanations=(explanation,))
         n_fit = count_graded_questions(self.labeled.runs("fit"))
         untrained = self._find_untrained_gate(runs)
+        # If two gates compete, they share the allowed error probability.
         is_shared = n_fit >= MIN_GRADED_ROWS and untrained is not None
         delta = (1 - CONFIDENCE) / (2 if is_shared else 1)
-        candidates = [each for each in (untrained, self._train_gate(n_fit)) if each]
-        calibrated = [each for candidate in candidates if (each := self._calibrate(candidate, delta)) is not None]
+        candidates = [candidate for candidate in (untrained, self._train_gate(n_fit)) if candidate is not None]
+        results = [self._calibrate(candidate, delta) for candidate in candidates]
+        calibrated = [result for result in results if result is not None]
         return self._choose(calibrated, candidates, n, is_shared=is_shared)
 
     # --- candidates -------------------------------------------------------------------------------

@@ -199,7 +199,10 @@ def check_label_runs(runs: Sequence[Path]) -> None:
     rows = [row for run in runs for row in RunFolder(run).rows()]
     errors = [row.error for row in rows if row.error is not None]
     if rows and len(errors) == len(rows):
-        raise BadInput(f"all {len(rows)} questions failed. The first error: {errors[0]}")
+        raise BadInput(
+            f"the LLM could not answer any of the {len(rows)} questions. The first error: {errors[0]} Fix it and start "
+            "again."
+        )
     if all(row.open is None for row in rows):
         raise BadInput(
             "no passage was found for any question. Check that the questions are about these documents: `knowgate "

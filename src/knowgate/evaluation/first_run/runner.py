@@ -223,8 +223,9 @@ def _count_right_answers(evaluation: Evaluation, choice: GateChoice) -> str:
     baselines = f"{always} with retrieval for each, {never} from memory"
     if choice.gate == ALWAYS_RETRIEVE_GATE:
         return f"of {len(table.rows)} questions, answered right: {baselines}."
-    first_named = 1 + [scores.gate for scores in evaluation.gates].index("always")
-    gate = evaluation.gates[first_named]
+    # The results begin with never and always. The first gate after them is the chosen one.
+    names = [result.gate for result in evaluation.gates]
+    gate = evaluation.gates[names.index("always") + 1]
     n_skipped = int((gate.needs <= gate.threshold).sum())
     chosen = f"{int(gate.right.sum())} with the gate, which skips {n_skipped} searches"
     return f"of {len(table.rows)} questions, answered right: {chosen}; {baselines}."

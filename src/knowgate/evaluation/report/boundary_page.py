@@ -28,20 +28,21 @@ KNOWLEDGE_PARTS = {
 
 
 def write_boundary_page(runs: Sequence[RunReport], out: Path) -> None:
-    """Write the page atomically."""
+    """Write the report of what LLMs know, measured on label runs, as one HTML file."""
     write_text(out, render_boundary_page(runs))
 
 
 def render_boundary_page(runs: Sequence[RunReport]) -> str:
-    """Render the page."""
+    """Render the report of what LLMs know, measured on label runs, as HTML."""
     names = ", ".join(run.name for run in runs)
     return html.render_page("What your LLM knows", names, build_boundary_sections(runs))
 
 
 def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
-    """Build the sections of the page."""
+    """Build the sections of the HTML report of what LLMs know: first warnings, the summary and charts, then details."""
     counts = [run.boundary.counts for run in runs]
-    cautions = [text for count in counts if (text := describe_synthetic(count.synthetic, count.rows))]
+    texts = [describe_synthetic(count.synthetic, count.rows) for count in counts]
+    cautions = [text for text in texts if text]
     settings = [html.render_table(tables.build_settings_table(runs))]
     return [
         html.render_cautions(cautions),
@@ -227,7 +228,7 @@ def _format_interval(share: Proportion) -> str:
 
 
 def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
-    """Draw each run's questions in four parts: known or not, helped by passages or not."""
+    """Draw a stacked bar per run that divides its questions into four parts (see `compute_knowledge_shares`)."""
     groups = [
         BarGroup(run.name, [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()])
         for run in runs
@@ -238,12 +239,18 @@ def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
 
 
 def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
-    """Return the share of each part; only known and unknown without open-book answers."""
+    """Divide the questions of a run into four parts and return the share of each.
+
+    The parts are questions that the LLM answers right without passages (known), right only without (harmed), right only
+    with passages (helped), and wrong either way (hopeless). Without open-book answers there are only 'known' and
+    'hopeless'. The result is empty if no answer is graded.
+    """
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     n = benefit.helps + benefit.neutral + benefit.hurts
     if not n:
         known = accuracy.closed.value
         return {} if known is None else {"known": known, "hopeless": 1 - known}
+    # Neutral questions have the same grade both ways: some are right, the others wrong.
     right_both_ways = max(0, accuracy.open.hits - benefit.helps)
     counts = {
         "known": right_both_ways,
@@ -260,7 +267,7 @@ def _make_part_bar(name: str, share: float) -> Bar:
 
 
 def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
-    """Draw accuracies with intervals (KBM, Figure 1)."""
+    """Draw the accuracy of each run without passages, with passages and with masked passages (KBM, Figure 1)."""
     sides = [side for side in SIDE_STYLES if any(getattr(run.boundary.accuracy, side).n for run in runs)]
     groups = [
         BarGroup(run.name, [_make_share_bar(*SIDE_STYLES[side], _get_accuracy(run, side)) for side in sides])
@@ -278,13 +285,17 @@ def _get_accuracy(run: RunReport, side: str) -> Proportion:
 
 
 def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:
-    """Draw copy rates (KBM, Figure 2). Empty if no run has masked answers with certainty 1."""
+    """Draw how often each LLM copies the word MASK from masked passages (KBM, Figure 2).
+
+    Returns '' if no run has masked answers to questions whose samples all agree.
+    """
     kinds = {"is_mask": ("answer is MASK", "k4"), "says_mask": ("answer holds MASK", "k1")}
-    groups = [
-        BarGroup(run.name, [_make_share_bar(*kinds[kind], getattr(rate, kind)) for kind in kinds])
-        for run in runs
-        if (rate := run.boundary.copying) and rate.is_mask.n
-    ]
+    groups = []
+    for run in runs:
+        rate = run.boundary.copying
+        if rate is not None and rate.is_mask.n:
+            bars = [_make_share_bar(*kinds[kind], getattr(rate, kind)) for kind in kinds]
+            groups.append(BarGroup(run.name, bars))
     if not groups:
         return ""
     chart = charts.draw_bar_chart(PlotArea(Axis(""), Axis("share of answers")), groups, "Copy rate")
@@ -321,7 +332,8 @@ def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
 
 def draw_saving_chart(runs: Sequence[RunReport], indicator: str) -> str:
     """Draw accuracy against searches saved, with random skipping for comparison. Empty if no run has both answers."""
-    curves = [(run, curve) for run in runs if (curve := run.boundary.savings[indicator]) is not None]
+    pairs = [(run, run.boundary.savings[indicator]) for run in runs]
+    curves = [(run, curve) for run, curve in pairs if curve is not None]
     if not curves:
         return ""
     lines: list[PlotLine] = []

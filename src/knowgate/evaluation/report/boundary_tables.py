@@ -26,7 +26,7 @@ MAX_TEXT_WIDTH = 60
 
 
 def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
-    """Build all tables of the report."""
+    """Build all tables of the report of what LLMs know, with the runs side by side."""
     yield build_settings_table(runs)
     yield build_accuracy_table(runs)
     yield build_correlation_table(runs)
@@ -119,7 +119,13 @@ def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "closed") -> TextTable:
-    """Build a panel of KBM's Figure 3: effects of retrieval by interval of an indicator."""
+    """Build the table of how often retrieval helps, changes nothing or hurts (a panel of KBM's Figure 3).
+
+    Args:
+        runs: The runs.
+        indicator: 'mastery' or 'certainty'. The table has a row for each interval of its values.
+        side: The answers that the indicator is measured on: 'closed', 'open' or 'mask'.
+    """
     rows: list[tuple[str, ...]] = []
     for run in runs:
         if run.boundary.counts.with_open:
@@ -132,17 +138,22 @@ def build_effect_table(runs: Sequence[RunReport], indicator: str, side: str = "c
 
 
 def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[EffectInterval, ...]:
-    """Return the effects by interval of an indicator, measured on one side."""
-    return (run.boundary.effects if side == "closed" else run.boundary.panels[side])[indicator]
+    """Return the effects of retrieval by interval of 'mastery' or 'certainty'.
+
+    `side` names the answers that the indicator is measured on: 'closed', 'open' or 'mask'.
+    """
+    effects = run.boundary.effects if side == "closed" else run.boundary.panels[side]
+    return effects[indicator]
 
 
 def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
-    """Return the sides, other than closed-book, for which any run has sampled answers."""
-    return [
-        side
-        for side in ("open", "mask")
-        if any(item.n for run in runs for name in INDICATORS for item in get_effect_intervals(run, name, side))
-    ]
+    """Return which of 'open' and 'mask' (answers with passages, and with masked passages) any run has samples of."""
+    sides = []
+    for side in ("open", "mask"):
+        intervals = [get_effect_intervals(run, name, side) for run in runs for name in INDICATORS]
+        if any(item.n for by_interval in intervals for item in by_interval):
+            sides.append(side)
+    return sides
 
 
 def format_interval(item: EffectInterval) -> str:
@@ -186,7 +197,7 @@ def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...
 
 
 def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
-    """Build the table of how often masked answers are copied."""
+    """Build the table of how often LLMs copy the word MASK from passages whose gold answers are masked."""
     rows: list[tuple[str, ...]] = []
     for run in runs:
         rate = run.boundary.copying
@@ -214,7 +225,7 @@ def build_copy_rate_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
-    """Build a table for each dimension that divides at least one run."""
+    """Build a table for each dimension, such as the language, along which a run has several groups of questions."""
     tables = [_build_slice_table(runs, dimension) for dimension in SLICE_DIMENSIONS]
     return [table for table in tables if table is not None]
 

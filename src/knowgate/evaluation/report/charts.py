@@ -34,6 +34,10 @@ class PlotArea:
     """Axes and size of a chart.
 
     Attributes:
+        x: The horizontal axis.
+        y: The vertical axis.
+        width: Width of the chart in pixels, with its margins.
+        height: Height of the chart in pixels, with its margins.
         x_is_share: Whether numbers along the x axis are shown in percent.
         y_is_share: The same for the y axis.
     """
@@ -99,7 +103,8 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
 def compute_ticks(axis: Axis) -> list[float]:
     """Return at most `MAX_TICKS` round numbers along an axis."""
     span = axis.high - axis.low
-    step = next((step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + 1e-9), span / (MAX_TICKS - 1))
+    fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + 1e-9]
+    step = fitting_steps[0] if fitting_steps else span / (MAX_TICKS - 1)
     first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
     return [round(number * step, 6) for number in range(first, last + 1)]
 
@@ -125,8 +130,10 @@ class PlotMark:
     """A dot with an optional interval.
 
     Attributes:
+        at: Position of the dot.
         tooltip: Text shown when the dot is pointed at.
-        low: Lower end of the interval.
+        low: Lower end of the interval; None for no interval.
+        high: Upper end of the interval.
         label: Text beside the dot.
     """
 
@@ -142,6 +149,8 @@ class PlotLine:
     """A line through points.
 
     Attributes:
+        name: Name in the legend.
+        points: The points.
         css_class: Class of the style sheet that colors it.
         mark: A dot on the line.
         is_visible: Whether it is visible before the reader selects it in the legend.
@@ -172,17 +181,22 @@ def draw_line_plot(
 
 
 def build_legend(lines: Sequence[PlotLine]) -> str:
-    """Build the legend; entries of hidden lines are collapsed."""
-    visible, hidden = [
-        "".join(_build_legend_entry(line, number) for number, line in enumerate(lines) if line.is_visible is is_visible)
-        for is_visible in (True, False)
-    ]
+    """Build the legend as HTML; entries of hidden lines are in a collapsed list."""
+    visible, hidden = "", ""
+    for number, line in enumerate(lines):
+        entry = _build_legend_entry(line, number)
+        if line.is_visible:
+            visible += entry
+        else:
+            hidden += entry
+    if not hidden:
+        return f'<ul class="legend">{visible}</ul>'
     count = sum(not line.is_visible for line in lines)
-    more = (
+    return (
+        f'<ul class="legend">{visible}</ul>'
         f'<details class="more"><summary>Show others in the picture ({count})</summary>'
         f'<ul class="legend">{hidden}</ul></details>'
     )
-    return f'<ul class="legend">{visible}</ul>{more if hidden else ""}'
 
 
 def _build_legend_entry(line: PlotLine, number: int) -> str:
@@ -227,8 +241,10 @@ class Bar:
 
     Attributes:
         value: Height; None for no bar.
+        css_class: Class of the style sheet that colors it.
         tooltip: Text shown when the bar is pointed at.
-        low: Lower end of the interval.
+        low: Lower end of the interval; None for no interval.
+        high: Upper end of the interval.
         label: Text above the bar, or inside a stacked one.
     """
 

@@ -36,11 +36,12 @@ DIFF_DEFINITIONS = {
 
 @dataclass(frozen=True)
 class DiffVerdict:
-    """Whether B is better or worse than A.
+    """Whether evaluation B is better or worse than evaluation A.
 
     Attributes:
         level: 'use' if B is better, 'leave' if it is worse, 'unknown' if no difference is shown.
-        details: By how much.
+        headline: The verdict in a sentence.
+        details: By how much, in a sentence.
     """
 
     level: Literal["use", "leave", "unknown"]
@@ -49,12 +50,13 @@ class DiffVerdict:
 
 
 def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
-    """Judge by the accuracy of the watched gates. One that certainly fell is enough for 'worse'."""
-    differences = {
-        gate.gate: gate.changes["accuracy"].difference
-        for gate in diff.gates
-        if gate.gate in diff.watched and "accuracy" in gate.changes
-    }
+    """Judge whether evaluation B is better or worse than A, by the accuracy of the watched gates.
+
+    B is worse if the accuracy of one of them has certainly fallen (its 95 % interval is below 0). It is better if none
+    has fallen and one has certainly risen.
+    """
+    watched = [gate for gate in diff.gates if gate.gate in diff.watched and "accuracy" in gate.changes]
+    differences = {gate.gate: gate.changes["accuracy"].difference for gate in watched}
     fallen = {gate: change for gate, change in differences.items() if change.high is not None and change.high < 0}
     risen = {gate: change for gate, change in differences.items() if change.low is not None and change.low > 0}
     if fallen:
@@ -72,11 +74,14 @@ def _list_differences(differences: dict[str, Estimate]) -> str:
 
 
 def describe_pairing(diff: EvaluationDiff) -> str:
-    """Describe whether differences are paired."""
+    """Say whether the differences between A and B are computed question by question (paired), and if not, why."""
     if diff.paired:
         return f"Differences are paired, over the {diff.paired:,} questions that A and B share."
     shared = f"share {diff.shared:,} questions" if diff.shared else "share no question (or one keeps no decisions)"
-    return f"A and B {shared}; pairing needs {diff.needed:,}. So differences are those of independent samples."
+    return (
+        f"A and B {shared}, and {diff.needed:,} are needed to compare them question by question. So differences are those "
+        "of independent samples."
+    )
 
 
 def describe_uncompared_gates(diff: EvaluationDiff) -> str:
@@ -142,7 +147,7 @@ def _make_measure_cells(gate: GateDiff, measure: str) -> tuple[str, str, str]:
 
 
 def build_sides_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table of what is compared."""
+    """Build the table that describes the two evaluations: their folder, LLM, questions and recommendation."""
     first, second = diff.first, diff.second
     rows = [
         ("folder", first.name, second.name),
@@ -160,13 +165,13 @@ def build_sides_table(diff: EvaluationDiff) -> TextTable:
 
 
 def write_diff_page(diff: EvaluationDiff, out: Path) -> None:
-    """Write the page atomically."""
+    """Write the comparison of two evaluations as one HTML file."""
     subtitle = f"A: {diff.first.name}, B: {diff.second.name}"
     write_text(out, html.render_page("Two evaluations compared", subtitle, list(build_diff_sections(diff))))
 
 
 def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
-    """Build the sections of the page."""
+    """Build the sections of the HTML page that compares two evaluations: the verdict, a chart and the tables."""
     verdict = build_diff_verdict(diff)
     sentences = " ".join([verdict.details, describe_pairing(diff), describe_uncompared_gates(diff)])
     label = f'<p class="light">{DIFF_LABELS[verdict.level]}</p>'

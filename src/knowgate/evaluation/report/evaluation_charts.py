@@ -37,9 +37,11 @@ DIAGONAL = (ChartPoint(0, 0), ChartPoint(1, 1))
 
 @dataclass(frozen=True)
 class HighlightedPolicy:
-    """The gate and threshold that the page shows in detail.
+    """The gate and threshold that the report shows in detail.
 
     Attributes:
+        gate: The gate.
+        threshold: Its threshold.
         skips: Whether each question is skipped.
         right: Whether the final answer to each question is correct.
         is_recommended: False for the best gate of an evaluation that recommends none.
@@ -88,9 +90,11 @@ def rank_gates(evaluation: Evaluation) -> list[GateResult]:
 
 @dataclass(frozen=True)
 class PolicySlice:
-    """A policy on one slice of the questions.
+    """Results of a gate and threshold on a group of questions, such as those of one language.
 
     Attributes:
+        name: The group.
+        n: Number of questions.
         skipped: Share of searches skipped.
         always: Accuracy of always retrieving.
         changes: For each question, correctness minus that of always retrieving.
@@ -104,7 +108,7 @@ class PolicySlice:
 
 
 def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, min_questions: int) -> list[PolicySlice]:
-    """Measure a policy on every slice with enough questions."""
+    """Measure a gate and threshold on each group of questions that has at least `min_questions`."""
     always_right = evaluation.table.always_right
     slices = []
     for part in evaluation.slices:
@@ -121,7 +125,10 @@ def slice_policy(evaluation: Evaluation, policy: HighlightedPolicy, min_question
 
 
 def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
-    """Draw accuracy against retrieval rate. Gates other than the most important are hidden at first."""
+    """Draw accuracy against retrieval rate, with a line per gate.
+
+    Visible at first are the highlighted gate, the best gate that needs no fitting, random retrieval and the oracle.
+    """
     lines = list(_make_trade_off_lines(evaluation, policy))
     accuracies = [point.y for line in lines for point in line.points]
     area = PlotArea(Axis("searches, as a share of the questions"), fit_axis("accuracy", accuracies))
@@ -190,7 +197,7 @@ def draw_slice_chart(slices: Sequence[PolicySlice], resamples: int) -> str:
 
 
 def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
-    """Draw ROC curves: unknown questions retrieved for, against known ones."""
+    """Draw ROC curves: the share of unknown questions that a gate retrieves for, against that of known questions."""
     unknown = ~evaluation.table.closed_right
     lines = [
         PlotLine(
@@ -208,7 +215,10 @@ def draw_roc_chart(evaluation: Evaluation, gates: Sequence[GateResult]) -> str:
 
 
 def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint]:
-    """Return (share of known, share of unknown questions) above each of some thresholds."""
+    """Return the points of a ROC curve: the shares of known (x) and unknown (y) questions above each threshold.
+
+    The thresholds are quantiles of the needs. The result is empty if all questions are known, or all unknown.
+    """
     thresholds = np.unique(np.quantile(needs, np.linspace(0, 1, FINE_STEPS), method="inverted_cdf"))[::-1]
     known_needs, unknown_needs = np.sort(needs[~unknown]), np.sort(needs[unknown])
     if not len(known_needs) or not len(unknown_needs):

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
+from knowgate.core.display import TextTable, format_percent
 from knowgate.core.files import write_text
-from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions
-from knowgate.evaluation.gate_comparison import Evaluation
+from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions, QuestionCost
+from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import build_cascade_table, build_second_look_table
-from knowgate.evaluation.recommendation import FOLDS, MAX_LOSS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN
+from knowgate.evaluation.recommendation import (
+    FOLDS,
+    MAX_LOSS,
+    MIN_AGREEING_FOLDS,
+    MIN_QUESTIONS,
+    MIN_SKIPPED,
+    MIN_SLICE_ROWS,
+    Z_CERTAIN,
+)
 from knowgate.evaluation.report import evaluation_charts as charts
 from knowgate.evaluation.report import evaluation_tables as tables
 from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
 from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict, format_money
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
@@ -45,7 +54,9 @@ RECOMMENDATION_STEPS = (
     "'Worth using': the interval of the difference ends above minus the accepted loss, and the gain, with one loss "
     f"added, is more than {Z_CERTAIN} standard errors above 0. 'Worth a try': the estimates satisfy this, but not with "
     f"certainty. 'Not worth it': the loss is larger, or fewer than {100 * MIN_SKIPPED:g} % of the searches are "
-    "skipped, or the gain is not above 0, or answers are certainly lost while the gain might be 0. With fewer than "
+    "skipped, or the gain is not above 0, or answers are certainly lost while the gain might be 0. Also only 'worth a "
+    f"try': fewer than {MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least "
+    f"{MIN_SLICE_ROWS} questions certainly loses more than accepted. With fewer than "
     f"{MIN_QUESTIONS} different questions there is no verdict.",
     "How often chance passes: with shuffled needs, so that no gate knew anything, 3 of 400 evaluations came out as "
     "worth using and 108 as worth a try, so the latter is only a hint. A bootstrap interval of the gain above 0 would "
@@ -57,7 +68,7 @@ RECOMMENDATION_STEPS = (
 def write_evaluation_page(
     evaluation: Evaluation, out: Path, assumptions: CostAssumptions | None = None, max_loss: float = MAX_LOSS
 ) -> None:
-    """Write the page atomically.
+    """Write the report of an evaluation as one HTML file.
 
     Args:
         evaluation: Evaluated gates.
@@ -74,7 +85,13 @@ def write_evaluation_page(
 def build_evaluation_sections(
     evaluation: Evaluation, assumptions: CostAssumptions, max_loss: float = MAX_LOSS
 ) -> Iterator[str]:
-    """Build the sections of the page."""
+    """Build the sections of the HTML report of an evaluation: the verdict and a chart first, then the details.
+
+    Args:
+        evaluation: Evaluated gates.
+        assumptions: Prices and times for savings.
+        max_loss: Share of the answers that skipping searches may cost.
+    """
     verdict = build_verdict(evaluation, assumptions, max_loss)
     policy = charts.select_policy(evaluation, verdict.recommendation)
     yield html.render_cautions(evaluation.table.list_caveats())
@@ -86,6 +103,10 @@ def build_evaluation_sections(
             yield _build_cost_section(verdict, policy, assumptions)
         yield _build_policy_slice_section(evaluation, policy)
         yield _build_examples_section(evaluation, policy)
+    if evaluation.topics:
+        intro = "What the LLM knows of each topic, and what passages change; 95 % intervals in brackets."
+        topics = html.render_table(build_topic_table(evaluation.topics))
+        yield html.render_section("topics", "By topic", intro, [topics])
     if evaluation.cascade:
         intro = (
             "After retrieval an arbiter chooses between the answer with passages and the closed-book one: each gate, "
@@ -137,11 +158,11 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
     )
     remarks = []
     if verdict.always.passage_tokens is None:
-        remarks.append("The rows hold no passages, so the tokens of reading them are left out.")
+        remarks.append("The rows hold no passages, so the tokens of reading them and the total are unknown.")
     if verdict.always.answer_tokens is None:
-        remarks.append("The rows hold no texts of answers, so the tokens of writing them are left out.")
+        remarks.append("The rows hold no texts of answers, so the tokens of writing them and the total are unknown.")
     if verdict.gated.decision_seconds is None:
-        remarks.append("The gate was not timed; seconds are those of searching alone.")
+        remarks.append("The gate was not timed, so its seconds are unknown.")
     table = html.render_table(_build_cost_table(verdict, assumptions))
     return html.render_section(
         "money", "Money and latency", intro, [table, *(html.render_remark(remark) for remark in remarks)]
@@ -150,15 +171,14 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
     policies = (verdict.always, verdict.never, verdict.gated)
-    money = [cost.money(assumptions) for cost in policies]
-    money.append(money[0] - money[-1])
-    n = SAVINGS_QUESTIONS
+    n, thousand = SAVINGS_QUESTIONS, 1_000
     rows = (
         _make_cost_row("searches", *(cost.searches for cost in policies)),
+        _make_cost_row("LLM calls", *(cost.llm_calls for cost in policies)),
         _make_cost_row("tokens of passages, estimated", *(cost.passage_tokens for cost in policies)),
         _make_cost_row("tokens generated, drafts included", *(cost.answer_tokens for cost in policies)),
-        ("money", *(format_money(n * amount, assumptions) for amount in money)),
-        ("money for 1,000 questions", *(format_money(1_000 * amount, assumptions) for amount in money)),
+        ("money", *_format_costs(policies, assumptions, n)),
+        ("money for 1,000 questions", *_format_costs(policies, assumptions, thousand)),
         _make_cost_row(
             "seconds a question, searching and deciding",
             *(cost.seconds(assumptions) for cost in policies),
@@ -170,20 +190,35 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
     return TextTable(f"On {n:,} questions", columns, rows)
 
 
+def _format_costs(policies: Sequence[QuestionCost], assumptions: CostAssumptions, n: int) -> list[str]:
+    """Format the cost of `n` questions for each policy, and what the last saves against the first."""
+    amounts = [cost.money(assumptions) for cost in policies]
+    first, last = amounts[0], amounts[-1]
+    amounts.append(None if first is None or last is None else first - last)
+    return [format_money(None if amount is None else n * amount, assumptions) for amount in amounts]
+
+
 def _make_cost_row(
     name: str, *amounts: float | None, factor: float = SAVINGS_QUESTIONS, template: str = "{:,.0f}"
 ) -> tuple[str, ...]:
-    """Make a row of amounts for always, never and gated retrieval, and the difference of first and last."""
-    known = [factor * amount for amount in amounts if amount is not None]
-    if len(known) < len(amounts):
-        return (name, *[MISSING_VALUE] * (len(amounts) + 1))
-    return (name, *(template.format(value) for value in (*known, known[0] - known[-1])))
+    """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
+
+    Args:
+        name: Name of the row.
+        amounts: Amounts per question; None if unknown.
+        factor: Number of questions that the amounts are multiplied by.
+        template: Format of the numbers.
+    """
+    first, last = amounts[0], amounts[-1]
+    cells = (*amounts, None if first is None or last is None else first - last)
+    return (name, *(UNKNOWN_AMOUNT if cell is None else template.format(factor * cell) for cell in cells))
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
     price = verdict.gated.break_even(verdict.always, assumptions)
     if price is None:
-        return ""
+        more_calls = verdict.gated.llm_calls > verdict.always.llm_calls
+        return "Whether it is cheaper depends on the price of its additional LLM calls." if more_calls else ""
     if price == 0:
         return "It is cheaper than always retrieving whatever a search costs."
     return f"It is cheaper than always retrieving if a search costs more than {price:.3g}."
@@ -221,9 +256,10 @@ def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolic
 
 @dataclass(frozen=True)
 class DecisionKind:
-    """A kind of decision that examples are shown of.
+    """A kind of decision of which the report shows examples, such as skips that were right.
 
     Attributes:
+        title: Heading of the examples.
         is_good: Whether the decision was right.
         rows: The questions decided so.
         lowest_need_first: Whether to show the questions of lowest need, or those of highest.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
-from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_answer_table
+from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation, SliceTable, build_answer_table
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
+from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 
@@ -40,7 +41,9 @@ COLUMN_DEFINITIONS = {
     "n": "rows it was realised on",
     "closed-book accuracy, judged known": "closed-book accuracy among questions at or below the threshold",
     "judged unknown": "closed-book accuracy among questions above the threshold",
-    "LM calls": "runs of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes",
+    "LLM calls": "calls of the LLM per question: the answer, the draft of a retrieved question, samples, extra passes; "
+    "with an arbiter, both answers of every retrieved question",
+    "deciding, ms": "milliseconds of deciding, per question; unknown where it was not timed",
     "retrievals": "searches per question",
     "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
     "seconds": "of deciding, per question, where it was timed",
@@ -96,6 +99,8 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     if evaluation.second_looks:
         yield build_second_look_table(evaluation.second_looks)
     yield from build_gate_slice_tables(evaluation)
+    if evaluation.topics:
+        yield build_topic_table(evaluation.topics)
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
@@ -104,17 +109,24 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
     if evaluation.has_open_answers:
         tables.insert(0, build_answer_table(evaluation.gates))
         tables += [build_frontier_table(evaluation), build_judgment_table(evaluation)]
+    tables = [_drop_columns(table, ("LLM calls",)) if number else table for number, table in enumerate(tables)]
     columns = [column for table in tables for column in table.columns[1:]]
     cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = []
     for gate in evaluation.gates:
-        cells = [
-            cell
-            for table, by_gate in zip(tables, cells_by_gate, strict=True)
-            for cell in by_gate.get(gate.gate, (MISSING_VALUE,) * (len(table.columns) - 1))
-        ]
+        cells: list[str] = []
+        for table, by_gate in zip(tables, cells_by_gate, strict=True):
+            no_values = (MISSING_VALUE,) * (len(table.columns) - 1)
+            cells += by_gate.get(gate.gate, no_values)
         rows.append((gate.gate, f"{gate.threshold:.3g}", *cells, gate.note or MISSING_VALUE))
     return TextTable("All gates, all numbers", ("gate", "threshold", *columns, "about the gate"), tuple(rows))
+
+
+def _drop_columns(table: TextTable, names: Sequence[str]) -> TextTable:
+    """Return a table without columns that another table has."""
+    kept = [number for number, column in enumerate(table.columns) if column not in names]
+    rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
+    return TextTable(table.title, tuple(table.columns[number] for number in kept), rows)
 
 
 def build_ranking_table(evaluation: Evaluation) -> TextTable:
@@ -165,13 +177,20 @@ def build_cost_table(evaluation: Evaluation) -> TextTable:
             gate.gate,
             f"{gate.cost.calls:.2f}",
             f"{gate.cost.retrievals:.2f}",
-            MISSING_VALUE if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
-            MISSING_VALUE if gate.cost.seconds is None else f"{gate.cost.seconds:.4f}",
+            UNKNOWN_AMOUNT if gate.cost.tokens is None else f"{gate.cost.tokens:.1f}",
+            _format_seconds(gate),
         )
         for gate in evaluation.gates
     ]
-    columns = ("gate", "LM calls", "retrievals", "generated tokens", "seconds")
+    columns = ("gate", "LLM calls", "retrievals", "generated tokens", "seconds")
     return TextTable("Cost per question", columns, tuple(rows))
+
+
+def _format_seconds(gate: GateResult) -> str:
+    """Format the seconds of deciding; baselines decide nothing."""
+    if gate.cost.seconds is None:
+        return UNKNOWN_AMOUNT if gate.can_rank else MISSING_VALUE
+    return f"{gate.cost.seconds:.4f}"
 
 
 def build_comparison_table(evaluation: Evaluation) -> TextTable:

@@ -14,15 +14,17 @@ from knowgate.evaluation.cost import (
     estimate_gated_cost,
     estimate_never_cost,
 )
-from knowgate.evaluation.gate_comparison import Evaluation
+from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation
 from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Recommendation, recommend
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
+from knowgate.stats.formats import format_points_estimate
 
 LEVEL_LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_SUGGESTED_QUESTIONS = 50_000
+MAX_LISTED_SLICES = 3
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         recommendation.guarantee,
         _describe_difference(recommendation),
         *arbiter,
+        _describe_losing_slices(recommendation),
+        _describe_calls(always, gated),
         _warn_about_distance(recommendation, evaluation),
         _describe_savings(always, gated, assumptions),
     ]
@@ -107,20 +111,41 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
     gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
-    return estimate_gated_cost(evaluation.table, recommendation.skips, gate)
+    return estimate_gated_cost(evaluation.table, recommendation.skips, gate, has_arbiter=bool(recommendation.arbiter))
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> list[str]:
-    """Describe what the arbiter adds after the recommended gate, or after every search."""
+    """Describe what the arbiter adds where the recommendation does not include it: after every search."""
     cascade = evaluation.cascade
-    results = {result.gate: result for result in cascade.lines} if cascade else {}
-    gate = str(recommendation.gate) if recommendation.is_positive else "always"
-    result = results.get(gate) or results.get("always")
-    if cascade is None or result is None:
+    if (
+        cascade is None
+        or recommendation.is_without_retrieval
+        or (recommendation.is_positive and recommendation.arbiter)
+    ):
         return []
-    position = "after every search" if result.gate == "always" else f"behind '{result.gate}' at its own threshold"
-    change = f"{format_points(result.against_always.value or 0.0)} points against always retrieving"
-    return [f"The arbiter '{cascade.arbiter}' {position}: {change}{format_interval(result.against_always)}."]
+    always = next(result for result in cascade.lines if result.gate == "always")
+    change = f"{format_points(always.against_always.value or 0.0)} points against always retrieving"
+    return [f"The arbiter '{cascade.arbiter}' after every search: {change}{format_interval(always.against_always)}."]
+
+
+def _describe_losing_slices(recommendation: Recommendation) -> str:
+    """Name the large slices on which answers are certainly lost; empty if there are none."""
+    slices = recommendation.losing_slices[:MAX_LISTED_SLICES]
+    parts = [f"{part.name} {format_points_estimate(part.change)} (n = {part.n:,})" for part in slices]
+    return f"It loses answers on: {'; '.join(parts)}." if parts else ""
+
+
+def _describe_calls(always: QuestionCost, gated: QuestionCost) -> str:
+    """State the searches, LLM calls and deciding time per question."""
+    return (
+        f"Per question it makes {gated.searches:.2f} searches and {gated.llm_calls:.2f} LLM calls (always retrieving: "
+        f"{always.searches:.2f} and {always.llm_calls:.2f}); deciding takes {_format_decision_time(gated)}."
+    )
+
+
+def _format_decision_time(cost: QuestionCost) -> str:
+    seconds = cost.decision_seconds
+    return "an unknown time" if seconds is None else f"{1_000 * seconds:.1f} ms"
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -139,7 +164,9 @@ def _write_headline(recommendation: Recommendation) -> str:
     if recommendation.is_without_retrieval:
         advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
         return f"{advice} No gate is needed for that."
-    return f"{'Use' if is_certain else 'Try'} '{recommendation.gate}' at {format_threshold(recommendation.threshold)}."
+    arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
+    threshold = format_threshold(recommendation.threshold)
+    return f"{'Use' if is_certain else 'Try'} '{recommendation.gate}' at {threshold}{arbiter}."
 
 
 def _describe_skips(recommendation: Recommendation) -> str:
@@ -186,6 +213,11 @@ def _describe_difference(recommendation: Recommendation) -> str:
 def _describe_doubt(recommendation: Recommendation) -> str:
     """Say what is not certain about a gate that is worth a try."""
     low = recommendation.difference.low
+    if low is not None and low >= -recommendation.max_loss and recommendation.beats_chance:
+        loss = format_point_count(recommendation.max_loss)
+        if recommendation.forbidden_slices:
+            return f"but {recommendation.forbidden_slices[0].name} certainly loses more than {loss}"
+        return f"but only {recommendation.agreeing_folds} of {FOLDS} repeats chose the same gate"
     if low is None or low < -recommendation.max_loss:
         loss = format_point_count(recommendation.max_loss)
         return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
@@ -205,12 +237,15 @@ def _suggest_more_questions(recommendation: Recommendation) -> str:
 def _list_key_figures(
     recommendation: Recommendation, always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions
 ) -> list[KeyFigure]:
-    money = SAVINGS_QUESTIONS * (always.money(assumptions) - gated.money(assumptions))
     difference = recommendation.difference
     return [
         KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
-        KeyFigure(format_money(money, assumptions), f"saved on {SAVINGS_QUESTIONS:,} questions"),
+        KeyFigure(f"{gated.llm_calls:.2f}", f"LLM calls per question, always retrieving makes {always.llm_calls:.2f}"),
+        KeyFigure(
+            format_money(_compute_savings(always, gated, assumptions), assumptions),
+            f"saved on {SAVINGS_QUESTIONS:,} questions",
+        ),
     ]
 
 
@@ -289,7 +324,13 @@ def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
 
 def _describe_savings(always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions) -> str:
     searches = SAVINGS_QUESTIONS * (always.searches - gated.searches)
-    money = SAVINGS_QUESTIONS * (always.money(assumptions) - gated.money(assumptions))
+    money = _compute_savings(always, gated, assumptions)
+    if money is None:
+        search_money = format_money(searches * assumptions.price_search, assumptions)
+        return (
+            f"On {SAVINGS_QUESTIONS:,} questions that saves {searches:,.0f} searches, worth {search_money} at "
+            f"{_describe_prices(assumptions)}. What the LLM calls cost is unknown: {_explain_unknown_cost(gated)}."
+        )
     result = f"saves {searches:,.0f} searches and {format_money(money, assumptions)}"
     if money < 0:
         extra = format_money(-money, assumptions)
@@ -298,9 +339,27 @@ def _describe_savings(always: QuestionCost, gated: QuestionCost, assumptions: Co
 
 
 def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
-    money = format_money(SAVINGS_QUESTIONS * always.money(assumptions), assumptions)
+    per_question = always.money(assumptions)
     prices = _describe_prices(assumptions)
+    if per_question is None:
+        money = format_money(SAVINGS_QUESTIONS * always.searches * assumptions.price_search, assumptions)
+        return (
+            f"The searches of {SAVINGS_QUESTIONS:,} such questions cost {money}, at {prices}; what the LLM calls cost "
+            f"is unknown: {_explain_unknown_cost(always)}."
+        )
+    money = format_money(SAVINGS_QUESTIONS * per_question, assumptions)
     return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
+
+
+def _compute_savings(always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions) -> float | None:
+    """Return the money saved on `SAVINGS_QUESTIONS` questions; None if tokens have a price and are unknown."""
+    before, after = always.money(assumptions), gated.money(assumptions)
+    return None if before is None or after is None else SAVINGS_QUESTIONS * (before - after)
+
+
+def _explain_unknown_cost(cost: QuestionCost) -> str:
+    missing = "passages" if cost.passage_tokens is None else "answers"
+    return f"the rows hold no texts of {missing}"
 
 
 def _describe_prices(assumptions: CostAssumptions) -> str:
@@ -308,8 +367,10 @@ def _describe_prices(assumptions: CostAssumptions) -> str:
     return f"{source} ({assumptions.price_search:g} a search, {1e6 * assumptions.price_token:g} a million tokens)"
 
 
-def format_money(amount: float, assumptions: CostAssumptions) -> str:
+def format_money(amount: float | None, assumptions: CostAssumptions) -> str:
     """Format an amount of money: in dollars at the default prices, without a currency at others."""
+    if amount is None:
+        return UNKNOWN_AMOUNT
     digits = f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:,.2f}"
     return f"${digits}" if assumptions.are_defaults else digits
 

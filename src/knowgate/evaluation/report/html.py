@@ -59,7 +59,14 @@ def render_text(text: str) -> str:
 
 
 def render_section(name: str, title: str, intro: str, parts: Sequence[str]) -> str:
-    """Render a section with a heading and an introduction."""
+    """Render a section of a report as HTML.
+
+    Args:
+        name: HTML id of the section, which links can point to.
+        title: Heading.
+        intro: Introduction, as plain text.
+        parts: Content, as HTML.
+    """
     body = "\n".join(parts)
     heading = f"<h2>{escape_html(title)}</h2>"
     return f'<section id="{name}">{heading}\n<p class="intro">{escape_html(intro)}</p>\n{body}</section>'

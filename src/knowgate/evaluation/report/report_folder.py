@@ -34,13 +34,16 @@ class ReportOptions(Options):
     max_loss: Share = Field(
         default=MAX_LOSS, description="Maximum share of correct answers that the recommended gate may lose."
     )
-    price_search: Price = Field(default=cost.DEFAULT_SEARCH_PRICE, description="Price of one search, for the savings.")
+    price_search: Price = Field(
+        default=cost.DEFAULT_SEARCH_PRICE, description="Price of one search. The report computes savings from it."
+    )
     price_token: Price = Field(
         default=cost.DEFAULT_TOKEN_PRICE,
-        description="Price of one token that the LLM reads or writes, for the savings.",
+        description="Price of one token that the LLM reads or writes. The report computes savings from it.",
     )
     search_seconds: Price = Field(
-        default=cost.DEFAULT_SEARCH_SECONDS, description="Duration of a search in seconds, for the latency."
+        default=cost.DEFAULT_SEARCH_SECONDS,
+        description="Duration of a search in seconds. The report computes waiting times from it.",
     )
 
     @property

@@ -39,6 +39,13 @@ FITTED_ARBITERS = {
         extra="train",
         fit="knowgate.training.arbiter_lora:fit_lora_arbiter",
     ),
+    "fitted-rules": RegistryEntry(
+        "knowgate.gates.arbiters.fitted_rules:FittedRulesArbiter",
+        "the arbiter `rules`, written as a folder because no trained arbiter was better",
+        cost="nothing",
+        extra="train",
+        fit="knowgate.training.arbiter_choice:fit_rules_arbiter",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ common mean is subtracted.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,12 @@ def read_distance_features(
 
 
 def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
-    """Check the tensors that `compute_distances` uses. Gates of older versions have none (`source` is None)."""
+    """Check the tensors with which a gate computes how far a question is from its training questions.
+
+    Args:
+        tensors: The tensors of the gate.
+        source: The field `distance` of the manifest; None for gates of older versions, which have no such tensors.
+    """
     if source is None:
         return
     (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", None if source["of"] == "state" else SURFACE_WIDTH).shape
@@ -87,18 +93,21 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
         features: Features of the training questions.
         held_out: Features of questions of the same kind that the gate was not trained on. They define what is far.
     """
-    rows = features[:: -(-len(features) // MAX_ROWS)].astype(np.float64)  # every n-th row, at most MAX_ROWS
-    scale = rows.std(axis=0)
-    mean, scale = rows.mean(axis=0), np.where(scale < 1e-6, 1.0, scale)
-    x = (rows - mean) / scale
-    variances, directions = np.linalg.eigh(x.T @ x / len(x))  # in increasing order
-    count = max(1, min(MAX_DIRECTIONS, x.shape[1] // 2, len(x) // 4))
-    remaining = variances[::-1][count:]
+    step = math.ceil(len(features) / MAX_ROWS)
+    rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
+    mean, deviation = rows.mean(axis=0), rows.std(axis=0)
+    scale = np.where(deviation < 1e-6, 1.0, deviation)
+    standardized = (rows - mean) / scale
+    # eigh returns variances in increasing order; here the principal directions come first.
+    variances, directions = np.linalg.eigh(standardized.T @ standardized / len(rows))
+    variances, directions = variances[::-1], directions[:, ::-1]
+    count = max(1, min(MAX_DIRECTIONS, rows.shape[1] // 2, len(rows) // 4))
+    remaining = variances[count:]
     arrays = {
         "mean": mean,
         "scale": scale,
-        "directions": directions[:, ::-1][:, :count],
-        "along": np.maximum(variances[::-1][:count], 1e-6),
+        "directions": directions[:, :count],
+        "along": np.maximum(variances[:count], 1e-6),
         "across": np.array([max(float(remaining.mean()) if len(remaining) else 0.0, 1e-6)]),
         "edge": np.array([1.0]),
     }
@@ -184,8 +193,10 @@ def build_reference_files(
     Returns:
         The content of the file by its name. Empty if there are no questions or the readings lack a layer.
     """
-    rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist())) if questions else []
-    if not layers or not rows or any(layer not in readings[row].hidden for row in rows for layer in layers):
+    if not questions or not layers:
+        return {}
+    rows = sorted(set(np.linspace(0, len(questions) - 1, REFERENCE_COUNT).astype(int).tolist()))
+    if any(layer not in readings[row].hidden for row in rows for layer in layers):
         return {}
     chosen = [questions[row] for row in rows]
     records = [{"text": item.text, "lang": item.lang, "choices": list(item.choices)} for item in chosen]
@@ -269,6 +280,7 @@ def measure_state_agreement(
         if expected.shape != actual.shape:
             return StateAgreement(0.0, 0, len(readings))
         min_cosine = min(min_cosine, float((_normalize(expected) * _normalize(actual)).sum(axis=1).min()))
+        # States of a layer are similar for all questions, so their mean is subtracted before they are compared.
         mean = expected.mean(axis=0)
         similarities = _normalize(actual - mean) @ _normalize(expected - mean).T
         is_nearest &= similarities.argmax(axis=1) == np.arange(len(readings))

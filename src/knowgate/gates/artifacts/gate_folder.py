@@ -126,7 +126,7 @@ def read_artifact(path: str | Path, artifact_format: ArtifactFormat = GATE_FORMA
     if not (folder / REFERENCE_FILE).exists():  # users may delete this file before sharing a gate
         digests.pop(REFERENCE_FILE, None)
     weights = (folder / WEIGHTS_FILE).read_bytes() if (folder / WEIGHTS_FILE).is_file() else b""
-    if hashlib.sha256(weights).hexdigest() != manifest.get("weights_sha256", hashlib.sha256(weights).hexdigest()):
+    if "weights_sha256" in manifest and hashlib.sha256(weights).hexdigest() != manifest["weights_sha256"]:
         raise make_error(f"the weights ({WEIGHTS_FILE}) were changed or damaged")
     check_digests(folder, digests, make_error)
     return Artifact(folder, manifest, _parse_tensors(weights, make_error), artifact_format)
@@ -263,7 +263,7 @@ def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool
         artifact: The fitted gate or arbiter.
         model: Fingerprint of the model.
         prompts: Fingerprint of the answer prompts.
-        plug_in: Accept a gate or arbiter that was fitted on a different model or different prompts.
+        plug_in: Use the gate or arbiter even if it was fitted on another model or other prompts.
 
     Returns:
         A note for decisions if `plug_in` accepted a mismatch, else ''.

@@ -137,6 +137,17 @@ class GateManifest:
     guarantee: GuaranteeRecord | None = None
     budget: BudgetRecord | None = None
     accuracy: EvidenceRecord | None = None
+    calibrated: bool = True  # False if no open-book answers back the threshold
+    test_counts: CountsRecord | None = None  # what the threshold does to the test split
+    policy: PolicyRecord | None = None  # set if gate, arbiter and threshold were chosen together
+
+
+@dataclass(frozen=True)
+class PolicyRecord:
+    """The arbiter of a policy: 'none', a spec such as 'rules', or 'arbiter' for the one in the folder."""
+
+    ignore_unknown: ClassVar[bool] = True
+    arbiter: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +186,23 @@ class RerankerRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChangedAnswersRecord:
+    """Bound on the share of answers that a gate changes, which the alarm of the server tests.
+
+    Attributes:
+        n: Number of held-out questions.
+        changed: Number of questions for which the answer with the gate differs from the answer with passages.
+        bound: Upper confidence limit of the share of such questions.
+        delta: Probability that the bound is too low.
+    """
+
+    n: Annotated[int, NumberRange(1)]
+    changed: NonNegativeInt
+    bound: UnitInterval
+    delta: UnitInterval
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
     """How `calibrate` chose a threshold, and the setup that it is valid for."""
 
@@ -196,6 +224,7 @@ class EvidenceRecord:
     left_out: Mapping[str, int] = field(default_factory=dict)
     seed: int = 0
     arbiter: ModelRecord | None = None
+    changed: ChangedAnswersRecord | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

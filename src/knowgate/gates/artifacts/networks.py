@@ -57,7 +57,8 @@ class TensorValidator:
         if not np.issubdtype(tensor.dtype, np.floating):
             raise BadInput(f"the tensor '{name}' holds {tensor.dtype}, not floating-point numbers.")
         if float(np.abs(tensor).max()) > MAX_WEIGHT or (positive and float(tensor.min()) < MIN_DIVISOR):
-            raise BadInput(f"the tensor '{name}' contains numbers that are too large{' or too small' * positive}.")
+            limits = "too large or too small" if positive else "too large"
+            raise BadInput(f"the tensor '{name}' contains numbers that are {limits}.")
         return tensor
 
     def finish(self) -> None:

@@ -61,6 +61,16 @@ def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
     return f"{summary} This does not hold here: {'; '.join(violations)}." if violations else summary
 
 
+def describe_missing_calibration(gate: Gate) -> str:
+    """Say that nobody measured what the threshold of a gate loses, and how to choose one; '' if it was measured."""
+    if not isinstance(gate, FittedGate) or gate.verdict == "own" or gate.artifact.manifest.get("calibrated", True):
+        return ""
+    return (
+        f"The threshold of the gate '{gate.artifact.path.name}' is not calibrated: its label runs have no answers with "
+        "passages, so it is unknown what skipping a search loses. Choose one with `knowgate calibrate`."
+    )
+
+
 def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
     """List the reasons why the guarantee of a gate does not hold in a deployment.
 

@@ -36,7 +36,7 @@ def save_threshold(
         out: Folder to write; may be the folder of the gate itself.
     """
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
-    manifest = {**unchanged, "threshold": threshold, kind: dict(evidence)}
+    manifest = {**unchanged, "threshold": threshold, "calibrated": True, kind: dict(evidence)}
     file = artifact.path / CARD_FILE
     card = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     texts = {
@@ -65,6 +65,12 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
         f"graded by {evidence['grader']}; label runs: {', '.join(evidence['runs'])}.",
     ]
     summary = summarize_threshold(threshold, kind, evidence)
+    if changed := evidence.get("changed"):
+        confidence = _format_percent(1 - changed["delta"])
+        summary += (
+            f" It changes at most {_format_percent(changed['bound'])} of the answers, right or wrong, with {confidence} "
+            f"confidence ({changed['changed']} of {changed['n']} held-out questions)."
+        )
     return "\n\n".join([f"## Threshold\n\n{summary}", ", ".join(filter(None, setup)), _render_counts(evidence)])
 
 
@@ -103,8 +109,10 @@ def _summarize_choice(threshold: float, kind: TargetKind, evidence: Mapping[str,
 def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
     """Say how much accuracy a threshold with a guarantee loses at most."""
     is_net, arbiter = evidence.get("form") == "net", evidence.get("arbiter")
-    harmed = "lost" if is_net else "harmed" if arbiter else "harmed skips"
-    counts = f"{evidence['harmed']} {harmed}" + (f" and {evidence['gained']} gained" if is_net else "")
+    if is_net:
+        counts = f"{evidence['harmed']} lost and {evidence['gained']} gained"
+    else:
+        counts = f"{evidence['harmed']} {'harmed' if arbiter else 'harmed skips'}"
     with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
     loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
     return (

@@ -142,7 +142,16 @@ def _count_by_threshold(needs: FloatArray, if_skipped: BoolArray, if_retrieved: 
 
 
 def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
-    """Compute p-values: the probability that at most `harmed` of n questions are harmed if the true rate is epsilon."""
+    """Compute the p-value of each threshold in the form 'harm'.
+
+    It is the probability that at most `harmed` of n questions are harmed if the true share of harmed questions is
+    epsilon. A small p-value shows that the true share is below epsilon.
+
+    Args:
+        harmed: Number of harmed questions at each threshold.
+        n: Number of questions.
+        epsilon: Maximum loss of accuracy.
+    """
     try:
         from scipy.stats import binom
     except ModuleNotFoundError as error:
@@ -189,11 +198,14 @@ def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: f
         epsilon: Net loss to test against.
         delta: Maximum probability that the guarantee is wrong; a small share of it bounds the unknown q.
     """
+    # A question is discordant if it is lost or gained. `shares` are the values of q, the share of such questions, that
+    # are tried, and `p_lost` is the probability that a discordant question is a lost one.
     error = NUISANCE_SHARE * delta
     limit = max(_upper_limit(lost + gained, n, error), epsilon)
     shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]
     discordant = _list_likely_counts(n, epsilon, limit)
     p_lost = np.minimum(1.0, (shares + epsilon) / (2 * shares))
+    # With d discordant questions, lost - gained is at most the observed value if at most (d + value) / 2 are lost.
     p_at_most = _binomial_cdf(np.floor((discordant + lost - gained) / 2), discordant, p_lost)
     p_values: FloatArray = (_binomial_pmf(discordant, n, shares) * p_at_most).sum(axis=1)
     return min(1.0, float(p_values.max()) + error)
@@ -241,8 +253,10 @@ def compute_net_required_rows(epsilon: float, delta: float) -> int:
     low, high = n // 2, n
     while high - low > 1:
         middle = (low + high) // 2
-        is_enough = compute_net_p_value(0, 0, middle, epsilon, delta) <= delta
-        low, high = (low, middle) if is_enough else (middle, high)
+        if compute_net_p_value(0, 0, middle, epsilon, delta) <= delta:
+            high = middle
+        else:
+            low = middle
     return high
 
 

@@ -21,8 +21,10 @@ from knowgate.data.splits import fingerprint_question, mark_held_out
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates import check_gate_spec, load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices, arbitrate, get_arbiter_folder
+from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, Artifact, read_artifact
 from knowgate.gates.calibration import threshold_choice
+from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
@@ -31,10 +33,9 @@ from knowgate.labels.options import count_shown_passages
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
 
-SINGLE_SETUP_REASON = "a threshold is valid for one"
 REQUIRED_EQUAL = dict.fromkeys(
     ("model_fingerprint", "prompts_fingerprint", "retriever_fingerprint", "reranker_fingerprint", "max_tokens"),
-    SINGLE_SETUP_REASON,
+    "A threshold is valid for only one of them, so calibrate on runs of one kind",
 )
 MIN_QUESTIONS = 40  # with fewer questions, a measured retrieval rate or accuracy means nothing
 DEFAULT_CONFIDENCE = 0.95
@@ -106,8 +107,8 @@ class CalibrationOptions(Options):
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
             raise BadSetting(
-                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` to say what the threshold is for; "
-                f"{n_targets} were set."
+                f"{n_targets} of the options `max_loss`, `retrieval_rate` and `best_accuracy` are set, which say what "
+                "the threshold is chosen for. Set exactly one of them."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
@@ -116,7 +117,10 @@ class CalibrationOptions(Options):
             )
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
-            raise BadSetting(f"`{option}` needs `max_loss`, because only that target has a guarantee.")
+            raise BadSetting(
+                f"`{option}` has an effect only with `max_loss`, which asks for a guarantee. Set `max_loss`, or leave "
+                f"`{option}` out."
+            )
         return CalibrationTarget("accuracy" if self.retrieval_rate is None else "budget", self.retrieval_rate or 0.0)
 
 
@@ -148,7 +152,7 @@ class Calibration:
     def gate(self) -> Gate:
         """The gate with its new threshold.
 
-        A gate that is not fitted cannot store a threshold. Pass `threshold` together with it.
+        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Pass `threshold` with it.
         """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
@@ -190,7 +194,7 @@ def calibrate(
         runs: Label runs of the gate's LLM with open-book answers.
         arbiter: Arbiter that chooses the answer after retrieval: a folder, 'rules' or an object. The threshold and its
             guarantee are then for gate and arbiter together. The loss is still measured against always retrieving
-            without an arbiter.
+            without an arbiter. Default: the arbiter of the policy, if the gate is one. 'none' leaves it out.
         on_progress: Called with the number of questions that the arbiter has judged, and the total.
 
     Raises:
@@ -205,6 +209,8 @@ def calibrate(
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
+    arbiter = get_policy_arbiter(gate) if arbiter is None else arbiter
+    arbiter = None if arbiter == NO_ARBITER else arbiter
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
@@ -240,7 +246,10 @@ def find_threshold(
     arbiter: str | Arbiter | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Choose a threshold on a part of the questions and test it on the others; see `calibrate`."""
+    """Choose a threshold on a part of the questions and test it on the others.
+
+    `target` says what the threshold is chosen for. The other arguments are those of `calibrate` and its options.
+    """
     folder = get_gate_folder(gate)
     artifact = read_artifact(folder) if folder is not None else None
     table, left_out = select_usable_rows(load_calibration_rows(runs), artifact, get_arbiter_folder(arbiter))
@@ -259,7 +268,8 @@ def find_threshold(
         **facts,
         "chosen_on": chosen.to_record(),
         "held_out": held_result.to_record() if held_result else None,
-        **_describe_setup(table, chosen_outcomes, chosen_keys),
+        "changed": bound_changed_answers(table, outcomes.needs <= threshold, choices, is_held, target.delta),
+        **describe_setup(table, chosen_outcomes, chosen_keys),
         "arbiter": None if choices is None else {"name": choices.name, "fingerprint": choices.fingerprint},
         "left_out": left_out,
         "seed": seed,
@@ -320,10 +330,14 @@ def _check_same_passages(runs: Sequence[Path]) -> None:
     if len(set(counts)) > 1:
         run_counts = "; ".join(f"{run}: {'all' if k is None else k}" for run, k in zip(runs, counts, strict=True))
         raise BadSetting(
-            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for one number."
+            f"the label runs use different numbers of passages ({run_counts}), but a threshold is valid for only one "
+            "number. Calibrate on runs with the same `k`."
         )
     if len(prompts) > 1:
-        raise BadSetting("the label runs use different prompts for passages, but a threshold is valid for one prompt.")
+        raise BadSetting(
+            "the label runs use different prompts for passages, but a threshold is valid for only one prompt. Calibrate "
+            "on runs with the same `prompts`."
+        )
 
 
 def select_usable_rows(
@@ -337,7 +351,9 @@ def select_usable_rows(
     if artifact:
         _check_gate_matches_runs(artifact, table)
     keys = [fingerprint_question(question) for question in table.questions]
-    first_rows = {key: number for number, key in reversed(list(enumerate(keys)))}  # the last assignment wins
+    first_rows: dict[str, int] = {}
+    for number, key in enumerate(keys):
+        first_rows.setdefault(key, number)
     folders = [folder for folder in (artifact.path if artifact else None, arbiter_folder) if folder is not None]
     is_seen = np.zeros(len(keys), dtype=bool)
     for folder in folders:
@@ -365,10 +381,7 @@ def _check_enough_questions(n: int, n_usable: int, target: CalibrationTarget, le
 
 
 def _check_any_harm(outcomes: GateOutcomes, target: CalibrationTarget) -> None:
-    """Raise BadInput if retrieval never turned a wrong answer right, because then every threshold is equally safe.
-
-    A budget can be calibrated nevertheless, because it does not depend on the answers.
-    """
+    """Raise BadInput if retrieval never turned a wrong answer right, unless the target is a budget."""
     if target.kind != "budget" and not outcomes.harmed.any():
         raise BadInput(
             f"retrieval turned no wrong answer right in any of the {len(outcomes)} rows, so skipping it loses nothing. "
@@ -404,15 +417,14 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
     if features & {"certainty", "agreement"}:
         lengths.append(("{} samples", "samples", samples))
     for text, option, expected in lengths:
-        recorded = settings.get(option)
-        if recorded is not None and recorded != expected:
+        if (recorded := settings.get(option)) not in (None, expected):
             raise BadSetting(
                 f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so the "
                 f"gate would compute different needs than in use. Label the questions with {option}={expected}."
             )
 
 
-def _describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
+def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
     """Return the setup that a threshold is valid for, as fields of `EvidenceRecord`."""
     settings, reranker = table.settings, None
     if settings.get("reranker_fingerprint"):

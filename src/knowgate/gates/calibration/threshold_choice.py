@@ -19,10 +19,12 @@ import numpy as np
 
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+from knowgate.gates.calibration.safety import NetLoss, SafetyLimits
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 THRESHOLD_DIGITS = 6
 NEVER_RETRIEVE = 1.0
+MIN_SAVING = 0.05  # share of the searches that a threshold must save to be worth more label rows
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,10 @@ def evaluate_threshold(outcomes: GateOutcomes, threshold: float) -> ThresholdRes
 
 
 def list_candidate_thresholds(needs: FloatArray) -> FloatArray:
-    """List one threshold for each set of questions that can be skipped, in increasing order."""
+    """List all thresholds that lead to different decisions, in increasing order.
+
+    They are one below all needs, one between each two neighboring needs, and one above all needs.
+    """
     values = np.unique(needs)
     return np.unique(np.concatenate([[ALWAYS_RETRIEVE], _midpoints(values[:-1], values[1:]), [NEVER_RETRIEVE]]))
 
@@ -189,7 +194,48 @@ def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
     thresholds = list_candidate_thresholds(outcomes.needs)
     losses = (outcomes.open_right.sum() - _count_right(outcomes, thresholds)) / len(outcomes)
     too_high = np.flatnonzero(losses > max_loss + 1e-9)
-    return float(thresholds[max(0, too_high[0] - 1) if len(too_high) else -1])
+    if not len(too_high):
+        return float(thresholds[-1])
+    return float(thresholds[max(0, too_high[0] - 1)])
+
+
+def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
+    """Choose the highest threshold up to which all thresholds are safe; ALWAYS_RETRIEVE if none is.
+
+    A threshold is safe if its net loss against always retrieving and the upper confidence limit of this loss are within
+    the limits.
+    """
+    _check_not_empty(len(outcomes))
+    thresholds = list_candidate_thresholds(outcomes.needs)
+    losses = _count_losses(outcomes, thresholds)
+    unsafe = [number for number, loss in enumerate(losses) if number and not limits.accepts(loss)]
+    return float(thresholds[unsafe[0] - 1 if unsafe else -1])
+
+
+def count_required_rows(outcomes: GateOutcomes, limits: SafetyLimits) -> int | None:
+    """Return how many questions like these would show that some threshold is safe; None if no number would.
+
+    Thresholds that save less than MIN_SAVING of the searches do not count.
+    """
+    thresholds = list_candidate_thresholds(outcomes.needs)
+    saved = np.searchsorted(np.sort(outcomes.needs), thresholds, side="right") / len(outcomes)
+    losses = _count_losses(outcomes, thresholds)
+    counts = [loss.count_required_rows(limits) for loss, share in zip(losses, saved, strict=True) if share > MIN_SAVING]
+    return min((count for count in counts if count is not None), default=None)
+
+
+def _count_losses(outcomes: GateOutcomes, thresholds: FloatArray) -> list[NetLoss]:
+    """Count the questions that each threshold loses and gains against always retrieving."""
+    order = np.argsort(outcomes.needs, kind="stable")
+    n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
+    counts = []
+    for skipped, retrieved in (
+        (outcomes.harmed, outcomes.harmed_anyway),
+        (outcomes.closed_right & ~outcomes.open_right, outcomes.retrieved_right & ~outcomes.open_right),
+    ):
+        change = np.concatenate([[0], np.cumsum(skipped[order].astype(int) - retrieved[order].astype(int))])
+        counts.append(retrieved.sum() + change[n_skipped])
+    return [NetLoss(int(lost), int(gained), len(outcomes)) for lost, gained in zip(*counts, strict=True)]
 
 
 def _check_not_empty(n: int) -> None:

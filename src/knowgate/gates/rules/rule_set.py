@@ -1,6 +1,7 @@
 """Rules that decide before the gate: always or never retrieve for questions that match. The first match decides.
 
-Rules are read from a TOML file. The rules of the user come first, then the packaged rules of knowgate.
+Rules are read from a TOML file. The rules of the user come first, then the packaged rules of knowgate. The packaged
+patterns take linear time. All patterns of the user together have a time limit, after which they do not match.
 
 cut_off = 2023              # retrieve for questions about years after 2023
 packaged = true             # append the packaged rules
@@ -10,24 +11,37 @@ name = "our products"
 action = "retrieve"         # or "skip"
 words = ["Acme", "Zeta"]    # words to find; patterns = ['...'] are regular expressions
 whole = false               # true: a word or pattern must match the whole message
+
+[[topic]]                   # questions similar to the examples; each question costs one embedding
+name = "holidays"
+action = "retrieve"
+examples = ["How many days off do I get?", "When is the office closed?"]
+similarity = 0.5            # cosine similarity to the mean of the examples from which on a question matches
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import time
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 from knowgate.core.schema import NumberRange, read_record
 from knowgate.core.validation import expand_path, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.rules.topic_rule import DEFAULT_EMBEDDER, RuleAction, RuleMatch, TopicRule
 
-RuleAction = Literal["retrieve", "skip"]
+log = logging.getLogger(__name__)
+
 # Rules with whole=true compare messages without punctuation at both ends, and with spaces for punctuation inside.
-EDGE_PUNCTUATION = re.compile(r"^[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+|[\s\"'“”‘’「」.,!?;:~…。，！？；：、]+$")
+WHITE_SPACE = " \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(
+    map(chr, range(0x2000, 0x200B))
+)
+EDGE_CHARACTERS = WHITE_SPACE + "\"'“”‘’「」.,!?;:~…。，！？；：、"
 INNER_PUNCTUATION = re.compile(r"[\s,!;:…，！；：、]+(?=\D)|[\s,!;:…，！；：、]+$")  # not a comma inside a number
 SENTENCE_BREAK = re.compile(r"[.,!?;…。，！？；、\n]+(?!\d)")
 # A four-digit year that is not part of a longer or decimal number.
@@ -38,26 +52,7 @@ NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
 MAX_FILE_BYTES = 1 << 20
 MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
-
-
-@dataclass(frozen=True)
-class RuleMatch:
-    """The decision of a rule for a question that it matches.
-
-    Attributes:
-        rule: Name of the rule.
-        action: Whether to retrieve or to skip retrieval.
-        reason: Explanation for the user.
-    """
-
-    rule: str
-    action: RuleAction
-    reason: str
-
-    @property
-    def retrieve(self) -> bool:
-        """Whether the rule decides to retrieve."""
-        return self.action == "retrieve"
+USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, on one question
 
 
 @dataclass(frozen=True)
@@ -70,6 +65,7 @@ class Rule:
         patterns: Regular expressions; case is ignored.
         whole: Whether a pattern must match the whole message (without punctuation at both ends) or any part of it.
         reason: Explanation for the user.
+        is_packaged: Whether the rule is one of knowgate, whose patterns take linear time and need no time limit.
     """
 
     name: str
@@ -77,6 +73,7 @@ class Rule:
     patterns: tuple[str, ...]
     whole: bool = False
     reason: str = ""
+    is_packaged: bool = False
 
     def __post_init__(self) -> None:
         if not self.patterns:
@@ -86,25 +83,44 @@ class Rule:
         _ = self.compiled_patterns  # reports an invalid pattern now, not at the first question
 
     @cached_property
-    def compiled_patterns(self) -> tuple[re.Pattern[str], ...]:
-        """The compiled regular expressions."""
+    def compiled_patterns(self) -> tuple[Any, ...]:
+        """The compiled regular expressions: of the module `re`, or of `regex` for rules of the user."""
         return tuple(self._compile(pattern) for pattern in self.patterns)
 
-    def _compile(self, pattern: str) -> re.Pattern[str]:
+    def _compile(self, pattern: str) -> Any:
         """Compile a pattern; raise BadSetting if it is invalid."""
         try:
-            return re.compile(pattern, re.IGNORECASE)
-        except (re.error, RecursionError, OverflowError) as error:
+            compiled = re.compile(pattern, re.IGNORECASE)
+            return compiled if self.is_packaged else _compile_interruptible(pattern)
+        except (re.error, ValueError, RecursionError, OverflowError) as error:
             raise BadSetting(
                 f"the rule '{self.name}' has the invalid regular expression '{pattern}': {error}."
             ) from None
 
-    def matches(self, text: str) -> bool:
-        """Return whether any pattern matches a text."""
-        if not self.whole:
-            return any(pattern.search(text) for pattern in self.compiled_patterns)
-        message = INNER_PUNCTUATION.sub(" ", EDGE_PUNCTUATION.sub("", text)).strip()
-        return any(pattern.fullmatch(message) for pattern in self.compiled_patterns)
+    def matches(self, text: str, deadline: float | None = None) -> bool:
+        """Return whether any pattern matches a text.
+
+        Args:
+            text: The message of the user.
+            deadline: Time of `time.monotonic` after which a pattern of the user does not match any more. Default:
+                USER_RULES_SECONDS from now.
+        """
+        message = INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
+        if self.is_packaged:
+            return any(self._find_match(pattern)(message) for pattern in self.compiled_patterns)
+        end = time.monotonic() + USER_RULES_SECONDS if deadline is None else deadline
+        try:
+            return any(
+                self._find_match(pattern)(message, timeout=max(1e-6, end - time.monotonic()))
+                for pattern in self.compiled_patterns
+            )
+        except TimeoutError:
+            log.warning("The rule '%s' was skipped: its patterns take too long. Simplify them.", self.name)
+            return False
+
+    def _find_match(self, pattern: Any) -> Any:
+        """Return the method that applies a pattern: to the whole message, or to any part of it."""
+        return pattern.fullmatch if self.whole else pattern.search
 
     @property
     def is_small_talk(self) -> bool:
@@ -125,8 +141,8 @@ class CutoffRule:
     name: str = "after the cut-off"
     is_small_talk: ClassVar[bool] = False
 
-    def matches(self, text: str) -> bool:
-        """Return whether a text mentions a year after `year`."""
+    def matches(self, text: str, deadline: float | None = None) -> bool:
+        """Return whether a text mentions a year after `year`. The deadline is not needed: the pattern is linear."""
         return any(self.year < int(year) <= LAST_YEAR for year in YEAR_PATTERN.findall(text))
 
     @property
@@ -147,20 +163,23 @@ class RuleSet:
         True
     """
 
-    rules: tuple[Rule | CutoffRule, ...] = field(default_factory=tuple)
+    rules: tuple[Rule | CutoffRule | TopicRule, ...] = field(default_factory=tuple)
 
     def decide(self, question: str) -> RuleMatch | None:
         """Return the decision of the first rule that matches a question; None if no rule does and the gate decides."""
-        text = question[:MAX_QUESTION_CHARS]
-        return next((rule.match for rule in self.rules if rule.matches(text)), None) or self._match_small_talk(text)
+        text, deadline = question[:MAX_QUESTION_CHARS], time.monotonic() + USER_RULES_SECONDS
+        match = next((rule.match for rule in self.rules if rule.matches(text, deadline)), None)
+        return match or self._match_small_talk(text, deadline)
 
-    def _match_small_talk(self, text: str) -> RuleMatch | None:
+    def _match_small_talk(self, text: str, deadline: float) -> RuleMatch | None:
         """Return the first match if a short text consists of several sentences that are all small talk."""
         if len(text) > MAX_SMALL_TALK:
             return None
         rules = [rule for rule in self.rules if rule.is_small_talk]
         sentences = [sentence for sentence in SENTENCE_BREAK.split(text) if sentence.strip()]
-        matches = [next((rule.match for rule in rules if rule.matches(sentence)), None) for sentence in sentences]
+        matches = [
+            next((rule.match for rule in rules if rule.matches(sentence, deadline)), None) for sentence in sentences
+        ]
         return matches[0] if len(sentences) > 1 and all(matches) else None
 
 
@@ -175,10 +194,27 @@ class RuleEntry:
     whole: bool = False
     reason: str = ""
 
-    def to_rule(self) -> Rule:
+    def to_rule(self, *, is_packaged: bool = False) -> Rule:
         """Convert the entry to a rule, with one regular expression for each word."""
         patterns = (*self.patterns, *(_build_word_pattern(word) for word in self.words))
-        return Rule(self.name, self.action, patterns, self.whole, self.reason)
+        return Rule(self.name, self.action, patterns, self.whole, self.reason, is_packaged)
+
+
+@dataclass(frozen=True)
+class TopicEntry:
+    """A `[[topic]]` entry of a rules file; see `TopicRule` for the fields."""
+
+    name: str
+    action: RuleAction
+    examples: tuple[str, ...]
+    similarity: float = 0.5
+    embedder: str = DEFAULT_EMBEDDER
+    reason: str = ""
+
+    def to_rule(self) -> TopicRule:
+        """Convert the entry to a rule."""
+        reason = self.reason or f"the question is about the topic '{self.name}'"
+        return TopicRule(self.name, self.action, self.examples, self.similarity, self.embedder, reason)
 
 
 @dataclass(frozen=True)
@@ -187,11 +223,13 @@ class RuleFile:
 
     Attributes:
         rule: The `[[rule]]` entries.
+        topic: The `[[topic]]` entries, which are tried last, because they cost an embedding.
         packaged: Whether to append the packaged rules of knowgate.
         cut_off: Last year that the LLM knows about. Questions about later years are retrieved for.
     """
 
     rule: tuple[RuleEntry, ...] = ()
+    topic: tuple[TopicEntry, ...] = ()
     packaged: bool = True
     cut_off: Annotated[int, NumberRange(1900, 2099)] | None = None
 
@@ -225,14 +263,16 @@ def load_rules(file: str | Path | None = None) -> RuleSet:
             )
     cutoff_rules = (CutoffRule(content.cut_off),) if content.cut_off is not None else ()
     packaged_rules = _load_packaged_rules().rules if content.packaged else ()
-    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules))
+    topic_rules = (entry.to_rule() for entry in content.topic)
+    return RuleSet((*(entry.to_rule() for entry in content.rule), *cutoff_rules, *packaged_rules, *topic_rules))
 
 
 @cache
 def _load_packaged_rules() -> RuleSet:
     """Load the packaged rules of knowgate."""
     text = resources.files("knowgate.gates.rules").joinpath("packaged.toml").read_text(encoding="utf-8")
-    return RuleSet(tuple(entry.to_rule() for entry in _parse_rules(text, "the packaged rules").rule))
+    entries = _parse_rules(text, "the packaged rules").rule
+    return RuleSet(tuple(entry.to_rule(is_packaged=True) for entry in entries))
 
 
 def _parse_rules(text: str, where: str) -> RuleFile:
@@ -241,6 +281,20 @@ def _parse_rules(text: str, where: str) -> RuleFile:
         return read_record(RuleFile, parse_toml(text, where), where)
     except BadInput as error:
         raise BadSetting(str(error)) from None
+
+
+def _compile_interruptible(pattern: str) -> Any:
+    """Compile a pattern with the package `regex`, which can stop a search that takes too long.
+
+    Raises:
+        ValueError: The module `re` accepts the pattern, but the package `regex` does not.
+    """
+    import regex
+
+    try:
+        return regex.compile(pattern, regex.IGNORECASE)
+    except regex.error as error:
+        raise ValueError(str(error)) from None
 
 
 def _build_word_pattern(word: str) -> str:

@@ -137,17 +137,21 @@ class MemoryCost:
 def estimate_memory_cost(model: Any) -> MemoryCost:
     """Estimate how much memory a forward pass takes, from the sizes in the model's configuration."""
     config = model.config.get_text_config()
-    size = torch.empty(0, dtype=model.dtype).element_size()
+    bytes_per_number = torch.empty(0, dtype=model.dtype).element_size()
     heads = int(getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
-    width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+    head_width = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     layers = int(config.num_hidden_layers)
-    cache = 2 * layers * heads * width * size  # keys and values
-    inner = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    states = (layers + 1) * int(config.hidden_size) * size  # kept if a gate reads a layer
+    feed_forward_width = int(getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    # Bytes per token. The factor 2 stands for keys and values.
+    cache = 2 * layers * heads * head_width * bytes_per_number
+    hidden_states = (layers + 1) * int(config.hidden_size) * bytes_per_number  # kept if a gate reads a layer
+    feed_forward = 4 * feed_forward_width * bytes_per_number
+    logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
+    # A decoding step copies the cache, so the cache counts twice.
     return MemoryCost(
-        prompt_token=2 * cache + states + 4 * inner * size,
-        row_token=2 * cache,  # a decoding step copies the cache
-        row=4 * 4 * int(config.vocab_size) + PLANNED_ANSWER_TOKENS * cache,  # four float32 arrays of logits
+        prompt_token=2 * cache + hidden_states + feed_forward,
+        row_token=2 * cache,
+        row=logits + PLANNED_ANSWER_TOKENS * cache,
     )
 
 
@@ -164,6 +168,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
     planned, cost = read_gpu_memory(device).planned, estimate_memory_cost(model)
 
     def limit(maximum: int, bytes_each: int) -> int:
+        """Return how many items of `bytes_each` bytes fit into the planned memory, from 1 to `maximum`."""
         return max(1, min(maximum, int(planned / bytes_each)))
 
     return BatchLimits(
@@ -236,7 +241,11 @@ def run_single(work: Callable[[], Result]) -> Result:
 
 
 def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
-    """Run a batch. If memory runs out, run its halves instead; raises OutOfMemory if one prompt is too much."""
+    """Call `work` with a batch of prompt indices; if memory runs out, call it with each half of the batch instead.
+
+    Raises:
+        OutOfMemory: The memory is too small even for a single prompt.
+    """
     try:
         with translate_device_errors():
             return work(batch)

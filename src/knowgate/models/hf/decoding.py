@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from knowgate.errors import ModelError
-from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, run_lower_layers
+from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
 
@@ -68,10 +68,12 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token; first feeds pending tokens or finishes a partial prefill.
+        """Return the logits of the next token.
+
+        If tokens are pending, the model reads them first. If the prefill is partial, it is finished first.
 
         Args:
-            layers: Layers whose hidden states at fed tokens are stored in `hidden`.
+            layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
         """
         if self.pending is not None:
             tokens, self.pending = self.pending, None
@@ -104,7 +106,8 @@ class DecodingBatch:
         """Keep only the given rows of the batch and drop all others, in place."""
         index = torch.tensor(rows, device=self.mask.device)
         self.cache.batch_select_indices(index)
-        vars(self).update(vars(self._select(index, self.cache)))
+        smaller = self._select(index, self.cache)
+        vars(self).update(vars(smaller))  # take over all fields of the smaller batch
 
     def copy(self, rows: Sequence[int], repeat: int = 1) -> DecodingBatch:
         """Return a new batch with `repeat` copies of each of the given rows."""
@@ -194,19 +197,6 @@ def _prefill_lower_layers(
     return DecodingBatch(model, inputs["past_key_values"], mask, None, hidden, partial=partial)
 
 
-def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids padded on the left to equal length, and their attention mask."""
-    width = max(map(len, ids))
-    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    return tokens, mask
-
-
-def compute_positions(mask: torch.Tensor) -> torch.Tensor:
-    """Return the position of each token under an attention mask with padding on the left."""
-    return (mask.cumsum(dim=1) - 1).clamp(min=0)
-
-
 # --- greedy drafts --------------------------------------------------------------------------------
 
 
@@ -237,9 +227,13 @@ def decode_greedily(
 def iter_greedy_steps(
     batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> Generator[None, None, list[int]]:
-    """Run `decode_greedily` as a generator that yields after each token."""
+    """Extend answers greedily, and yield after each token. Takes the arguments of `decode_greedily`.
+
+    Returns:
+        Indices of the rows that are not finished.
+    """
     active, states = list(range(len(rows))), FinalStates(len(rows))
-    while active and len(rows[active[0]].tokens) < max_tokens:
+    while active and len(rows[active[0]].tokens) < max_tokens:  # all active rows have the same length
         steps = pick_greedy_steps(batch.compute_logits(layers))
         states.store(batch, active)
         for row, step in zip((rows[i] for i in active), steps, strict=True):
@@ -257,10 +251,10 @@ def iter_greedy_steps(
 
 @dataclass
 class FinalStates:
-    """Collects the hidden states at the last token that the model read of each answer, by layer.
+    """Collects the hidden states at the last token of each answer while the answers are generated.
 
-    If the next chosen token ends the answer, these are the states at the answer's last token. Each layer has one tensor
-    for all rows, because slicing thousands of rows one by one takes longer than the forward pass.
+    The states are stored after every step. If the next chosen token ends an answer, they are those at its last token.
+    Each layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
     """
 
     n_rows: int
@@ -290,12 +284,17 @@ class FinalStates:
 def _drop_finished(batch: DecodingBatch, rows: list[DecodedRow], active: list[int]) -> list[int]:
     """Remove finished rows from the batch and return the indices of the unfinished ones.
 
-    If all rows are finished, the batch keeps them, because a batch must not be empty.
+    Args:
+        batch: The batch, changed in place. It is left as it is if all rows are finished, because a batch must not be
+            empty.
+        rows: All answers, including those that are no longer in the batch.
+        active: Indices in `rows` of the answers in the batch.
     """
-    unfinished = [index for index, i in enumerate(active) if not rows[i].finished]
-    if unfinished and len(unfinished) < len(active):
-        batch.keep(unfinished)
-    return [active[index] for index in unfinished]
+    # `active` maps positions in the batch to indices of rows.
+    positions = [position for position, index in enumerate(active) if not rows[index].finished]
+    if positions and len(positions) < len(active):
+        batch.keep(positions)
+    return [active[position] for position in positions]
 
 
 def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
@@ -409,22 +408,33 @@ def _top_k(scaled: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top_p(scaled: torch.Tensor, mass: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return enough of the most probable tokens to reach probability `mass` in every row."""
-    width, total = INITIAL_TOP_P_WIDTH, scaled.logsumexp(dim=-1, keepdim=True)
+    """Return the probabilities and ids of the most probable tokens, enough to reach probability `mass` in every row.
+
+    Starts with few tokens and takes eight times as many until their probabilities suffice, because sorting the whole
+    vocabulary is slow.
+    """
+    n_tokens, vocabulary_size = INITIAL_TOP_P_WIDTH, scaled.shape[1]
+    log_total = scaled.logsumexp(dim=-1, keepdim=True)  # normalizes the logits to log-probabilities
     while True:
-        values, tokens = scaled.topk(min(width, scaled.shape[1]))
-        probabilities = (values - total).exp()
-        if width >= scaled.shape[1] or bool((probabilities.sum(dim=-1) >= mass).all()):
+        values, tokens = scaled.topk(min(n_tokens, vocabulary_size))
+        probabilities = (values - log_total).exp()
+        if n_tokens >= vocabulary_size or bool((probabilities.sum(dim=-1) >= mass).all()):
             return probabilities, tokens
-        width *= 8
+        n_tokens *= 8
 
 
 def _invert_cdf(
     probabilities: torch.Tensor, uniforms: torch.Tensor, last_column: torch.Tensor | int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the first columns at which the cumulative probability exceeds the numbers, and whether all are finite.
+    """Find, for each uniform number, the first token at which the cumulative probability exceeds the number.
 
-    `last_column` is the maximum column, which matters because a uniform number may be rounded up to 1.
+    Args:
+        probabilities: Token probabilities (rows x tokens). They need not add up to 1.
+        uniforms: Uniform numbers in [0, 1) (rows x numbers).
+        last_column: Largest column to return. It matters if rounding makes a uniform number 1.
+
+    Returns:
+        The columns (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
     cumulative = probabilities.cumsum(dim=-1)
     total = cumulative[:, -1:]

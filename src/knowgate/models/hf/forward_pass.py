@@ -31,6 +31,22 @@ HAS_BMM_OUT_DTYPE = torch.__version__ >= (2, 8)
 _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 
 
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids padded on the left to equal length, and their attention mask."""
+    width = max(map(len, ids))
+    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
+    return tokens, mask
+
+
+def compute_positions(mask: torch.Tensor) -> torch.Tensor:
+    """Return the position of each token under an attention mask with padding on the left."""
+    return (mask.cumsum(dim=1) - 1).clamp(min=0)
+
+
 # --- cached prefixes ------------------------------------------------------------------------------
 
 
@@ -69,8 +85,9 @@ class PrefixCache:
         self.entries.move_to_end(prefix)
         while len(self.entries) > PREFIX_CACHE_SIZE:
             self.entries.popitem(last=False)
-        rows = len(ids)
-        expanded = [(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in self.entries[prefix]]
+        # `expand` repeats the prefix for every prompt without copying memory.
+        shape = (len(ids), -1, -1, -1)
+        expanded = [(keys.expand(shape), values.expand(shape)) for keys, values in self.entries[prefix]]
         return len(prefix), DynamicCache(expanded)
 
     def _choose_prefix(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
@@ -197,19 +214,27 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Append one token per answer and return the answers' keys and values."""
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             prompts, heads, answers = buffer.shape[:3]
+            # The model returns one row per answer of every prompt. The buffer is ordered by prompt, head and answer.
             buffer[:, :, :, self.length] = states.view(prompts, answers, heads, -1).transpose(1, 2)
         self.length += 1
         return self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Keep the answers at (rows, columns), one row per remaining prompt; `prompts` is None if all remain."""
+        """Keep only some of the answers.
+
+        Args:
+            prompts: Indices of the prompts that remain; None if all do.
+            rows: Prompt index of each answer to keep (remaining prompts x 1).
+            columns: Index of each answer to keep among the answers of its prompt (remaining prompts x answers).
+        """
         self.keys = self._select_answers(self.keys, rows, columns)
         self.values = self._select_answers(self.values, rows, columns)
         if prompts is not None:
             self.prompt_keys, self.prompt_values = self.prompt_keys[prompts], self.prompt_values[prompts]
 
     def _select_answers(self, buffer: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-        """Return a buffer of the same capacity with the tokens of some answers only."""
+        """Return a buffer with only the answers at (rows, columns), and room for as many tokens per answer as before."""
+        # Answers are on the third axis. They are moved to the second for the selection, and back.
         selected = buffer.transpose(1, 2)[rows, columns, :, : self.length].transpose(1, 2)
         compacted = buffer.new_empty(*selected.shape[:3], *buffer.shape[3:])
         compacted[:, :, :, : self.length] = selected
@@ -294,8 +319,18 @@ def compute_shared_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention from one new token per answer to its prompt and to the answer so far.
 
-    All answers of a prompt query the prompt's keys in one matrix product. `key` and `value` are those of the answers,
-    from `SharedCacheLayer.update`; those of the prompts are in the active cache.
+    transformers calls this function in place of its own attention. All answers of a prompt query the prompt's keys in
+    one matrix product. Several query heads (a group) share one key head.
+
+    Args:
+        module: The attention layer of the model.
+        query: Queries of the new tokens, one row per answer.
+        key: Keys of the answers, from `SharedCacheLayer.update`. The keys of the prompts are in the active cache.
+        value: Values of the answers.
+        attention_mask: Not used; the cache knows which tokens are padding.
+        scaling: Factor for the scores; by default one over the square root of the head's width.
+        dropout: Not used.
+        others: Arguments of variants of attention. Those that cannot be computed here raise RuntimeError.
     """
     if unsupported := [name for name in UNSUPPORTED_ARGUMENTS if others.get(name) is not None]:
         raise RuntimeError(f"attention with {', '.join(unsupported)} cannot be shared: see supports_shared_cache")
@@ -349,8 +384,16 @@ class SharedDecodingBatch:
     fed: int = 0
 
     def feed(self, tokens: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Feed one token per answer; return the logits of the next token and the hidden states of the given layers."""
-        shape = self.rows.shape
+        """Let the model read one token per answer.
+
+        Args:
+            tokens: The tokens (prompts x answers).
+            layers: Layers whose hidden states are returned.
+
+        Returns:
+            The logits of the next token (prompts x answers x vocabulary), and the hidden states by layer.
+        """
+        shape = self.rows.shape  # prompts x answers; the model sees them as one long batch
         positions = (self.prompt_lengths + self.fed)[:, None].expand(shape).reshape(-1, 1)
         with use_shared_attention(self.model, self.cache):
             output = self.model(

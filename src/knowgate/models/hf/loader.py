@@ -166,8 +166,10 @@ def silence_transformers() -> Iterator[None]:
 def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
     """Return a hash that identifies the weights of a model.
 
-    It is computed from the GGUF file that the weights were converted from, from the files of the folder, or from the
-    name and commit on the hub.
+    Args:
+        name_or_dir: Hub name or folder. For a hub name, the hash depends on the name and the commit only. For a folder,
+            it depends on the GGUF file that the folder was converted from, or else on the files in the folder.
+        commit: Commit of the model on the hub.
     """
     folder = Path(name_or_dir)
     if not folder.is_dir():
@@ -203,19 +205,30 @@ def check_bits(bits: int) -> None:
     if not torch.cuda.is_available():
         raise BadSetting(f"bits={bits} needs a GPU with CUDA, but this machine has none. Use bits=0.")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise MissingExtra(f"a base in {bits} bits", "quantised")
+        raise MissingExtra(f"loading a base model with {bits} bits per weight", "quantised")
 
 
 def build_quantization_options(bits: int) -> dict[str, Any]:
-    """Return the arguments that make transformers quantize a model while it is loaded."""
+    """Return the arguments that make transformers quantize a model to 4 or 8 bits while it is loaded.
+
+    Returns no arguments for bits=0, which means no quantization.
+    """
     if not bits:
         return {}
     from transformers import BitsAndBytesConfig
 
-    # NF4 with doubly quantized scales, as in QLoRA (Dettmers et al. 2023, section 3).
-    nf4 = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.bfloat16}
-    config = BitsAndBytesConfig(load_in_4bit=True, **nf4) if bits == 4 else BitsAndBytesConfig(load_in_8bit=True)
-    return {"quantization_config": config, "device_map": {"": 0}}
+    if bits == 4:
+        # NF4 with doubly quantized scales, as in QLoRA (Dettmers et al. 2023, section 3).
+        config = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    else:
+        config = BitsAndBytesConfig(load_in_8bit=True)
+    first_gpu = 0
+    return {"quantization_config": config, "device_map": {"": first_gpu}}  # "" stands for the whole model
 
 
 @dataclass

@@ -14,8 +14,8 @@ import torch
 
 from knowgate.errors import ModelError
 from knowgate.models.hf.batching import BatchWork, compute_batch_limits, run_in_batches, run_single
-from knowgate.models.hf.decoding import compute_positions, make_nan_error, pad_left
-from knowgate.models.hf.forward_pass import PrefixCache, supports_shared_cache
+from knowgate.models.hf.decoding import make_nan_error
+from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
     LoraAdapters,
@@ -94,16 +94,18 @@ class LocalModel:
     def share_weights(self) -> Self:
         """Return a model with the same weights and its own prefix cache, for use with another adapter."""
         other = replace(self)
-        vars(other).update(loaded=self.loaded, adapters=self.adapters)
+        vars(other).update(loaded=self.loaded, adapters=self.adapters)  # fills two cached properties of the copy
         return other
 
     @functools.cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """Tokens that end an answer, from the model's generation settings and its tokenizer."""
         generation_config = getattr(self.loaded.model, "generation_config", None)
-        sources = [getattr(generation_config, "eos_token_id", None), self.tokenizer.eos_token_id]
-        ids = [item for source in sources for item in (source if isinstance(source, list) else [source])]
-        return frozenset(item for item in ids if item is not None)
+        ids: set[int] = set()
+        for eos in (getattr(generation_config, "eos_token_id", None), self.tokenizer.eos_token_id):
+            if eos is not None:
+                ids.update(eos if isinstance(eos, list) else [eos])
+        return frozenset(ids)
 
     @property
     def pad_id(self) -> int:
@@ -164,13 +166,15 @@ class LocalModel:
         """
         cache = self._encoded_prompts
         missing = [prompt for prompt in dict.fromkeys(prompts) if prompt not in cache]
-        for is_raw in (False, True):
-            group = [prompt for prompt in missing if (prompt.raw or not self.has_template) is is_raw]
-            texts = [prompt.text if is_raw else self.render(prompt.text) for prompt in group]
-            cache.update(zip(group, self._tokenize_all(texts, special=is_raw), strict=True))
+        raw = [prompt for prompt in missing if prompt.raw or not self.has_template]
+        chat = [prompt for prompt in missing if not prompt.raw and self.has_template]
+        cache.update(zip(raw, self._tokenize_all([prompt.text for prompt in raw], special=True), strict=True))
+        rendered = [self.render(prompt.text) for prompt in chat]
+        cache.update(zip(chat, self._tokenize_all(rendered, special=False), strict=True))
         ids = [cache[prompt].tolist() for prompt in prompts]
-        for prompt in list(cache)[: max(0, len(cache) - TOKEN_CACHE_SIZE)]:
-            del cache[prompt]
+        n_excess = max(0, len(cache) - TOKEN_CACHE_SIZE)
+        for oldest in list(cache)[:n_excess]:
+            del cache[oldest]
         return ids
 
     @functools.cached_property
@@ -219,6 +223,8 @@ def read_label_logits(
 ) -> list[Vector]:
     """Compute the logits of labels (such as 'true' and 'false') at all label positions in one forward pass.
 
+    The tokens that all prompts begin with are taken from the model's prefix cache.
+
     Args:
         model: The model.
         prompts: Tokenized label prompts.
@@ -228,6 +234,7 @@ def read_label_logits(
         An array (positions x labels) per prompt.
     """
     device = model.loaded.device
+    # Cached tokens return no states, so the cached beginning must end before the first label position.
     first_position = min(prompt.positions[0] for prompt in prompts)
     beginnings = [prompt.ids[: first_position + 1] for prompt in prompts]
     worth_keeping = min(prompt.prefix for prompt in prompts)

@@ -6,8 +6,10 @@ generated rows into readings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +28,8 @@ from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
 from knowgate.models.hf.shared_decoding import draft_and_sample_shared, draft_shared, sample_shared
 from knowgate.models.local_backend import LocalBackend
-from knowgate.models.tokenization import encode_label_prompts, encode_labels
+from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
+from knowgate.models.tools import find_call_token, render_with_tool
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalRequest, Vector
 
 
@@ -83,7 +86,7 @@ class HFModel(LocalModel, LocalBackend):
     Example:
         >>> model = HFModel("HuggingFaceTB/SmolLM2-135M-Instruct")  # nothing is loaded yet
         >>> sorted(model.offers)
-        ['draft', 'hidden', 'labels', 'logprobs', 'samples']
+        ['draft', 'hidden', 'labels', 'logprobs', 'samples', 'tools']
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
@@ -105,6 +108,19 @@ class HFModel(LocalModel, LocalBackend):
             [prompt.ids for prompt in encoded],
             lambda indices: read_label_logits(self, [encoded[i] for i in indices], label_ids),
         )
+
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return the probability that the answer to each prompt begins with a call of the tool.
+
+        Raises:
+            UnsupportedSignal: The chat template of the model has no tools.
+        """
+        tokenizer = self.tokenizer
+        texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
+        rendered = [render_with_tool(tokenizer, text, tool, self.name) for text in texts]
+        call = [find_call_token(tokenizer, tool, self.name)]
+        ids = [self.tokenize(text) for text in rendered]
+        return [math.exp(logprob) for logprob in self._score_answers(ids, [call for _ in ids])] if ids else []
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [AnsweredPrompt([*ids, *answer], len(answer)) for ids, answer in zip(prompts, answers, strict=True)]
@@ -164,15 +180,27 @@ class HFModel(LocalModel, LocalBackend):
         layers: list[int],
         sample_layers: list[int],
     ) -> _AnsweredBatch:
-        """Generate the drafts and samples of a batch."""
+        """Generate the drafts and samples of a batch.
+
+        They are generated in the same steps if they have the same maximum length and share the prompts' cache.
+
+        Args:
+            batch: The prompts after their prefill.
+            prompts: The prompts of the batch.
+            request: The requested signals.
+            layers: Layers whose hidden states are requested.
+            sample_layers: Layer whose hidden states at the ends of the samples are requested; empty for none.
+        """
         draft_layers = layers if request.after_draft else []
-        # A single draft gains nothing from the shared cache, and without it equals a stream to the last bit.
+        # Drafts in the shared cache cannot be continued later. A single draft gains nothing from it, and without it
+        # equals a stream to the last bit.
         shared = self.shares_prompt_cache and not request.resumable and (len(prompts) > 1 or request.samples > 0)
         uniforms = np.empty((0, 0))
         if request.samples:
             check_sampling(request.sampling)
             uniforms = np.concatenate([draw_uniforms(prompt, request) for prompt in prompts])
-        if shared and request.samples and not sample_layers and request.sample_tokens == request.draft_tokens:
+        has_equal_lengths = request.samples > 0 and request.sample_tokens == request.draft_tokens
+        if shared and has_equal_lengths and not sample_layers:
             both = draft_and_sample_shared(batch, uniforms, request.sampling, self.stop_ids, draft_layers)
             return _AnsweredBatch(both.drafts, [], both.samples)
         samples: list[DecodedRow] = []
@@ -198,7 +226,16 @@ class HFModel(LocalModel, LocalBackend):
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
-        """Return the samples of each prompt and, if `layers` is not empty, the hidden states at their ends."""
+        """Group the samples of a batch by prompt.
+
+        Args:
+            rows: The samples of all prompts, prompt by prompt, with equally many for each.
+            n_prompts: Number of prompts.
+            layers: The layer whose hidden states at the ends of the samples are returned; empty for none.
+
+        Returns:
+            The samples of each prompt, and their hidden states (None without `layers`).
+        """
         # Many samples are equal, so each distinct one is decoded once.
         distinct = {(tuple(row.tokens), row.finished): row for row in rows}
         completions = {key: self._make_completion(row, with_tokens=False) for key, row in distinct.items()}
@@ -217,9 +254,10 @@ class HFModel(LocalModel, LocalBackend):
         """Continue drafts greedily. Drafts that were read in the same batch are continued in one batch."""
         drafts = [check_resume_handle(handle, HFResumeHandle) for handle in handles]
         rows = [draft.copy_row() for draft in drafts]
-        groups: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}  # identity of a batch -> indices of its drafts
         for i, draft in enumerate(drafts):
-            if draft.index is not None and len(rows[i].tokens) < max_tokens:
+            is_unfinished = draft.index is not None and len(rows[i].tokens) < max_tokens
+            if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for members in groups.values():
 
@@ -244,10 +282,11 @@ class HFModel(LocalModel, LocalBackend):
         return draft.row, self._iter_steps(draft, max_tokens)
 
     def _iter_steps(self, draft: HFResumeHandle, max_tokens: int) -> Iterator[None]:
-        """Extend a draft in place, yielding after each token."""
+        """Extend a draft in place, yielding after each token. Other calls may use the model in between."""
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
+        # A step yields None; False means that no steps are left.
         while self.run_alone(lambda: next(steps, False)) is None:
             yield
 

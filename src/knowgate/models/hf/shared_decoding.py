@@ -104,7 +104,7 @@ class SharedGeneration:
             position: Number of the token in the answer.
         """
         rows, flat_logits = self.batch.rows, logits.flatten(0, 1)
-        if self.sampling is None:
+        if self.sampling is None:  # all answers are drafts, whose tokens are set below
             tokens = torch.empty_like(rows)
         else:
             uniforms = self.uniforms[rows, position].view(len(flat_logits), -1)
@@ -113,6 +113,7 @@ class SharedGeneration:
             self.are_finite.append(are_finite)
         if self.statistics is not None and len(self.draft_indices):
             indices = self.draft_indices
+            # For the first token, all answers of a prompt share one row of logits.
             draft_logits = flat_logits if len(flat_logits) == len(indices) else flat_logits[indices]
             chosen, *values = compute_step_statistics(draft_logits)
             self.are_finite.append(torch.isfinite(values[0]).all())
@@ -139,8 +140,14 @@ class SharedGeneration:
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
         """Remove ended answers from the batch if that makes it clearly smaller.
 
+        The batch stays a rectangle of prompts x answers. It becomes as wide as the prompt with the most remaining
+        answers, so other prompts keep some of their ended answers.
+
+        Args:
+            chosen: The tokens to feed next (prompts x answers).
+
         Returns:
-            The tokens to feed next, or None if all answers have ended.
+            The tokens of the remaining answers, or None if all answers have ended.
         """
         is_fed = self.is_fed.cpu().numpy()
         fed_per_prompt = is_fed.sum(axis=1)
@@ -151,7 +158,9 @@ class SharedGeneration:
         if len(remaining) * width > COMPACTION_THRESHOLD * is_fed.size:
             return chosen
         device = chosen.device
-        columns = torch.tensor(np.argsort(~is_fed[remaining], axis=1, kind="stable")[:, :width], device=device)
+        # Sorting by "has ended" moves the remaining answers of each prompt to the front.
+        remaining_first = np.argsort(~is_fed[remaining], axis=1, kind="stable")
+        columns = torch.tensor(remaining_first[:, :width], device=device)
         prompts = torch.tensor(remaining, device=device)
         rows = prompts[:, None]
         self.batch.select(None if len(remaining) == len(is_fed) else prompts, rows, columns)
@@ -181,19 +190,24 @@ class SharedGeneration:
         ]
         if self.statistics is None:
             return DraftsAndSamples([], rows)
-        drafts = rows[:: self.per_prompt]
+        drafts = rows[:: self.per_prompt]  # the first answer of each prompt
+        samples = [row for number, row in enumerate(rows) if number % self.per_prompt]
         for row, logprobs, entropies, margins in zip(drafts, *self.statistics.tolist(), strict=True):
+            # The statistics go on after the end of an answer, so they are cut to its tokens.
             row.steps = [TokenStep(*step) for step in zip(row.tokens, logprobs, entropies, margins, strict=False)]
-        return DraftsAndSamples(drafts, [row for number, row in enumerate(rows) if number % self.per_prompt])
+        return DraftsAndSamples(drafts, samples)
 
 
 def draft_shared(
     batch: DecodingBatch, max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
 ) -> list[DecodedRow]:
-    """Generate the greedy answer of each prompt, with its statistics and the states at its last token."""
+    """Generate the greedy answer of each prompt, with its statistics and the hidden states at its last token.
+
+    With max_tokens=0 the answers are empty, and the states are those at the last token of the prompt.
+    """
     if max_tokens:
-        uniforms = np.empty((0, max_tokens))
-        return _start(batch, uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
+        no_uniforms = np.empty((0, max_tokens))  # greedy answers need no random numbers
+        return _start(batch, no_uniforms, None, stop_ids, with_drafts=True).run(batch, layers).drafts
     if layers:
         batch.compute_logits(layers)
     states = [batch.hidden[layer].float().cpu() for layer in layers]

@@ -45,11 +45,13 @@ class LlamaCppClassifier:
         try:
             from tokenizers import Tokenizer
         except ModuleNotFoundError:
-            raise MissingExtra("a judge in a GGUF file", "llamacpp") from None
+            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
-            raise WeightsError(f"cannot read the tokenizer '{self.tokenizer_file}': {error}.") from None
+            raise WeightsError(
+                f"cannot read the tokenizer '{self.tokenizer_file}': {error}. Export the judge again."
+            ) from None
 
     @functools.cached_property
     def server(self) -> Any:
@@ -57,7 +59,7 @@ class LlamaCppClassifier:
         try:
             from xllamacpp import CommonParams, Server
         except ModuleNotFoundError:
-            raise MissingExtra("a judge in a GGUF file", "llamacpp") from None
+            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         params = CommonParams()
         params.model.path = str(self.file)
         params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
@@ -94,6 +96,7 @@ class LlamaCppClassifier:
                 f"the judge's prompt has {len(ids)} tokens, but the judge can read fewer than {CONTEXT_TOKENS}. "
                 "Shorten the question."
             )
+        # The bias makes the two tokens the most probable ones, and top_k=2 removes all others.
         request = {
             "prompt": list(ids),
             "n_predict": 1,
@@ -112,4 +115,7 @@ class LlamaCppClassifier:
             return probabilities[pair[0]] / (probabilities[pair[0]] + probabilities[pair[1]])
         except (KeyError, IndexError, TypeError, ZeroDivisionError):
             response_text = json.dumps(response)[:200]
-            raise ModelError(f"llama.cpp did not return the probabilities of two tokens: {response_text}") from None
+            raise ModelError(
+                f"llama.cpp did not return the probabilities of the judge's two labels, but {response_text}. Check the "
+                "release of xllamacpp, or export the judge again."
+            ) from None

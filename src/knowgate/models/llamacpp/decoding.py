@@ -131,13 +131,14 @@ def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> Non
 def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
     """Return the most probable token of each row with its statistics."""
     logp = log_softmax(logits)
-    p = np.exp(logp)
-    entropy = -np.where(p > 0, p * np.where(p > 0, logp, 0), 0).sum(axis=-1)
+    probabilities = np.exp(logp)
+    # A forbidden token has p log p = 0 * -inf, which counts as 0.
+    entropy = -np.where(probabilities > 0, probabilities * np.where(probabilities > 0, logp, 0), 0).sum(axis=-1)
     tokens = logp.argmax(axis=-1)
     rows = np.arange(len(tokens))
     logprobs = logp[rows, tokens]
-    p[rows, tokens] = -1
-    margins = np.exp(logprobs) - p.max(axis=-1)
+    probabilities[rows, tokens] = -1  # removes the most probable token, so that the maximum is the second
+    margins = np.exp(logprobs) - probabilities.max(axis=-1)
     columns = (tokens.tolist(), logprobs.tolist(), entropy.tolist(), margins.tolist())
     return [TokenStep(*values) for values in zip(*columns, strict=True)]
 
@@ -151,20 +152,24 @@ def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Samp
 
 
 def _invert_cdf(probabilities: Vector, uniform: float) -> int:
-    """Return the index where the cumulative probability passes the number."""
+    """Return the first index at which the cumulative probability exceeds the uniform number (0 to 1)."""
     cumulative = np.cumsum(probabilities, dtype=np.float32)
     index = np.searchsorted(cumulative, np.float32(uniform) * cumulative[-1], side="right")
     return int(min(index, len(probabilities) - 1))
 
 
 def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) -> int:
-    """Draw a token after applying top_k and top_p."""
+    """Draw a token with a uniform number, after applying top_k and top_p to the probabilities."""
+    # Token ids, most probable first. top_k=0 means no limit, and a slice up to None keeps all entries.
     order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
-    top = probabilities[order] / (probabilities[order].sum() if sampling.top_k else np.float32(1))
+    top = probabilities[order]
+    if sampling.top_k:
+        top = top / top.sum()
     # A token is kept if the tokens before it do not reach top_p yet.
     is_kept = np.cumsum(top) - top < sampling.top_p
     is_kept[0] = True  # sums are rounded; the most probable token always stays
-    return int(order[min(_invert_cdf(top * is_kept, uniform), int(is_kept.sum()) - 1)])
+    last_kept = int(is_kept.sum()) - 1
+    return int(order[min(_invert_cdf(top * is_kept, uniform), last_kept)])
 
 
 # --- shared prefixes ------------------------------------------------------------------------------
@@ -210,7 +215,8 @@ class EnginePrefixCache:
             The number of tokens of each prompt that are already computed.
         """
         n_cached = sum(map(len, self.prefixes.values()))
-        if self.times_cleared != engine.times_cleared or n_cached + n_cells > engine.cells:
+        was_cleared = self.times_cleared != engine.times_cleared
+        if was_cleared or n_cached + n_cells > engine.cells:
             self.prefixes.clear()
             engine.clear()
             self.times_cleared = engine.times_cleared
@@ -219,13 +225,19 @@ class EnginePrefixCache:
         prefix = self._find_prefix(engine, ids)
         length = min(prefix.length, max_length)
         if length:
-            self.prefixes[prefix.sequence] = self.prefixes.pop(prefix.sequence)
+            self.prefixes[prefix.sequence] = self.prefixes.pop(prefix.sequence)  # moves it to the end: used last
             for index in range(len(ids)):
                 engine.copy(prefix.sequence, PREFIX_ROWS + index, length)
         return length
 
     def keep(self, engine: LlamaEngine, tokens: list[int], reused: int) -> None:
-        """Cache the beginning of the prompt in sequence PREFIX_ROWS, unless most of it was reused."""
+        """Cache the beginning of the prompt that was just computed, unless it is short or most of it was reused.
+
+        Args:
+            engine: The engine, which holds the prompt in sequence PREFIX_ROWS.
+            tokens: Token ids of the prompt.
+            reused: Number of its first tokens that came from the cache.
+        """
         if reused < MIN_REUSE_SHARE * (len(tokens) - 1) and len(tokens) > MIN_PREFIX_TOKENS:
             sequence, tokens = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
             engine.copy(PREFIX_ROWS, sequence, len(tokens))
@@ -237,12 +249,12 @@ class EnginePrefixCache:
         If several prompts share many more tokens than any cached prefix has, these are computed and cached first.
         """
         shared = find_common_prefix(ids)
-        best = max(
-            (CachedPrefix(row, count_common_tokens(tokens, shared)) for row, tokens in self.prefixes.items()),
-            key=lambda prefix: prefix.length,
-            default=NO_PREFIX,
-        )
-        if len(ids) > 1 and len(shared) >= MIN_PREFIX_TOKENS and best.length < MIN_REUSE_SHARE * len(shared):
+        candidates = [
+            CachedPrefix(sequence, count_common_tokens(tokens, shared)) for sequence, tokens in self.prefixes.items()
+        ]
+        best = max(candidates, key=lambda prefix: prefix.length, default=NO_PREFIX)
+        covers_little = best.length < MIN_REUSE_SHARE * len(shared)
+        if len(ids) > 1 and len(shared) >= MIN_PREFIX_TOKENS and covers_little:
             return self._extend(engine, best, shared)
         return best if best.length >= MIN_PREFIX_TOKENS else NO_PREFIX
 

@@ -78,7 +78,7 @@ class LlamaEngine:
             raise _make_open_error(file)
         if lib.llama_model_has_encoder(self._model) or lib.llama_model_is_recurrent(self._model):
             raise WeightsError(
-                f"the model in '{file}' is not supported by llamacpp: because it has an encoder or is recurrent. "
+                f"the model in '{file}' has an encoder or is recurrent, which llamacpp: does not support. "
                 "Use a decoder model with attention."
             )
         self.vocabulary = lib.llama_model_get_vocab(self._model)
@@ -94,7 +94,11 @@ class LlamaEngine:
         self.times_cleared = 0
 
     def _create_context(self, file: Path) -> Any:
-        """Create a context with a unified cache and the evaluation callback, and check its sizes."""
+        """Create a llama.cpp context whose sequences share one cache and that calls `_capture` for each tensor.
+
+        The parameters are written into the bytes of the C structure (see `bindings`). Then the sizes of the context are
+        read back, to make sure that llama.cpp understood them.
+        """
         lib, params = self._lib, self._lib.llama_context_default_params()
         kv_unified = check_params_layout(bytes(params.bytes))
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
@@ -123,20 +127,21 @@ class LlamaEngine:
     def tokenize(self, text: str, *, special: bool) -> list[int]:
         """Return the token ids of a text; `special` adds the tokens that begin a text."""
         data = text.encode()
-        size = len(data) + 8
+        size = len(data) + 8  # a text has at most one token per byte, plus a few special tokens
         ids = (ctypes.c_int32 * size)()
         n = self._lib.llama_tokenize(self.vocabulary, data, len(data), ids, size, special, True)
         if n < 0:
-            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes.")
+            raise ModelError(f"llama.cpp could not tokenize a text of {len(data)} bytes. Shorten the text.")
         return list(ids[:n])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of tokens; an incomplete character becomes a replacement character."""
-        array, size = (ctypes.c_int32 * len(ids))(*ids), 64 * len(ids) + 64
+        array = (ctypes.c_int32 * len(ids))(*ids)
+        size = 64 * len(ids) + 64  # more bytes than tokens have
         text = ctypes.create_string_buffer(size)
         n = self._lib.llama_detokenize(self.vocabulary, array, len(ids), text, size, False, not skip_special_tokens)
         if n < 0:
-            raise ModelError("llama.cpp could not decode the tokens of an answer.")
+            raise ModelError("llama.cpp could not convert the tokens of an answer to text. Use gguf:FILE instead.")
         return text.raw[:n].decode(errors="replace")
 
     def is_end(self, token: int) -> bool:
@@ -215,7 +220,7 @@ class LlamaEngine:
         """Copy the logits of one token of the last batch."""
         pointer = self._lib.llama_get_logits_ith(self._context, index)
         if not pointer:
-            raise ModelError("llama.cpp returned no logits for a token that needs them.")
+            raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE instead.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
         if not np.isfinite(values).any() or np.isnan(values).any():
             raise ModelError(
@@ -236,17 +241,25 @@ class LlamaEngine:
         return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")
 
     def _capture(self, tensor: Any, ask: bool, _: Any) -> bool:
-        """Handle the evaluation callback, which llama.cpp calls twice per tensor.
+        """Handle the evaluation callback, which llama.cpp calls for every tensor.
 
-        With `ask`, return whether the values are needed. Without it, copy them, and return True to go on.
+        Args:
+            tensor: The tensor.
+            ask: True if llama.cpp asks whether the values of the tensor are needed. False if they are computed and can
+                be copied.
+            _: Not used.
+
+        Returns:
+            With `ask`, whether the values are needed. Otherwise True, which makes llama.cpp go on.
         """
-        if not self._captured.layers:
-            return not ask
-        layer = self._captured.layers.get(self._lib.ggml_get_name(tensor))
-        if ask or layer is None:
-            return layer is not None or not ask
+        layers = self._captured.layers
+        layer = layers.get(self._lib.ggml_get_name(tensor)) if layers else None
+        if ask:
+            return layer is not None
+        if layer is None:
+            return True
         size = self._lib.ggml_nbytes(tensor)
-        if size == 4 * self._lib.ggml_nelements(tensor):  # float32
+        if size == 4 * self._lib.ggml_nelements(tensor):  # float32 has four bytes per value
             block = np.empty(size // 4, dtype=np.float32)
             self._lib.ggml_backend_tensor_get(tensor, block.ctypes.data, 0, size)
             self._captured.states[layer] = block.reshape(-1, self.width)
@@ -278,8 +291,9 @@ class LlamaEngine:
         steps = [InputToken(token, position, 2, needs_output=True) for position, token in enumerate(ids)]
         stepwise = np.stack([self.feed([step])[0][0] for step in steps])
         self.clear()
-        pairs = zip(log_softmax(one_pass)[:-1], log_softmax(stepwise)[:-1], ids[1:], strict=True)
-        return max(abs(float(first[token] - second[token])) for first, second, token in pairs)
+        # The logits after each token predict the next token, so the last row predicts nothing that is in the text.
+        triples = zip(log_softmax(one_pass)[:-1], log_softmax(stepwise)[:-1], ids[1:], strict=True)
+        return max(abs(float(first[token] - second[token])) for first, second, token in triples)
 
 
 class EngineTokenizer:
@@ -295,7 +309,8 @@ class EngineTokenizer:
     def special_tokens(self) -> list[str]:
         """Control tokens, which must not occur in user text."""
         engine = self._engine
-        return [name for n in range(engine.n_vocab) if engine.is_special(n) and (name := engine.get_token_name(n))]
+        names = [engine.get_token_name(token) for token in range(engine.n_vocab) if engine.is_special(token)]
+        return [name for name in names if name]
 
     @functools.cached_property
     def _compiled_template(self) -> Any:
@@ -309,7 +324,9 @@ class EngineTokenizer:
         try:
             return environment.from_string(self.template)
         except TemplateError as error:
-            raise WeightsError(f"the chat template of the GGUF file is invalid: {error}.") from None
+            raise WeightsError(
+                f"the chat template of the GGUF file is invalid: {error}. Use another GGUF file of the model."
+            ) from None
 
     def render(self, text: str) -> str:
         """Return the text as a user message in the chat template, up to where the answer begins.
@@ -333,7 +350,8 @@ class EngineTokenizer:
 
 def check_engine(engine: LlamaEngine, file: Path) -> None:
     """Run the engine's self-test; raises ModelError if llama.cpp computes wrong results on this machine."""
-    if not (difference := engine.run_self_test()) <= SELF_TEST_TOLERANCE:
+    difference = engine.run_self_test()
+    if not difference <= SELF_TEST_TOLERANCE:  # also true if the difference is NaN
         raise ModelError(
             f"llama.cpp computes '{file}' wrongly on this machine: log-probabilities from one pass and token by token "
             f"differ by {difference:.2f} nats (allowed: {SELF_TEST_TOLERANCE}). Use gguf:{file}, or another release of "
@@ -359,8 +377,8 @@ def count_usable_cores() -> int:
 def _make_open_error(file: Path) -> WeightsError:
     """Return the error for a file that llama.cpp cannot open."""
     return WeightsError(
-        f"llama.cpp cannot open '{file}': {_get_log_error()}. It must be a GGUF file of an architecture that it knows; "
-        "transformers may know others: gguf:FILE."
+        f"llama.cpp cannot open '{file}': {_get_log_error()}. Check that it is a GGUF file. If llama.cpp does not know "
+        "its architecture, run it with transformers: gguf:FILE."
     )
 
 

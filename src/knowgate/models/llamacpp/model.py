@@ -198,6 +198,7 @@ class LlamaCppModel(LocalBackend):
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         scores = []
         for ids, answer in zip(prompts, answers, strict=True):
+            # The logits after each token predict the next one: from the prompt's last token to the answer's last but one.
             tokens = [*ids, *answer[:-1]]
             logits, _ = self._prefill([tokens], (), len(tokens), [range(len(ids) - 1, len(tokens))])
             logp = log_softmax(logits)
@@ -207,14 +208,25 @@ class LlamaCppModel(LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _group_prompts(self, lengths: Sequence[int], samples: int, max_tokens: int) -> list[list[int]]:
-        """Split prompts into groups that share a pass: by length, within the limits of sequences and memory."""
+        """Split prompts into groups that are computed together, each of prompts with similar length.
+
+        A group has as many prompts as the engine has sequences and cache for.
+
+        Args:
+            lengths: Number of tokens of each prompt.
+            samples: Number of samples per prompt.
+            max_tokens: Maximum number of tokens per answer.
+
+        Returns:
+            The indices of the prompts in each group.
+        """
         sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS
         if sequences > available:
             raise BadSetting(
-                f"samples={samples} is too many for a llamacpp: model, which supports at most {available - 1} samples."
+                f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1} samples."
             )
         groups: list[list[int]] = []
-        used = self.context_window
+        used = self.context_window  # so that the first prompt starts a group
         for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
             size = lengths[index] + sequences * max_tokens
             limit = max(size, min(MAX_CONCURRENT_TOKENS, self.context_window))
@@ -314,9 +326,14 @@ class LlamaCppModel(LocalBackend):
         return samples
 
     def _feed_ends(self, answers: Sequence[SequenceState], layers: Sequence[int], *, feed_end: bool) -> None:
-        """Feed the last token of each answer, or the token that ended it, for its hidden states.
+        """Feed the tokens of the answers that the model has not read yet, to get the hidden states at them.
 
-        Empty answers keep the states of their prompt.
+        The last token of an answer that reached its limit was not read, nor was the token that ended an answer.
+
+        Args:
+            answers: The answers. Empty ones keep the states of their prompt.
+            layers: Layers whose states are stored in the answers.
+            feed_end: Also feed the tokens that ended answers.
         """
         unfed = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
         if unfed:

@@ -9,53 +9,32 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import json
 import os
-import random
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any
 
 import httpx
 
 from knowgate.core.http_client import (
     HttpResponse,
+    RetryableError,
+    RetryPolicy,
+    call_with_retries,
     iter_body,
     open_client,
     parse_json_response,
     read_response,
     request_deadline,
+    send_request,
 )
 from knowgate.core.redaction import MAX_MESSAGE_CHARS, redact_message
 from knowgate.errors import BadSetting, ModelError, ServerError
 
-Result = TypeVar("Result")
 API_KEY_VARIABLES = ("KNOWGATE_API_KEY", "OPENAI_API_KEY")
 STREAM_END = "[DONE]"
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """Timeouts of requests, and how often failed requests are retried.
-
-    Args:
-        timeout: Maximum seconds for one attempt. In a stream, the maximum seconds to wait for each chunk.
-        total: Maximum seconds for a request, including all attempts and the pauses between them. In a stream, the
-            maximum seconds spent waiting for chunks.
-        retries: Maximum number of further attempts after a temporary failure.
-        backoff: Seconds to wait before the second attempt. The time doubles with each attempt, and a random factor
-            between 0.5 and 1 is applied.
-        sleep: Function that waits between attempts.
-    """
-
-    timeout: float = 60.0
-    total: float = 180.0
-    retries: int = 4
-    backoff: float = 0.5
-    sleep: Callable[[float], None] = time.sleep
 
 
 class StatusError(ServerError):
@@ -64,20 +43,6 @@ class StatusError(ServerError):
     def __init__(self, url: str, status: int, message: str):
         super().__init__(f"{url} answered {status}: {message or 'no reason given'}")
         self.status = status
-
-
-class _RetryableError(Exception):
-    """A failure that may be temporary, so the request is sent again.
-
-    Args:
-        error: The error to raise when no attempts are left.
-        wait: Seconds to wait before the next attempt, as the server asked for; None to use the backoff.
-    """
-
-    def __init__(self, error: ServerError, wait: float | None = None):
-        super().__init__(str(error))
-        self.error = error
-        self.wait = wait
 
 
 class ApiClient:
@@ -116,7 +81,8 @@ class ApiClient:
         connection.
         """
         url, content = self.url + path, _encode(body)
-        return self._iter_chunks(url, self._with_retries(lambda deadline: self._open(url, content, deadline)))
+        response = call_with_retries(lambda deadline: self._open(url, content, deadline), self._retry)
+        return self._iter_chunks(url, response)
 
     def close(self) -> None:
         """Close all connections. The client stays usable, because the next request opens new ones."""
@@ -135,32 +101,15 @@ class ApiClient:
         return client
 
     def _send(self, method: str, url: str, content: bytes | None) -> Any:
-        return self._with_retries(lambda deadline: self._attempt(method, url, content, deadline))
-
-    def _with_retries(self, attempt: Callable[[float], Result]) -> Result:
-        """Call `attempt` with the deadline of the request, and call it again after temporary failures."""
-        deadline = time.monotonic() + self._retry.total
-        for number in itertools.count():
-            try:
-                return attempt(deadline)
-            except _RetryableError as failure:
-                pause = failure.wait
-                if pause is None:
-                    pause = self._retry.backoff * 2.0**number * random.uniform(0.5, 1.0)
-                if number >= self._retry.retries or time.monotonic() + pause >= deadline:
-                    raise failure.error from None
-                self._retry.sleep(pause)
-        raise AssertionError("unreachable")
+        """Send a request, with retries, and return its JSON response."""
+        return call_with_retries(lambda deadline: self._attempt(method, url, content, deadline), self._retry)
 
     def _attempt(self, method: str, url: str, content: bytes | None, deadline: float) -> Any:
         """Send a request once, without retries, and return its JSON response."""
-        seconds, client = self._remaining_seconds(deadline), self._client
-        with (
-            _translate_errors(url, seconds),
-            request_deadline(time.monotonic() + seconds),
-            client.stream(method, url, content=content, timeout=seconds) as stream,
-        ):
-            response = read_response(stream, url)
+        seconds = self._remaining_seconds(deadline)
+        request = self._client.build_request(method, url, content=content)
+        with _translate_errors(url, seconds):
+            response = send_request(self._client, request, time.monotonic() + seconds, url)
         if not response.is_success:
             raise _make_refusal(url, response)
         return _parse(url, response.content)
@@ -186,7 +135,10 @@ class ApiClient:
             for data in parse_events(self._iter_bytes(url, response)):
                 chunk = data if data == STREAM_END else _parse(url, data.encode())
                 if isinstance(chunk, dict) and chunk.get("error"):
-                    raise ServerError(f"{url} reported an error in the middle of its answer: {_find_message(chunk)}")
+                    message = _find_message(chunk).rstrip(".")
+                    raise ServerError(
+                        f"{url} reported an error in the middle of its answer: {message}. Check the server's log."
+                    )
                 yield chunk
                 if chunk == STREAM_END:
                     return
@@ -276,13 +228,13 @@ def _translate_errors(url: str, seconds: float) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectTimeout:
-        raise _RetryableError(_make_connection_error(url, "connection timed out")) from None
+        raise RetryableError(_make_connection_error(url, "connection timed out")) from None
     except httpx.TimeoutException:
         raise ServerError(
             f"{url} did not answer within {seconds:.3g} s. Check the server's load, or increase the timeout."
         ) from None
     except httpx.TransportError as error:
-        raise _RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
+        raise RetryableError(_make_connection_error(url, str(error) or type(error).__name__)) from None
     except httpx.DecodingError:
         raise _make_decoding_error(url) from None
 
@@ -333,7 +285,7 @@ def _make_refusal(url: str, response: HttpResponse) -> Exception:
         message = _redact(response.content[: 4 * MAX_MESSAGE_CHARS].decode(errors="replace"))
     error = StatusError(url, status, message)
     if status in (408, 429) or (status >= 500 and status != 501):
-        return _RetryableError(error, response.retry_after)
+        return RetryableError(error, response.retry_after)
     return error
 
 

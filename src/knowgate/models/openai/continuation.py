@@ -36,7 +36,7 @@ class ServerDraft:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the server can continue the draft from its text.
+        """Whether the server can continue the draft, for which it must split the text into the same tokens again.
 
         This is not possible if the text ends inside a character, if it has outer spaces that a chat template would
         strip, or if the model generated tokens that the text does not show, such as reasoning.

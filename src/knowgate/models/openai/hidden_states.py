@@ -233,7 +233,9 @@ def locate_states_file(folder: Path, server_path: str) -> Path:
     """Return the file in `folder` with the file name of `server_path`; its directories are ignored."""
     name = PureWindowsPath(PurePosixPath(server_path).name).name
     if not FILE_NAME_PATTERN.fullmatch(name):
-        raise ModelError(f"the server reported an invalid file name for its hidden states: '{name[:80]}'.")
+        raise ModelError(
+            f"the server reported an invalid file name for its hidden states: '{name[:80]}'. Check the server's version."
+        )
     return folder / name
 
 
@@ -298,7 +300,7 @@ def _read_states(stream: BinaryIO) -> LastTokenStates:
     if n_tokens != len(ids) or not n_tokens:
         raise ModelError(
             f"the server's file of hidden states is inconsistent: it has states of {n_tokens} tokens, but {len(ids)} "
-            "token ids."
+            "token ids. Check the server's version."
         )
     result: Vector = states.reshape(n_layers, width).astype(np.float32)
     _check_finite(result)

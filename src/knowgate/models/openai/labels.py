@@ -104,12 +104,15 @@ class ServerLabelReader:
         Returns:
             Pairs of a label and a log-probability. Empty if the server is too old or hides its tokenizer.
         """
-        spellings = {label: [label, f" {label}"] for label in (label.strip() for label in labels)}
+        label_of: dict[int, str] = {}  # token id -> label
         try:
-            tokens = {self._tokenize(text, False): label for label, texts in spellings.items() for text in texts}
+            for label in (label.strip() for label in labels):
+                for spelling in (label, f" {label}"):
+                    ids = self._tokenize(spelling, False)
+                    if len(ids) == 1:
+                        label_of[ids[0]] = label
         except ModelError:  # a gateway hides the tokenizer
             return []
-        label_of = {ids[0]: label for ids, label in tokens.items() if len(ids) == 1}
         request = self._request_first_sglang if self._endpoint.server == "sglang" else self._request_first_vllm
         return [(label_of[token], value) for token, value in request(prompt, list(label_of)) if token in label_of]
 
@@ -144,7 +147,8 @@ class ServerLabelReader:
 
     def _encode_labels(self, labels: Sequence[str]) -> list[int]:
         """Return the first token of each label; raises BadSetting if two labels begin with the same token."""
-        ids = [token for label in labels if label for token in self._tokenize(label, False)[:1]]
+        tokens = [self._tokenize(label, False) for label in labels if label]
+        ids = [label_tokens[0] for label_tokens in tokens if label_tokens]
         if len(ids) < len(labels) or len(set(ids)) < len(ids):
             raise BadSetting(
                 f"the labels {', '.join(map(repr, labels))} cannot be told apart: each must begin with a token of its "
@@ -166,7 +170,10 @@ class ServerLabelReader:
             ids += tokens
             positions.append(len(ids) - 1)
         if not positions or positions[0] < 0:
-            raise BadSetting("a label prompt must begin with some text, because a label can only be read after text.")
+            raise BadSetting(
+                "a label prompt has no text before its first label, but a label can only be read after some text. Put "
+                "text into its prefix or its first part."
+            )
         return LabelPromptTokens(ids, positions)
 
 

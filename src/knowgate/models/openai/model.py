@@ -15,7 +15,7 @@ fingerprint does not change.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,9 +23,10 @@ import httpx
 import numpy as np
 
 from knowgate.core.files import sha256_text
+from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend, check_resume_handle, check_resume_options, check_sampling
-from knowgate.models.openai.client import ApiClient, RetryPolicy, StatusError
+from knowgate.models.openai.client import ApiClient, StatusError
 from knowgate.models.openai.continuation import ServerDraft, continue_draft, stream_continuation
 from knowgate.models.openai.hidden_states import HiddenStateReader, StatesAroundDraft
 from knowgate.models.openai.labels import LABEL_SERVERS, WHOLE_VOCABULARY, ServerLabelReader
@@ -37,7 +38,7 @@ from knowgate.models.openai.responses import (
     parse_completions,
     parse_token_logprobs,
 )
-from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint
+from knowgate.models.openai.server import REFUSAL_STATUSES, WIDE_TOP_TOKENS, ModelEndpoint, make_logprob_fields
 from knowgate.models.openai.spec import DEFAULT_CONCURRENCY, HiddenStateConfig, check_server_url, parse_openai_spec
 from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Sampling, Signal, SignalRequest, TextStream, Vector
 
@@ -112,7 +113,7 @@ class OpenAIModel(Backend):
     @property
     def offers(self) -> frozenset[Signal]:
         """The signals that the server supports. The first use sends a request to find out."""
-        offered = {Signal.DRAFT, Signal.SAMPLES}
+        offered = {Signal.DRAFT, Signal.SAMPLES, Signal.TOOLS}
         if self._endpoint.capabilities.logprobs:
             offered.add(Signal.LOGPROBS)
         if self._endpoint.capabilities.top > 1:
@@ -149,10 +150,7 @@ class OpenAIModel(Backend):
             return None
 
     def fits(self, prompts: Sequence[Prompt], max_tokens: int) -> list[bool]:
-        """Return True for every prompt.
-
-        Servers do not report their context window. They refuse prompts that are too long when they are sent.
-        """
+        """Return True for every prompt, because servers do not report how long a prompt may be."""
         return [True for _ in prompts]
 
     def close(self) -> None:
@@ -305,7 +303,7 @@ class OpenAIModel(Backend):
         capabilities = self._endpoint.capabilities
         if capabilities.logprobs:
             # A larger `top` is requested only after `has_entropies` has shown that the server allows it.
-            fields |= _make_logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top))
+            fields |= make_logprob_fields(prompt, top if top > MARGIN_TOP_TOKENS else min(top, capabilities.top))
         return fields
 
     def _make_seed_field(self, seed: int | None) -> dict[str, int]:
@@ -349,14 +347,16 @@ class OpenAIModel(Backend):
         jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
 
         def draw(job: tuple[Prompt, int]) -> list[Completion]:
+            """Draw `size` samples of a prompt. `start` is the number of its samples that other jobs draw before."""
             # A server may return fewer samples than requested, so it is asked again. Each request has its own seed.
             prompt, start = job
             drawn: list[Completion] = []
             while len(drawn) < size:
                 count = min(size - len(drawn), MAX_CHOICES)
-                own = self._make_seed_field(None if seed is None else seed + start + len(drawn))
-                own |= {"n": count} if count > 1 else {}
-                drawn += parse_completions(self._endpoint.complete_prompt(prompt, fields | own))[:count]
+                request_fields = fields | self._make_seed_field(None if seed is None else seed + start + len(drawn))
+                if count > 1:
+                    request_fields["n"] = count
+                drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
             return drawn
 
         samples = [completion for part in self._map(draw, jobs) for completion in part]
@@ -402,7 +402,7 @@ class OpenAIModel(Backend):
 
     def _list_next_tokens(self, prompt: Prompt, n: int) -> TopTokens:
         """Return the `n` most probable first tokens of the answer, with their log-probabilities."""
-        fields = {"max_tokens": 1, "temperature": 0.0, **_make_logprob_fields(prompt, n)}
+        fields = {"max_tokens": 1, "temperature": 0.0, **make_logprob_fields(prompt, n)}
         tokens = parse_token_logprobs(self._endpoint.complete_prompt(prompt, fields))
         if not tokens or not tokens[0].top:
             raise ModelError(
@@ -419,7 +419,9 @@ class OpenAIModel(Backend):
         if self._endpoint.lists_requested_tokens:
             requested = self._label_reader.read_first_labels(prompt, labels)
             return top + tuple(pair for pair in requested if pair not in top)
-        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY) if self._endpoint.lists_wide_logprobs else ():
+        if not self._endpoint.lists_wide_logprobs:
+            return top
+        for size in (WIDE_TOP_TOKENS, WHOLE_VOCABULARY):
             try:
                 top = self._list_next_tokens(prompt, size)
             except StatusError as error:
@@ -430,6 +432,10 @@ class OpenAIModel(Backend):
                 break
         return top
 
+    def tool_call_probabilities(self, prompts: Sequence[Prompt], tool: Mapping[str, Any]) -> list[float]:
+        """Return 1 for prompts to which the LLM replies with a tool call, otherwise 0."""
+        return self._map(lambda prompt: float(self._endpoint.calls_tool(prompt, tool)), prompts)
+
     def _map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Apply `work` to all items in parallel threads and return the results in order; raises the first error."""
         if not items:
@@ -437,13 +443,3 @@ class OpenAIModel(Backend):
         _ = self._endpoint.capabilities  # probed before the threads start
         with ThreadPoolExecutor(max_workers=min(self._concurrency, len(items))) as pool:
             return list(pool.map(work, items))
-
-
-def _make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
-    """Return the fields that request log-probabilities of the `top` most probable tokens.
-
-    The endpoints for raw prompts and for chat messages name these fields differently.
-    """
-    if prompt.raw:
-        return {"logprobs": top}
-    return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

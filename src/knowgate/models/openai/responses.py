@@ -50,13 +50,18 @@ class TokenLogprobs:
         unlisted = max(0.0, 1 - float(np.exp(values).sum()))
         entropy = -float((np.exp(values) * values).sum())
         if unlisted > NEGLIGIBLE_MASS:
-            entropy += unlisted * (-values[-1] + math.log(LARGE_VOCABULARY / unlisted)) / 2
+            smallest_surprise, largest_surprise = -values[-1], math.log(LARGE_VOCABULARY / unlisted)
+            entropy += unlisted * (smallest_surprise + largest_surprise) / 2
         return entropy
 
     @property
     def margin(self) -> float | None:
         """Probability of the most probable token minus that of the second, or None if fewer than two are listed."""
         return None if len(self.top) < 2 else math.exp(self.top[0][1]) - math.exp(self.top[1][1])
+
+    def as_token(self) -> Token:
+        """Return the statistics of the token, without its alternatives."""
+        return Token(self.text, self.logprob, self.entropy, self.margin)
 
 
 # --- whole responses ------------------------------------------------------------------------------
@@ -77,6 +82,12 @@ def parse_token_logprobs(response: Any) -> list[TokenLogprobs] | None:
 def get_first_choice(response: Any) -> dict[str, Any]:
     """Return the first of the response's `choices` (completions) as JSON."""
     return _get_choices(response)[0]
+
+
+def has_tool_call(response: Any) -> bool:
+    """Return whether the first completion of a response calls a tool."""
+    message = get_first_choice(response).get("message")
+    return isinstance(message, dict) and bool(message.get("tool_calls"))
 
 
 def parse_answer_ids(response: Any) -> list[int]:
@@ -103,8 +114,9 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
     """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
     logprobs = _parse_logprobs(choice)
-    tokens = None if logprobs is None else tuple(Token(x.text, x.logprob, x.entropy, x.margin) for x in logprobs)
+    tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
+    # If both fields are missing, `choice` itself stands for the text, so that the check below fails.
     text = message.get("content") if isinstance(message, dict) else choice.get("text", choice)
     if text is not None and not isinstance(text, str):
         raise ModelError(f"the server's response has no answer text. {NOT_OPENAI_HINT}")
@@ -120,8 +132,10 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
     """Split the token count of a response evenly over its `n` completions, because servers report only the sum."""
     usage = response.get("usage")
     total = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    share, remainder = divmod(total if isinstance(total, int) and 0 <= total < MAX_TOKEN_COUNT else 0, n)
-    return [share + (i < remainder) for i in range(n)]
+    if not isinstance(total, int) or not 0 <= total < MAX_TOKEN_COUNT:
+        return [0] * n
+    share, remainder = divmod(total, n)
+    return [share + 1 if i < remainder else share for i in range(n)]
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
@@ -129,7 +143,11 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
     """Return the tokens of a choice with their log-probabilities, or None if it has none."""
-    logprobs = choice.get("logprobs")
+    return parse_logprobs(choice.get("logprobs"))
+
+
+def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:
+    """Parse the field `logprobs` of a response, in the chat or the completions format; None for other values."""
     if not isinstance(logprobs, dict):
         return None
     with translate_format_errors("log-probabilities"):
@@ -172,7 +190,10 @@ def check_logprob(value: Any) -> float:
             "the server returned NaN as a log-probability. Check its model weights and number format (dtype)."
         )
     if math.isinf(number) or number > LOGPROB_TOLERANCE:
-        raise ModelError(f"the server returned {number} as a log-probability, which must be finite and at most 0.")
+        raise ModelError(
+            f"the server returned {number} as a log-probability, which must be finite and at most 0. Check the server's "
+            "version."
+        )
     return min(0.0, max(MIN_LOGPROB, number))
 
 

@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 from knowgate.core.redaction import redact_message
 from knowgate.errors import KnowgateError, ModelError, ServerError, UnsupportedSignal
 from knowgate.models.openai.client import ApiClient, StatusError
-from knowgate.models.openai.responses import parse_completions, parse_token_logprobs
+from knowgate.models.openai.responses import has_tool_call, parse_completions, parse_token_logprobs
 from knowgate.types import Prompt
 
 Result = TypeVar("Result")
 PostFunction = Callable[[str, dict[str, Any]], Any]  # path and body -> response
+TOOL_CALL_TOKENS = 64  # enough for a call with a query; servers detect a call only when it is complete
 PROBE_TOKENS = 4  # length of the answer to the request that finds out what a server supports
 # Parameters to probe, and the values to try, best first. top_k=-1 means no limit in vLLM, SGLang and llama.cpp, but some
 # gateways expect 0.
@@ -86,13 +87,14 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
     parameter and ignore it, so log-probabilities and `n` count as supported only if the response contains them.
     """
     plain = {**_make_greeting(model), "max_tokens": PROBE_TOKENS, "temperature": 1.0, "top_p": 1.0}
-    everything = {key: value for options in PROBED_PARAMETERS.values() for key, value in options[0].items()}
-    accepted = _try_request(post, {**plain, **everything})
+    everything = dict(plain)
+    for values in PROBED_PARAMETERS.values():
+        everything |= values[0]
+    accepted = _try_request(post, everything)
     if accepted is None:
         accepted = _AcceptedRequest(plain, post("/chat/completions", plain))
-        for options in PROBED_PARAMETERS.values():
-            attempts = (_try_request(post, {**accepted.body, **option}) for option in options)
-            accepted = next((attempt for attempt in attempts if attempt), accepted)
+        for values in PROBED_PARAMETERS.values():
+            accepted = _add_first_accepted(post, accepted, values)
     body, tokens = accepted.body, parse_token_logprobs(accepted.response) or []
     return ServerCapabilities(
         logprobs=bool(tokens),
@@ -101,6 +103,17 @@ def probe_server(post: PostFunction, model: str) -> ServerCapabilities:
         seed="seed" in body,
         sampling={key: body[key] for key in ("top_k", "min_p") if key in body},
     )
+
+
+def _add_first_accepted(
+    post: PostFunction, accepted: _AcceptedRequest, values: Sequence[Mapping[str, Any]]
+) -> _AcceptedRequest:
+    """Add to an accepted request the first of several values of a parameter that the server accepts too."""
+    for value in values:
+        attempt = _try_request(post, {**accepted.body, **value})
+        if attempt is not None:
+            return attempt
+    return accepted
 
 
 def probe_wide_logprobs(post: PostFunction, model: str) -> bool:
@@ -155,7 +168,10 @@ class ModelEndpoint:
 
     @functools.cached_property
     def lists_wide_logprobs(self) -> bool:
-        """Whether the server lists thousands of tokens per position."""
+        """Whether the server returns the log-probabilities of thousands of tokens per position, as llama.cpp does.
+
+        The first use sends a test request to find out.
+        """
         if self.capabilities.top <= 1:
             return False
         return self._explain_missing_model(lambda: probe_wide_logprobs(self._post, self.model))
@@ -180,10 +196,31 @@ class ModelEndpoint:
         return self._explain_missing_model(lambda: self._post(path, body))
 
     def stream_prompt(self, prompt: Prompt, fields: dict[str, Any], draft: str = "") -> Generator[Any, None, None]:
-        """Send a prompt and return the streamed response as a generator of chunks; see `ApiClient.stream`."""
+        """Send a prompt and return the streamed response as a generator of JSON chunks.
+
+        Takes the arguments of `complete_prompt`. If `on_response` is set, it is called when the stream ends.
+        """
         path, body = self._make_request(prompt, {**fields, "stream": True}, draft)
         chunks = self._explain_missing_model(lambda: self.client.stream(path, body))
         return chunks if self.on_response is None else self._report_at_end(chunks)
+
+    def calls_tool(self, prompt: Prompt, tool: Mapping[str, Any]) -> bool:
+        """Return whether the LLM replies to a prompt with a call of the tool that it is offered.
+
+        Raises:
+            UnsupportedSignal: The server refuses the field `tools`.
+        """
+        fields = {"max_tokens": TOOL_CALL_TOKENS, "temperature": 0.0, "tools": [dict(tool)], "tool_choice": "auto"}
+        try:
+            response = self.complete_prompt(prompt, fields)
+        except StatusError as error:
+            if error.status not in REFUSAL_STATUSES:
+                raise
+            raise UnsupportedSignal(
+                f"the server {self.client.url} refuses tools for '{self.model}': {str(error).rstrip('.')}. Start vLLM "
+                "with its option enable-auto-tool-choice, use an LLM that calls tools, or another gate."
+            ) from None
+        return has_tool_call(response)
 
     def complete_ids(self, ids: Sequence[int], fields: dict[str, Any], *, report: bool = True) -> Any:
         """Send a raw prompt as token ids and return the response. With report=False, `on_response` is not called."""
@@ -231,11 +268,11 @@ class ModelEndpoint:
 
     @property
     def server(self) -> str:
-        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'nothing' if the server does not report it.
+        """The kind of server, such as 'vllm', 'sglang' or 'llamacpp'; 'unknown' if the server does not report it.
 
         Taken from the field `owned_by` in GET /models.
         """
-        return str(self.card.get("owned_by") or "nothing")
+        return str(self.card.get("owned_by") or "unknown")
 
     @property
     def adapter(self) -> str:
@@ -334,3 +371,13 @@ def call_native_endpoint(post: PostFunction, path: str, body: dict[str, Any]) ->
             f"{str(error).rstrip('.')}. Reading labels or hidden states needs the server's endpoint {path}. Use the URL "
             "of the server itself, not of a gateway, or a newer release of the server."
         ) from None
+
+
+def make_logprob_fields(prompt: Prompt, top: int) -> dict[str, Any]:
+    """Return the fields that request log-probabilities of the `top` most probable tokens.
+
+    The endpoints for raw prompts and for chat messages name these fields differently.
+    """
+    if prompt.raw:
+        return {"logprobs": top}
+    return {"logprobs": True, "top_logprobs": top} if top else {"logprobs": True}

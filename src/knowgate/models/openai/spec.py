@@ -105,7 +105,9 @@ def check_server_url(url: str) -> None:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise BadSetting(f"'{redacted}' is not a valid URL: {error}.") from None
+        raise BadSetting(
+            f"'{redacted}' is not a valid URL: {error}. Write, for example, http://127.0.0.1:8000/v1."
+        ) from None
     if parsed.userinfo:
         raise BadSetting(
             f"the URL '{redacted}' contains a login. Remove it, and set the environment variable KNOWGATE_API_KEY."

@@ -5,8 +5,8 @@ were fitted with.
 
 Values that are filled into a template are escaped against prompt injection. A passage with a line such as
 `question: ...` could otherwise end the background section and ask its own question, so such a line is quoted as in an
-e-mail (`> question: ...`). Markers of chat messages such as `<|im_end|>` get a space inside, so that tokenizers read
-them as plain text. All other text stays unchanged.
+e-mail (`> question: ...`), also if invisible characters are hidden in it. Markers of chat messages such as `<|im_end|>`
+get a space inside, so that tokenizers read them as plain text. All other text stays unchanged.
 """
 
 from __future__ import annotations
@@ -34,6 +34,12 @@ CHAT_MARKER_PATTERN = re.compile(r"<(?=[|｜][\w▁ -]{1,40}[|｜]>|/?s>|(?:star
 # The beginning of a template line counts as a label, such as 'Question:', only if it has this many letters. Ordinary
 # lines often begin with a dash or a number.
 MIN_LABEL_LETTERS = 2
+# Characters that are not displayed, such as zero-width spaces. A text could hide a label or a tag with them.
+INVISIBLE_CHARACTERS = (
+    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\ufeff\uffa0\U000e0000-\U000e0fff"
+)
+INVISIBLE_PATTERN = re.compile(f"[{INVISIBLE_CHARACTERS}]+")
 LINE_END_PATTERN = re.compile(r"(?<=[\n\r\v\f\x1c-\x1e\x85\u2028\u2029])")
 
 
@@ -189,7 +195,8 @@ def _escape_value(template: str, name: str, text: str) -> str:
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
     # The containment test is a fast check. Only texts with a label in them are split into lines.
-    if name in UNESCAPED_PLACEHOLDERS or not any(label in text for label in labels):
+    visible = INVISIBLE_PATTERN.sub("", text)
+    if name in UNESCAPED_PLACEHOLDERS or not any(label in visible for label in labels):
         return text
     # The first line of the value is quoted only if the placeholder stands at the start of a template line.
     first, *others = LINE_END_PATTERN.split(text)
@@ -200,7 +207,7 @@ def _escape_value(template: str, name: str, text: str) -> str:
 
 def _quote_line(line: str, labels: tuple[str, ...]) -> str:
     """Return the line with '> ' before it if it begins with a label of the template."""
-    return f"> {line}" if line.lstrip().startswith(labels) else line
+    return f"> {line}" if INVISIBLE_PATTERN.sub("", line).lstrip().startswith(labels) else line
 
 
 @functools.cache

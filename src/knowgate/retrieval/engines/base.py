@@ -104,8 +104,13 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
             f"'{engine}:{redact_message(redact_urls(value))}' names no collection. Write {engine}:ADDRESS/COLLECTION, "
             f"such as {engine}:http://127.0.0.1:6333/handbook?text=body."
         )
-    given = dict(parse_qsl(query, keep_blank_values=True))
-    where = {key.removeprefix(FILTER_PREFIX): given.pop(key) for key in list(given) if key.startswith(FILTER_PREFIX)}
+    given: dict[str, str] = {}
+    filters: dict[str, str] = {}
+    for key, text in parse_qsl(query, keep_blank_values=True):
+        if key.startswith(FILTER_PREFIX):
+            filters[key.removeprefix(FILTER_PREFIX)] = text
+        else:
+            given[key] = text
     known = (*COLLECTION_OPTIONS, *extra_options)
     for key in given:
         if key not in known:
@@ -114,7 +119,7 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
     options = {
         "fields": FieldNames(**{key: given[key] for key in FIELD_OPTIONS if key in given}),
         "embedder": given.get("embedder", DEFAULT_EMBEDDER),
-        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in where.items()},
+        "where": {name: [_parse_scalar(part) for part in text.split(",")] for name, text in filters.items()},
         "version": given.get("version", ""),
     }
     extra = {key: given[key] for key in extra_options if key in given}
@@ -212,11 +217,11 @@ class EngineRetriever(ABC):
         Example:
             >>> rag.replace(retriever=retriever.filtered({"team": "hr"}))  # doctest: +SKIP
         """
-        narrowed, added = copy.copy(self), check_filter(where)
-        both = {
-            name: [value for value in self.where[name] if value in added[name]] for name in self.where.keys() & added
-        }
-        narrowed.where = {**self.where, **added, **both}
+        narrowed = copy.copy(self)
+        narrowed.where = dict(self.where)
+        for name, values in check_filter(where).items():
+            allowed = self.where.get(name, values)
+            narrowed.where[name] = [value for value in allowed if value in values]
         return narrowed
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:

@@ -62,8 +62,11 @@ class ChromaRetriever(EngineRetriever):
         return [[_make_hit(*values) for values in zip(*row, strict=True)] for row in rows]
 
     def _make_filter(self) -> dict[str, Any] | None:
+        """Return the filter for Chroma, which needs `$and` only for several conditions; None without a filter."""
         conditions = [{name: {"$in": values}} for name, values in self.where.items()]
-        return {"$and": conditions} if len(conditions) > 1 else conditions[0] if conditions else None
+        if len(conditions) > 1:
+            return {"$and": conditions}
+        return conditions[0] if conditions else None
 
     def _get_state(self) -> Sequence[object]:
         """Return the number of records and the first 64 records, because Chroma keeps no version number."""

@@ -104,13 +104,12 @@ class ElasticRetriever(EngineRetriever):
         """
         count = self._server.request_json("GET", f"{self._path}/_count")
         stats = self._server.request_json("GET", f"{self._path}/_stats/docs", params={"level": "shards"})
-        sequence_numbers = [
-            f"{index}/{shard}:{shard_copy['seq_no']['max_seq_no']}"
-            for index, index_stats in (stats.get("indices") or {}).items()
-            for shard, copies in (index_stats.get("shards") or {}).items()
-            for shard_copy in copies
-            if shard_copy.get("routing", {}).get("primary") and "seq_no" in shard_copy
-        ]
+        sequence_numbers = []
+        for index, index_stats in (stats.get("indices") or {}).items():
+            for shard, copies in (index_stats.get("shards") or {}).items():
+                for shard_copy in copies:
+                    if shard_copy.get("routing", {}).get("primary") and "seq_no" in shard_copy:
+                        sequence_numbers.append(f"{index}/{shard}:{shard_copy['seq_no']['max_seq_no']}")
         return [count.get("count"), sorted(sequence_numbers)]
 
 

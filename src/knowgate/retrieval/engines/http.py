@@ -111,7 +111,9 @@ def parse_search_response(body: bytes, server: str) -> list[Passage]:
         value = parse_json_response(body, "it")
     except ServerError as error:
         raise _invalid_response_error(server, f"{str(error).rstrip('.')}: '{excerpt}'") from None
-    items = next((value[name] for name in LIST_FIELDS if name in value), None) if isinstance(value, dict) else value
+    items = value
+    if isinstance(value, dict):
+        items = next((value[name] for name in LIST_FIELDS if name in value), None)
     if not isinstance(items, list):
         raise _invalid_response_error(server, f"it contains no list of passages: '{excerpt}'")
     return [_parse_passage(item, number, server) for number, item in enumerate(items)]

@@ -222,13 +222,17 @@ class ResultFolder:
         self._folder, self._max_age = folder, max_age
 
     def find(self, key: str, *, expired: bool = False) -> list[WebResult] | None:
-        """Return the stored results, or None. With expired=True, also return stale results."""
+        """Return the stored results of a search, or None. With expired=True, also return stale results."""
         record = _read_record(self._folder / f"{key}.json")
-        is_fresh = record is not None and 0 <= time.time() - record["at"] < self._max_age
-        if record is None or not (is_fresh or expired):
+        if record is None:
+            return None
+        is_fresh = 0 <= time.time() - record["at"] < self._max_age
+        if not is_fresh and not expired:
             return None
         items = record.get("results")
-        return [read_record(WebResult, item, "a stored result") for item in (items if isinstance(items, list) else [])]
+        if not isinstance(items, list):
+            return []
+        return [read_record(WebResult, item, "a stored result") for item in items]
 
     def add(self, key: str, results: Sequence[WebResult], **fields: str) -> None:
         """Store the results of a search.

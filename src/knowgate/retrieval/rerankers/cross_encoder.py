@@ -198,9 +198,10 @@ class CrossEncoderReranker:
             raise BadInput(
                 f"got {len(questions)} questions but {len(passages)} lists of passages. Pass one list per question."
             )
+        seen_questions = questions if self.reads_question else [EMPTY_QUESTION] * len(questions)
         pairs = [
-            [(question if self.reads_question else EMPTY_QUESTION, format_passage(passage)) for passage in row]
-            for question, row in zip(questions, passages, strict=True)
+            [(question, format_passage(passage)) for passage in row]
+            for question, row in zip(seen_questions, passages, strict=True)
         ]
         distinct = list(dict.fromkeys(pair for row in pairs for pair in row))
         scores = dict(zip(distinct, self._score_pairs(distinct), strict=True))
@@ -216,7 +217,10 @@ class CrossEncoderReranker:
         # `predict` sorts the pairs by length, so that short pairs are not padded to long ones.
         scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
-            raise ModelError(f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite).")
+            raise ModelError(
+                f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite). Use another "
+                "reranker."
+            )
         return [float(score) for score in scores]
 
     @cached_property

@@ -22,8 +22,10 @@ from knowgate.server.options import LOOPBACK_HOSTS, ServeOptions
 log = logging.getLogger(__name__)
 
 MINUTE_SECONDS = 60.0
+ROUNDING_SECONDS = 1e-3  # more than the rounding error of times, which would cost a key its last request
 LOCK_TIMEOUT_SECONDS = 1.0
-BACKOFF_SECONDS = 10.0  # time without rate limits after the store of the counters has failed
+ADMISSION_TIMEOUT_SECONDS = 5.0  # maximum time to count a request, which may wait for the counts of others
+BACKOFF_SECONDS = 1.0  # time in which keys with a rate are rejected after the store of the counters has failed
 UPSERT_USAGE = (
     "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) "
     "ON CONFLICT (key) DO UPDATE SET until = excluded.until"
@@ -48,18 +50,33 @@ class AccessPolicy:
         """Return the API key of a request, or None if the server uses no keys.
 
         Raises:
-            ApiError: 401 if the API key is missing or invalid, 403 if the origin or host is not allowed, 503 if the
-                key file cannot be read.
+            ApiError: 400 if the Origin or Host header is not valid, 401 if the API key is missing or invalid, 403 if
+                the origin or host is not allowed, 503 if the key file cannot be read.
         """
         origin, host = request.headers.get("origin"), request.headers.get("host", "")
-        if origin is not None and urlsplit(origin).netloc != host:
+        try:
+            origin_host = None if origin is None else urlsplit(origin).netloc
+            host_name = urlsplit(f"//{host}").hostname
+        except ValueError:
+            raise ApiError(400, "the Origin or Host header is not a valid address.", "invalid_host") from None
+        if origin_host is not None and origin_host != host:
             raise ApiError(403, "web pages of other origins may not use this server.", "cross_origin")
         if self.key_file is not None:
             return self._find_key(self.key_file, request.headers.get("authorization", ""))
-        if self._is_local and urlsplit(f"//{host}").hostname not in LOOPBACK_HOSTS:
+        if self._is_local and host_name not in LOOPBACK_HOSTS:
             message = "this server has no API keys, so requests must be addressed to localhost or 127.0.0.1."
             raise ApiError(403, message, "wrong_host")
         return None
+
+    def authorize(self, key: ApiKey | None, *, needs_admin: bool) -> None:
+        """Check that a key may use an endpoint. A server without keys has one user, who may use all endpoints.
+
+        Raises:
+            ApiError: 403 if the endpoint needs an admin key and this key is none.
+        """
+        if needs_admin and key is not None and not key.admin:
+            message = "this endpoint shows or changes data of all API keys, so it needs an admin key."
+            raise ApiError(403, f"{message} Ask the operator of the server for one.", "admin_only")
 
     def _find_key(self, key_file: Path, authorization: str) -> ApiKey:
         """Return the stored key that matches the bearer token of a request.
@@ -91,8 +108,8 @@ class AccessPolicy:
 class RateLimiter:
     """Limits the requests per minute of each API key, counted across all server processes.
 
-    The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests pass
-    uncounted (fail open), and the store is not tried again for BACKOFF_SECONDS.
+    The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests of
+    keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS.
 
     Args:
         key_file: File of API keys. The counters are stored in a file next to it.
@@ -106,21 +123,50 @@ class RateLimiter:
         self._thread = ThreadPoolExecutor(1, "knowgate-limits")
         self._store: Store | None = None
         self._retry_at = 0.0
+        self._occupied_until: dict[str, float] = {}  # hash of a key -> the last value that was read or written
 
     async def admit(self, key: ApiKey) -> None:
         """Count a request of this key. Keys without a limit are not counted.
 
         Raises:
-            ApiError: 429 if the key has used up its requests per minute.
+            ApiError: 429 if the key has used up its requests per minute, 503 if the request cannot be counted.
         """
-        if key.rate is None or time.monotonic() < self._retry_at:
+        if key.rate is None:
             return
+        self._check_rate(key, key.rate, self._occupied_until.get(key.hash, 0.0))
+        unavailable = ApiError(
+            503,
+            "the server cannot count the requests of this API key. Try again in a second.",
+            "rate_unavailable",
+            {"retry-after": "1"},
+        )
+        if time.monotonic() < self._retry_at:
+            raise unavailable
         try:
-            async with asyncio.timeout(LOCK_TIMEOUT_SECONDS):
+            async with asyncio.timeout(ADMISSION_TIMEOUT_SECONDS):
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate)
         except STORE_ERRORS as error:
             self._retry_at = time.monotonic() + BACKOFF_SECONDS
-            log.warning("Request rates are not enforced: %s", str(error) or "the counter store is too slow")
+            log.warning("Keys with a rate are rejected: %s", str(error) or "the counter store is too slow")
+            raise unavailable from None
+
+    def _check_rate(self, key: ApiKey, rate: int, occupied_until: float) -> float:
+        """Return until when a key's time is occupied if one more request is admitted.
+
+        The value in the store never decreases. So a request that exceeds the rate by the last known value is rejected
+        without reading the store, which keeps bursts cheap.
+
+        Raises:
+            ApiError: 429 if that is more than a minute from now.
+        """
+        now = self._clock()
+        occupied_until = max(occupied_until, now) + MINUTE_SECONDS / rate
+        excess = occupied_until - now - MINUTE_SECONDS
+        if excess > ROUNDING_SECONDS:
+            seconds = max(1, math.ceil(excess))
+            message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
+            raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
+        return occupied_until
 
     def _count(self, key: ApiKey, rate: int) -> None:
         """Count a request with the generic cell rate algorithm.
@@ -130,18 +176,15 @@ class RateLimiter:
         """
         if self._store is None:
             self._store = open_store(
-                self._location, RATE_LIMIT_TABLES, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
+                self._location, (RATE_LIMIT_TABLES,), lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
             )
-        now = self._clock()
+        self._check_rate(key, rate, self._occupied_until.get(key.hash, 0.0))
         with self._store.transaction(key.hash) as transaction:
             row = transaction.execute("SELECT until FROM used WHERE key = ?", (key.hash,)).fetchone()
-            occupied_until = max(row[0] if row else 0.0, now) + MINUTE_SECONDS / rate
-            excess = occupied_until - now - MINUTE_SECONDS
-            if excess > 0:
-                seconds = max(1, math.ceil(excess))
-                message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
-                raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
+            self._occupied_until[key.hash] = row[0] if row else 0.0
+            occupied_until = self._check_rate(key, rate, self._occupied_until[key.hash])
             transaction.execute(UPSERT_USAGE, (key.hash, occupied_until))
+        self._occupied_until[key.hash] = occupied_until
 
     def close(self) -> None:
         """Wait for pending counts and close the store."""

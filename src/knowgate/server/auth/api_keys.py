@@ -31,6 +31,7 @@ class ApiKey(BaseModel):
         hash: SHA-256 hash of the key.
         created: When the key was created, in seconds since 1970.
         rate: Maximum requests per minute. None means no limit.
+        admin: Whether the key may see and delete the data of all keys.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)  # other fields, written by earlier versions, are ignored
@@ -39,6 +40,7 @@ class ApiKey(BaseModel):
     hash: str
     created: float
     rate: int | None = Field(default=None, ge=1)
+    admin: bool = False
 
 
 class KeyFile(BaseModel):
@@ -67,13 +69,14 @@ def read_keys(path: Path) -> tuple[ApiKey, ...]:
         ) from None
 
 
-def add_key(path: Path, name: str, *, rate: int | None = None) -> str:
+def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = False) -> str:
     """Create an API key and store its hash.
 
     Args:
         path: File of keys. It is created if it does not exist.
         name: Person or application that the key is for, unique in the file.
         rate: Maximum requests per minute. None means no limit.
+        admin: Whether the key may see and delete the data of all keys.
 
     Returns:
         The key. Only its hash is stored, so the key cannot be recovered later.
@@ -89,7 +92,7 @@ def add_key(path: Path, name: str, *, rate: int | None = None) -> str:
     if name in {key.name for key in keys}:
         raise BadSetting(f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")
     key = KEY_PREFIX + secrets.token_urlsafe(32)
-    _write_keys(path, [*keys, ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate)])
+    _write_keys(path, [*keys, ApiKey(name=name, hash=hash_key(key), created=time.time(), rate=rate, admin=admin)])
     return key
 
 
@@ -128,5 +131,4 @@ def match_key(keys: Sequence[ApiKey], candidate: str) -> ApiKey | None:
 def _write_keys(path: Path, keys: Sequence[ApiKey]) -> None:
     """Write the file of keys, and allow only its owner to read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"keys": [key.model_dump() for key in keys]})
-    path.chmod(0o600)
+    write_json(path, {"keys": [key.model_dump() for key in keys]}, mode=0o600)

@@ -5,21 +5,27 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from aiohttp.client_exceptions import ClientError
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.server.chat.background_search import BackgroundSearch
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse
+from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.upstream.client import make_connection_error
 from knowgate.server.upstream.draft import build_draft_request, read_draft
-from knowgate.server.upstream.forwarding import CHAT_PATH, BackgroundSearch, ForwardedRequest, UpstreamForwarder
-from knowgate.types import Completion, Decision, Question
+from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.usage import measure_draft
+from knowgate.types import Completion, Decision, DecisionNote, Question
 
 
 async def decide_questions(
@@ -88,7 +94,14 @@ async def _decide_question(
         content = json.dumps(build_draft_request(body, rag.bound_gate)).encode()
         with trace.measure("draft"):
             response = await forwarder.upstream.send("POST", CHAT_PATH, content, headers)
-            draft = (await read_draft(response)).completion if response.status == 200 else None
+            try:
+                if response.status == 200:
+                    answer = await read_draft(response)
+                    draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+            except (ClientError, OSError, InvalidResponse) as error:
+                raise make_connection_error(error) from None
+            finally:
+                response.close()
     return await gate_service.decide(rag, question, draft, trace)
 
 
@@ -111,5 +124,9 @@ async def answer_prompt(forwarder: UpstreamForwarder, request: ForwardedRequest,
         trace.passages = await BackgroundSearch(gate_service, rag, question).get_passages(trace)
         if trace.passages:
             placement = forwarder.options.place
-            request.changed_body = request_format.insert_passages(request.upstream_body, trace.passages, placement)
+            request.changed_body = request_format.insert_passages(
+                request.upstream_body, trace.passages, placement, cites=forwarder.options.cite
+            )
+        elif "retriever" not in trace.degraded:
+            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
     return await forwarder.forward(request, path)

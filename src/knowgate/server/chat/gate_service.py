@@ -46,12 +46,14 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 FINGERPRINT_TTL_SECONDS = 60.0
+MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
 class GateService:
     """Decides on questions and searches for passages, with one pipeline.
 
-    Slow gates run in one thread and searches in another, so there is one slow decision and one search at a time.
+    Slow gates run in one thread, so there is one slow decision at a time. Searches run in other threads, one at a time,
+    too. A search that exceeds its timeout is abandoned, and the next one runs in another thread.
 
     Args:
         rag: The pipeline, with its LLM, gate, rules and retriever.
@@ -69,13 +71,14 @@ class GateService:
         self.experiment: Experiment | None = None  # set if the server learns from traffic
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
-        self._search_thread = ThreadPoolExecutor(1, "knowgate-search")
+        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1, "knowgate-search")
+        self._search_lock = asyncio.Lock()
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
     def close(self) -> None:
         """Write pending history entries. Gates and searches that are still running are not waited for."""
-        for thread in (self._gate_thread, self._search_thread):
+        for thread in (self._gate_thread, self._search_threads):
             thread.shutdown(wait=False, cancel_futures=True)
         if self.rag.log is not None:
             self.rag.log.close()
@@ -223,6 +226,8 @@ class GateService:
             self.retriever_breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
+            if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline
+                self._search_rag = replace(self._search_rag)
             self.retriever_breaker.record_failure()
             return self.bypass_retriever(trace, describe_error(error, self.timeout))
         self.retriever_breaker.record_success()
@@ -254,18 +259,21 @@ class GateService:
 
     async def run_in_gate_thread(self, work: Callable[[], Result]) -> Result:
         """Run a function that uses the gate or arbiter in the thread of the gate. Raises TimeoutError if it is slow."""
-        return await self._run(self._gate_thread, work)
+        async with asyncio.timeout(self.timeout):
+            return await self._run(self._gate_thread, work)
 
     async def run_in_search_thread(self, work: Callable[[], Result]) -> Result:
-        """Run a function that uses the retriever or reranker in the search thread. Raises TimeoutError if it is slow."""
-        return await self._run(self._search_thread, work)
+        """Run a function that uses the retriever or reranker. Raises TimeoutError if it is slow.
+
+        A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions.
+        """
+        async with asyncio.timeout(self.timeout), self._search_lock:
+            return await self._run(self._search_threads, work)
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
-        """Run a function in a thread, with a copy of the caller's context variables, and wait until the timeout."""
+        """Run a function in a thread, with a copy of the caller's context variables."""
         context = contextvars.copy_context()
-        future = asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
-        async with asyncio.timeout(self.timeout):
-            return await future
+        return await asyncio.get_running_loop().run_in_executor(thread, lambda: context.run(work))
 
 
 def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:

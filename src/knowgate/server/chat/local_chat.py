@@ -16,6 +16,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from knowgate.core.text import estimate_tokens
 from knowgate.errors import BadInput
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
@@ -25,8 +26,19 @@ from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, PassagesEvent, Question, StreamEvent, TextEvent
+from knowgate.types import (
+    Answer,
+    AnswerEvent,
+    Decision,
+    DecisionEvent,
+    PassagesEvent,
+    Question,
+    StreamEvent,
+    TextEvent,
+    TokenizingModel,
+)
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +63,7 @@ class PendingQuestion:
     """A question that waits for the next batch, and the future that receives its answer."""
 
     question: Question
-    answer: asyncio.Future[Answer]
+    answer: asyncio.Future[tuple[Answer, TokenUsage]]
 
 
 @dataclass
@@ -67,8 +79,11 @@ class QuestionBatcher:
     _queues: dict[Hashable, list[PendingQuestion]] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> Answer:
+    async def answer(self, key: Hashable, rag: AdaptiveRAG, question: Question) -> tuple[Answer, TokenUsage]:
         """Answer a question in a batch with other questions that have the same key.
+
+        Returns:
+            The answer, and the tokens of all calls to the LLM.
 
         Raises:
             BatchError: The batch failed.
@@ -100,14 +115,18 @@ class QuestionBatcher:
         """Answer a batch of questions, and set the results or errors of their futures."""
         try:
             answers = await rag.aanswer_many([pending.question for pending in batch])
+            # Tokens are counted before the next batch, so that no answer waits for that batch.
+            usages = await asyncio.get_running_loop().run_in_executor(
+                rag.model.workers, lambda: [count_usage(answer, rag) for answer in answers]
+            )
         except Exception as error:  # noqa: BLE001 - one bad question must not fail the others
             for pending in batch:
                 if not pending.answer.done():
                     pending.answer.set_exception(BatchError(str(error)))
             return
-        for pending, answer in zip(batch, answers, strict=True):
+        for pending, answer, usage in zip(batch, answers, usages, strict=True):
             if not pending.answer.done():
-                pending.answer.set_result(answer)
+                pending.answer.set_result((answer, usage))
 
 
 @dataclass
@@ -119,6 +138,7 @@ class AnswerProgress:
         stage: The stage that runs now: "gate", "retrieve" or "answer". If an error occurs, this stage has failed.
         has_text: Whether a part of the answer has already been generated.
         answer: The finished answer.
+        usage: Tokens of all calls to the LLM, if they have been counted.
         deadline: Time of the event loop's clock at which the request must have ended.
         created: When the answer was started, in seconds since 1970.
     """
@@ -127,6 +147,7 @@ class AnswerProgress:
     stage: str = "gate"
     has_text: bool = False
     answer: Answer | None = None
+    usage: TokenUsage | None = None
     deadline: float = 0.0
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -262,7 +283,7 @@ class LocalChat:
         """
         if not self.gate_service.is_stale(rag):
             try:
-                answer = await self._batcher.answer(key, rag, question)
+                answer, progress.usage = await self._batcher.answer(key, rag, question)
             except BatchError:
                 pass
             else:
@@ -298,14 +319,15 @@ class LocalChat:
     # --- responses --------------------------------------------------------------------------------
 
     async def _respond(self, pieces: AsyncGenerator[str, None], progress: AnswerProgress, rag: AdaptiveRAG) -> Response:
-        """Wait for the whole answer, and return it as a chat completion. The number of prompt tokens is reported as 0."""
+        """Wait for the whole answer, and return it as a chat completion."""
         async with asyncio.timeout_at(progress.deadline), aclosing(pieces):
             text = "".join([piece async for piece in pieces])
         message = {"role": "assistant", "content": text}
         choice = {"index": 0, "message": message, "finish_reason": _get_finish_reason(progress, rag)}
-        token_count = progress.answer.n_tokens if progress.answer is not None else 0
-        usage = {"prompt_tokens": 0, "completion_tokens": token_count, "total_tokens": token_count}
-        completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage}
+        loop, usage = asyncio.get_running_loop(), progress.usage or TokenUsage()
+        if progress.usage is None and progress.answer is not None:  # only the thread of the model may use its tokenizer
+            usage = await loop.run_in_executor(rag.model.workers, count_usage, progress.answer, rag)
+        completion = {**_build_head(progress, rag, "chat.completion"), "choices": [choice], "usage": usage.to_json()}
         return json_response({**completion, "knowgate": progress.trace.to_json()}, headers=progress.trace.headers)
 
     async def _respond_streaming(
@@ -352,6 +374,27 @@ def _build_head(progress: AnswerProgress, rag: AdaptiveRAG, object_type: str) ->
     """Return the fields that a chat completion and its chunks have in common."""
     id = f"chatcmpl-{progress.trace.id}"
     return {"id": id, "object": object_type, "created": progress.created, "model": rag.model.name}
+
+
+def count_usage(answer: Answer, rag: AdaptiveRAG) -> TokenUsage:
+    """Count the tokens of all prompts and answers of a request, including those of a draft that was not sent.
+
+    If the model has no tokenizer, the tokens of prompts are estimated.
+    """
+    prompts = [rag.prompts.open(answer.question, answer.passages)] if answer.passages else []
+    if answer.draft is not None or not answer.passages:
+        prompts.append(rag.prompts.closed(answer.question))
+    model, texts = rag.model, [prompt.text for prompt in prompts]
+    if isinstance(model, TokenizingModel):
+        prompt_tokens = sum(len(model.tokenize(text)) for text in texts)
+    else:
+        prompt_tokens = round(sum(map(estimate_tokens, texts)))
+    completion_tokens = answer.n_tokens
+    if answer.passages and answer.draft is not None:
+        is_draft_sent = answer.choice is not None and answer.choice.is_closed_book
+        other = estimate_tokens(answer.choice.open) if is_draft_sent and answer.choice else answer.draft.n_tokens
+        completion_tokens += round(other or 0)
+    return TokenUsage(prompt_tokens, completion_tokens)
 
 
 def _get_finish_reason(progress: AnswerProgress, rag: AdaptiveRAG) -> str:

@@ -9,17 +9,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from knowgate.errors import BadInput
-from knowgate.models.prompts.templates import detect_language, load_packaged_templates
+from knowgate.models.prompts.templates import (
+    INVISIBLE_CHARACTERS,
+    detect_language,
+    escape_values,
+    load_packaged_templates,
+)
 from knowgate.pipeline.conversation import question_from_messages
 from knowgate.server.options import PassagePlacement
 from knowgate.types import Model, Passage, Question
 
 MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
-PASSAGE_TAGS = re.compile(r"<(?=/?\s*(passages?|documents?)\b)", re.IGNORECASE)
+# The beginning of a tag such as </passage>, also if invisible characters are hidden in it.
+PASSAGE_TAGS = re.compile(
+    rf"[<＜﹤](?=[/\s{INVISIBLE_CHARACTERS}]*(?:%s))"
+    % "|".join(f"[{INVISIBLE_CHARACTERS}]*".join(word) for word in ("passage", "document")),
+    re.IGNORECASE,
+)
 TEXT_PART_TYPES = {
     "input_text": "text",
     "output_text": "text",
@@ -79,7 +89,7 @@ def extract_text(content: object) -> str | None:
 
 
 def insert_passages(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Return a copy of a chat request with passages inserted.
 
@@ -88,12 +98,14 @@ def insert_passages(
         passages: The passages to insert.
         placement: Where to insert them: "user" (before the last message), "system" (at the end of the system prompt) or
             "documents" (in a separate field).
+        cites: Whether to ask the LLM for citations. It is never asked for them if the request wants JSON.
     """
     if placement == "documents":
         documents = [{"id": passage.id, "title": passage.title, "text": passage.text} for passage in passages]
-        return {**body, "documents": documents}
+        return {**body, "documents": [escape_values("", _escape_tags(document)) for document in documents]}
     messages = list(body["messages"])
-    block = format_passages(passages, detect_language(str(messages[-1].get("content"))))
+    language = detect_language(str(messages[-1].get("content")))
+    block = format_passages(passages, language, cites=cites and not wants_json(body))
     if placement == "user":
         last = messages[-1]
         messages[-1] = {**last, "content": _prepend_text(block, last["content"])}
@@ -104,21 +116,39 @@ def insert_passages(
     return {**body, "messages": messages}
 
 
-def format_passages(passages: Sequence[Passage], language: str) -> str:
-    """Format passages as a block of text for the LLM, with an instruction and numbers that it can cite."""
+def wants_json(body: Mapping[str, Any]) -> bool:
+    """Return whether a request asks for an answer in JSON, in which citations would be out of place."""
+    text = body.get("text")  # of the Responses API
+    wanted = body.get("response_format") or (text.get("format") if isinstance(text, dict) else None)
+    return isinstance(wanted, dict) and wanted.get("type", "text") != "text"
+
+
+def format_passages(passages: Sequence[Passage], language: str, *, cites: bool = True) -> str:
+    """Format passages as a block of text for the LLM, with an instruction and numbers.
+
+    Args:
+        passages: The passages.
+        language: Language of the instruction.
+        cites: Whether the instruction asks for citations by number.
+    """
     formatted = "\n".join(_format_passage(number, passage) for number, passage in enumerate(passages, 1))
-    return load_packaged_templates("serve").fill("context", language, passages=formatted)
+    return load_packaged_templates("serve").fill("context" if cites else "uncited", language, passages=formatted)
 
 
 def _format_passage(number: int, passage: Passage) -> str:
-    """Format one passage, between tags with its number.
-
-    If the text of the passage itself contains such tags, a space is put into them. Otherwise a document could pretend
-    that the passage ends, and inject instructions.
-    """
-    title, text = (PASSAGE_TAGS.sub("< ", part) for part in (passage.title, passage.text.strip()))
+    """Format one passage, between tags with its number."""
+    escaped = _escape_tags({"title": passage.title, "text": passage.text.strip()})
+    title, text = escaped["title"], escaped["text"]
     heading = f"{title}\n" if title and not text.startswith(title) else ""
     return f'<passage id="{number}">\n{heading}{text}\n</passage>'
+
+
+def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
+    """Put a space into tags of passages and documents that the texts contain.
+
+    Otherwise a document could pretend that its passage ends, and inject instructions.
+    """
+    return {name: PASSAGE_TAGS.sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
 
 
 def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:
@@ -151,11 +181,12 @@ def _extract_prompt_question(model: Model, body: Mapping[str, Any]) -> Question 
 
 
 def _insert_into_prompt(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Put passages before the prompt. The placement is ignored, because a completion request has no other place."""
     prompt = body["prompt"]
-    return {**body, "prompt": _prepend_text(format_passages(passages, detect_language(prompt)), prompt)}
+    block = format_passages(passages, detect_language(prompt), cites=cites and not wants_json(body))
+    return {**body, "prompt": _prepend_text(block, prompt)}
 
 
 # --- /v1/responses --------------------------------------------------------------------------------
@@ -192,12 +223,12 @@ def _to_chat_content(content: Any) -> Any:
 
 
 def _insert_into_input(
-    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement
+    body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
 ) -> dict[str, Any]:
     """Put passages before the last user message, or into the instructions if the placement is not "user"."""
     items = body["input"]
     text = items if isinstance(items, str) else extract_text(_to_chat_content(items[-1].get("content")))
-    block = format_passages(passages, detect_language(str(text)))
+    block = format_passages(passages, detect_language(str(text)), cites=cites and not wants_json(body))
     if placement != "user":
         return {**body, "instructions": _append_text(body.get("instructions"), block)}
     if isinstance(items, str):
@@ -207,12 +238,20 @@ def _insert_into_input(
     return {**body, "input": [*items[:-1], {**last, "content": content}]}
 
 
+class PassageInserter(Protocol):
+    """Interface of the functions that insert passages into a request; see `insert_passages`."""
+
+    def __call__(
+        self, body: Mapping[str, Any], passages: Sequence[Passage], placement: PassagePlacement, *, cites: bool = True
+    ) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class RequestFormat:
     """Functions that extract the question of a request and insert passages into it, for one API path."""
 
     extract_question: Callable[[Model, Mapping[str, Any]], Question | UngatedRequest]
-    insert_passages: Callable[[Mapping[str, Any], Sequence[Passage], PassagePlacement], dict[str, Any]]
+    insert_passages: PassageInserter
 
 
 REQUEST_FORMATS = {

@@ -54,7 +54,7 @@ async def get_dashboard_page(service: Service, request: Request, trace: RequestT
 async def get_dashboard(service: Service, request: Request, trace: RequestTrace) -> Response:
     """Answer GET /v1/dashboard with the data of the dashboard, combined over all server processes."""
     rag = service.gate_service.rag
-    snapshot = service.snapshot.combine(await service.snapshot_exchange.read_others())
+    snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
     data = {
         "version": metadata.version("knowgate"),
         "gate": rag.gate.name,

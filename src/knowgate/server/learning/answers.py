@@ -109,7 +109,7 @@ def extract_answer(response: Response) -> str | None:
         return None
     try:
         body = json.loads(bytes(response.body))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     choice = _get_only_choice(body)
     if choice.get("finish_reason") in FINISH_REASONS:
@@ -229,5 +229,7 @@ class CounterfactualAnswerer:
         await forwarder.set_model(forwarded)
         if passages:
             insert_passages = REQUEST_FORMATS[request.path].insert_passages
-            forwarded.changed_body = insert_passages(forwarded.upstream_body, passages, forwarder.options.place)
+            forwarded.changed_body = insert_passages(
+                forwarded.upstream_body, passages, forwarder.options.place, cites=forwarder.options.cite
+            )
         return extract_answer(await forwarder.forward(forwarded, request.path))

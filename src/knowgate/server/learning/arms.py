@@ -15,86 +15,11 @@ from typing import Any
 from knowgate.data.splits import hash_to_unit
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.request_options import RequestOptions
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
 
-FAR_DISTANCE = 1.0 + 1e-6  # distance from the training data that only 1 % of the training questions exceed
-MAX_FAR_SHARE = 0.05  # if a larger share of questions exceeds this distance, the questions have drifted
 SHADOW_REASON = "shadow mode always retrieves"
 CANARY_REASON = "only a share of requests (canary) follows the gate, and this request does not belong to it"
-
-
-@dataclass
-class LossMonitor:
-    """Measures, for one gate, how many answers skipping retrieval loses, and how unusual the questions are.
-
-    A random sample of requests is audited. A request that retrieved counts as 0. A request that skipped retrieval is
-    also answered with passages, and counts as 1 (a lost answer) if the two answers differ. The mean is the share of
-    answers that would be different if the server always retrieved. The share that became wrong cannot be larger.
-
-    Args:
-        guaranteed_loss: Maximum share of answers that skipping may lose. None means that there is no guarantee, and
-            therefore no alarm.
-        delta: Probability that a bound is ever wrong, or that there is ever a false alarm.
-    """
-
-    guaranteed_loss: float | None = None
-    delta: float = 0.05
-    loss: MeanConfidenceSequence = field(init=False)
-    loss_test: GuaranteeTest | None = field(init=False)
-    far: MeanConfidenceSequence = field(init=False)
-    drift_test: GuaranteeTest = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reset_loss()
-        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
-
-    def reset_loss(self) -> None:
-        """Discard the results of all audits, and clear the alarm."""
-        self.loss = MeanConfidenceSequence(self.delta)
-        self.loss_test = None if self.guaranteed_loss is None else GuaranteeTest(self.guaranteed_loss, self.delta)
-
-    def add_audit(self, lost: float) -> None:
-        """Add the result of an audit, which is 1 if skipping retrieval lost the answer, otherwise 0."""
-        self.loss.add(lost)
-        if self.loss_test is not None:
-            self.loss_test.add(lost)
-
-    def add_distance(self, distance: float | None) -> None:
-        """Count whether a question is far from the training questions of the gate.
-
-        Args:
-            distance: Distance of the question. If the gate does not compute it (None), the question is not counted.
-        """
-        if distance is not None:
-            self.far.add(float(distance > FAR_DISTANCE))
-            self.drift_test.add(float(distance > FAR_DISTANCE))
-
-    @property
-    def alarm(self) -> str:
-        """Reason why the server must always retrieve, or "" while the guaranteed loss is not exceeded."""
-        if self.loss_test is None or not self.loss_test.is_violated or self.guaranteed_loss is None:
-            return ""
-        confidence = f"{100 * (1 - self.delta):g} % confidence"
-        return f"more than {100 * self.guaranteed_loss:.3g} % of the answers are lost by skipping, with {confidence}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the measured loss and drift, as in `LossReport` and `DriftReport`."""
-        loss = {
-            "drawn": self.loss.n,
-            "lost": self.loss.total,
-            **_bounds_to_json(self.loss),
-            "promised": self.guaranteed_loss,
-            "confidence": 1 - self.delta,
-            "evidence": self.loss_test.evidence_share if self.loss_test else None,
-            "alarm": self.alarm,
-        }
-        drift = {"questions": self.far.n, **_bounds_to_json(self.far), "drifted": self.drift_test.is_violated}
-        return {"loss": loss, "drift": drift}
-
-
-def _bounds_to_json(sequence: MeanConfidenceSequence) -> dict[str, float | None]:
-    return {"mean": sequence.mean, "low": sequence.low, "high": sequence.high}
 
 
 @dataclass
@@ -169,20 +94,25 @@ class Experiment:
         key = user if isinstance(user, str) and user else trace.id
         name = "b" if hash_to_unit("arm", key) < self.share_b else "a"
         trace.arm = name if options.is_default else ""
-        trace.mode, shadow = self._choose_mode(self.arms[name], key)
+        trace.mode, shadow = self._choose_mode(self.arms[name], key, trace.owner)
         if trace.mode == "alarm":
             trace.degraded.append("alarm")
         return replace(options, arm=name, shadow=shadow)
 
-    def _choose_mode(self, arm: ExperimentArm, key: str) -> tuple[str, str]:
+    def _choose_mode(self, arm: ExperimentArm, key: str, owner: str) -> tuple[str, str]:
         """Choose whether a request follows the gate.
+
+        Args:
+            arm: Arm of the request.
+            key: Identifies the user, for canary mode.
+            owner: Name of the API key, for the alarm.
 
         Returns:
             The mode and its reason, both "" if the gate is followed. Otherwise the mode is "alarm", "shadow" or
             "canary".
         """
-        if arm.monitor.alarm:
-            return "alarm", f"the alarm is on ({arm.monitor.alarm})"
+        if alarm := arm.monitor.get_alarm(owner):
+            return "alarm", f"the alarm is on ({alarm})"
         if not self.canary:
             return "shadow", SHADOW_REASON
         return ("", "") if hash_to_unit("canary", key) < self.canary else ("canary", CANARY_REASON)

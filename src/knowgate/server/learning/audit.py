@@ -2,7 +2,7 @@
 
 A random sample of requests is answered both with and without passages, and the audit stores whether the answers differ.
 Audits run one after the other, after the responses have been sent, so no request waits for them. Failed audits are
-counted and logged.
+stored, counted and logged.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.answer_comparison import answers_differ
 from knowgate.server.database import Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.learning.history_labels import HistoryLabeler, answers_differ
+from knowgate.server.learning.history_labels import HistoryLabeler
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
@@ -30,12 +32,12 @@ log = logging.getLogger(__name__)
 HOUR_SECONDS = 3600.0
 POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
 MAX_PENDING_AUDITS = 64  # if as many audits are waiting, no further requests are sampled
-LOSS, LABEL, CLEARED = "loss", "label", "cleared"  # kinds of rows, see `AuditRecord`
-AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened"
+LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
+AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
 # With this lock, rows become visible in the order of their numbers. A process that reads on from the last number that it
 # has seen therefore misses no row.
 AUDIT_LOCK = "audits"
-INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @dataclass
@@ -72,10 +74,12 @@ class AuditRecord:
         arm: Name of the arm of the A/B test.
         scope: Hash of everything that the loss depends on, such as gate, LLM and index.
         kind: "loss" (an audited request, which counts for the loss), "label" (a request that retrieved and was also
-            answered without passages, to label the question) or "cleared" (the alarm was cleared).
-        lost: 1 if skipping retrieval changes the answer, otherwise 0.
+            answered without passages, to label the question), "failed" (an audit without a result) or "cleared" (the
+            alarm was cleared).
+        lost: 1 if the answer that was sent differs from the answer with passages, otherwise 0. None if unknown.
         closed: The answer without passages, if texts may be stored.
         opened: The answer with passages, if texts may be stored.
+        owner: Name of the API key of the request; None in rows of earlier versions.
     """
 
     decision: str
@@ -85,6 +89,7 @@ class AuditRecord:
     lost: float | None = None
     closed: str | None = None
     opened: str | None = None
+    owner: str | None = None
 
 
 class AuditStore:
@@ -125,8 +130,11 @@ class AuditStore:
         return [AuditRecord(*row[1:]) for row in rows]
 
     async def add_correction(self, decision: str, answer: str) -> None:
-        """Store the right answer that a user gave in feedback on a decision."""
-        await self._decisions.execute(("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)))
+        """Store the right answer that a user gave in feedback on a decision. It replaces an earlier correction."""
+        await self._decisions.execute(
+            ("DELETE FROM corrections WHERE decision = ?", (decision,)),
+            ("INSERT INTO corrections VALUES (?, ?, ?)", (decision, time.time(), answer)),
+        )
 
     async def find_answers(self, decision: str) -> dict[str, Any]:
         """Return both answers of an audited decision.
@@ -138,14 +146,6 @@ class AuditStore:
         query = "SELECT closed, opened FROM audits WHERE decision = ? AND closed IS NOT NULL ORDER BY number DESC"
         rows = await self._decisions.run(lambda store: store.fetch_rows(query, (decision,)))
         return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
-
-
-async def delete_audit_texts(decisions: DecisionLog, ids: Sequence[str]) -> None:
-    """Delete the answers and corrections of these decisions. Whether an answer was lost remains stored."""
-    updates = [("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", (id,)) for id in ids]
-    deletions = [("DELETE FROM corrections WHERE decision = ?", (id,)) for id in ids]
-    if ids:
-        await decisions.execute(*updates, *deletions, vacuum=["audits", "corrections"])
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,8 @@ class AuditJob:
         would_skip: Whether the gate decided to skip retrieval, even if the server retrieved in spite of that.
         closed_answer: The answer without passages, if it exists already.
         open_answer: The answer with passages, if it exists already.
+        sent_draft: Whether the server retrieved, but an arbiter sent the answer without passages.
+        owner: Name of the API key of the request.
     """
 
     id: str
@@ -169,6 +171,8 @@ class AuditJob:
     would_skip: bool
     closed_answer: str | None
     open_answer: str | None
+    sent_draft: bool = False
+    owner: str = ""
 
 
 @dataclass
@@ -238,29 +242,30 @@ class Auditor:
             try:
                 await self._audit(job)
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
-                self.counts[job.arm.name, "failed"] += 1
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
+                await self._store_failure(job)
 
     async def _audit(self, job: AuditJob) -> None:
         """Get both answers of a sampled request, compare them, and store the result.
 
-        A request that retrieved as the gate decided has lost nothing, and this is stored without a comparison. Only if
-        there is a history to label, it is also answered without passages.
+        A request that retrieved as the gate decided has lost nothing, and this is stored without a comparison, unless
+        an arbiter sent the draft. Only if there is a history to label, it is also answered without passages.
         """
-        if not job.would_skip:
+        changes_answer = job.would_skip or job.sent_draft
+        if not changes_answer:
             await self._store_result(job, LOSS, 0.0)
             has_both = job.open_answer is None or job.closed_answer is not None
             if has_both or self.labeler.history is None:
                 return
         closed_answer, open_answer = await self._get_both_answers(job)
         if closed_answer is None or open_answer is None:
-            self.counts[job.arm.name, "failed"] += 1
+            await self._store_failure(job)
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
         self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
         label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
         self.labeler.add(job.question, label, LabelSource.AGREEMENT)
-        await self._store_result(job, LOSS if job.would_skip else LABEL, lost, (closed_answer, open_answer))
+        await self._store_result(job, LOSS if changes_answer else LABEL, lost, (closed_answer, open_answer))
 
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
         """Return the answers without and with passages, in this order. The missing one is generated."""
@@ -294,7 +299,16 @@ class Auditor:
         assert self.store is not None
         texts = answers if self.recent.stores_texts else (None, None)
         self.counts[job.arm.name, kind] += 1
-        self._apply(await self.store.add(AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, *texts)))
+        record = AuditRecord(job.id, job.arm.name, job.arm.scope, kind, lost, *texts, owner=job.owner)
+        self._apply(await self.store.add(record))
+
+    async def _store_failure(self, job: AuditJob) -> None:
+        """Count and store an audit without a result. A request whose answer cannot have changed has no such audit."""
+        self.counts[job.arm.name, FAILED] += 1
+        if self.store is not None and (job.would_skip or job.sent_draft):
+            record = AuditRecord(job.id, job.arm.name, job.arm.scope, FAILED, owner=job.owner)
+            with suppress(ApiError):  # the decision log has already logged the error
+                self._apply(await self.store.add(record))
 
     # --- results of all server processes ------------------------------------------------------------
 
@@ -335,15 +349,17 @@ class Auditor:
 
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
-    """Add one audit to the monitor of an arm. If this raises the alarm, log an error."""
+    """Add one audit to the monitor of an arm. If this raises an alarm, log an error."""
+    monitor, owner, gate = arm.monitor, audit.owner or "", arm.rag.gate.name
     if audit.kind == CLEARED:
-        arm.monitor.reset_loss()
+        monitor.reset_loss()
+    if audit.kind == FAILED:
+        monitor.add_failure()
     if audit.kind != LOSS or audit.lost is None:
         return
-    was_alarm = arm.monitor.alarm
-    arm.monitor.add_audit(audit.lost)
-    if arm.monitor.alarm and not was_alarm:
-        gate = arm.rag.gate.name
-        log.error(
-            "Alarm for gate %s: %s. The server always retrieves until the alarm is cleared.", gate, arm.monitor.alarm
-        )
+    had_alarm, had_key_alarm = bool(monitor.alarm), bool(monitor.get_alarm(owner))
+    monitor.add_audit(audit.lost, owner)
+    if monitor.alarm and not had_alarm:
+        log.error("Alarm for gate %s: %s. All requests retrieve until the alarm is cleared.", gate, monitor.alarm)
+    elif monitor.get_alarm(owner) and not had_key_alarm:
+        log.error("Alarm for gate %s: %s. The requests of this key retrieve.", gate, monitor.get_alarm(owner))

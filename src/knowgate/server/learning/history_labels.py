@@ -15,20 +15,11 @@ from typing import Any
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.errors import KnowgateError
-from knowgate.evaluation.traffic_log import answers_agree
-from knowgate.gates.arbiters.abstention import RULES_ARBITER
+from knowgate.gates.arbiters.answer_comparison import answers_differ
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.traffic_log import TrafficLog
 
 log = logging.getLogger(__name__)
-
-
-def answers_differ(closed_answer: str, open_answer: str) -> bool:
-    """Return whether the answers without and with passages differ.
-
-    If the answer without passages (`closed_answer`) says that the LLM does not know, they always differ.
-    """
-    return RULES_ARBITER.abstains(closed_answer) or not answers_agree(closed_answer, open_answer)
 
 
 def label_by_agreement(closed_answer: str, open_answer: str) -> KnowledgeLabel:

@@ -16,15 +16,17 @@ from knowgate.core.files import sha256_text
 from knowgate.data.history.entries import LabelSource
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
+from knowgate.gates.calibration.evidence import TARGET_KINDS
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
-from knowgate.server.learning.arms import Experiment, ExperimentArm, LossMonitor
+from knowgate.server.learning.arms import Experiment, ExperimentArm
 from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore, CallBudget
 from knowgate.server.learning.history_labels import HistoryLabeler, label_by_agreement, label_by_feedback
+from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
@@ -109,7 +111,15 @@ class TrafficLearner:
             would_skip = not trace.decision.retrieve or DecisionNote.WOULD_SKIP in trace.decision.notes
             self.auditor.submit(
                 AuditJob(
-                    trace.id, trace.client_request, trace.question, sampled_arm, would_skip, closed_answer, open_answer
+                    trace.id,
+                    trace.client_request,
+                    trace.question,
+                    sampled_arm,
+                    would_skip,
+                    closed_answer,
+                    open_answer,
+                    sent_draft=trace.choice is not None and trace.choice.is_closed_book,
+                    owner=trace.owner,
                 )
             )
 
@@ -153,11 +163,22 @@ def _get_full_draft(trace: RequestTrace) -> str | None:
 
 
 async def record_feedback(
-    feedback: FeedbackRequest, decisions: DecisionLog, recent: RecentDecisions, learner: TrafficLearner | None
+    feedback: FeedbackRequest,
+    owner: str,
+    decisions: DecisionLog,
+    recent: RecentDecisions,
+    learner: TrafficLearner | None,
 ) -> FeedbackResponse:
     """Answer POST /v1/feedback: store the feedback, and learn from it.
 
     A correction without a rating counts as the rating "down".
+
+    Args:
+        feedback: The feedback.
+        owner: Name of the API key that gives the feedback.
+        decisions: The decision log.
+        recent: Recent decisions in memory.
+        learner: Component that learns from feedback, if there is one.
 
     Raises:
         ApiError: 400 if there is neither a rating nor a correction, 404 if the decision does not exist.
@@ -165,7 +186,7 @@ async def record_feedback(
     rating = feedback.rating or ("down" if feedback.correction else None)
     if rating is None:
         raise ApiError(400, "the request must have a 'rating' (up or down) or a 'correction'.", "invalid_feedback")
-    if not await decisions.add_feedback(feedback.id, rating, feedback.comment):
+    if not await decisions.add_feedback(feedback.id, rating, feedback.comment, owner):
         raise ApiError(404, f"the decision log has no decision '{feedback.id[:80]}'.", "no_decision")
     has_learnt = False
     if learner is not None and learner.auditor.store is not None:
@@ -229,9 +250,9 @@ def _check_options(options: ServeOptions) -> None:
         raise BadSetting(
             "audit_compare='llm' needs `upstream`, whose LLM compares the answers. Set `upstream`, or use 'words'."
         )
-    if options.max_loss is not None and not options.audit:
+    if options.max_changed is not None and not options.audit:
         raise BadSetting(
-            "`max_loss` needs `audit`, because only audits measure the loss. Set `audit`, for example to 0.05."
+            "`max_changed` needs `audit`, which measures the share of changed answers. Set `audit`, for example to 0.05."
         )
     if options.shadow and options.canary is not None:
         raise BadSetting("`shadow` and `canary` are mutually exclusive. Use one of them.")
@@ -262,24 +283,31 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
 def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
     """Build an arm of the A/B test.
 
-    Its alarm compares the measured loss with `max_loss`, or else with the loss that the gate guarantees. If there is
-    neither, a warning says that there is no alarm.
+    Its alarm compares the share of changed answers with `max_changed`, or else with the bound that `calibrate` recorded
+    for the gate. If there is neither, a warning says that there is no alarm.
     """
-    guaranteed_loss = options.max_loss
-    guarantee = rag.gate.artifact.manifest.get("guarantee") if isinstance(rag.gate, FittedGate) else None
-    if (
-        guaranteed_loss is None
-        and guarantee is not None
-        and not describe_staleness(rag)
-        and not rag.guarantee_violations
-    ):
-        guaranteed_loss = float(guarantee["epsilon"])
-    if guaranteed_loss is None and options.audit:
+    delta = 1 - options.confidence
+    bound = _read_changed_bound(rag) if options.max_changed is None else None
+    if bound is None and options.max_changed is None and options.audit:
         log.warning(
-            "Gate %s has no guarantee about lost answers, so there is no alarm. Set `max_loss` to get one.",
+            "Gate %s has no bound on the share of changed answers, so there is no alarm. Set `max_changed` to get one: "
+            "the maximum share of answers that skipping retrieval may change, right or wrong.",
             rag.gate.name,
         )
-    return ExperimentArm(name, rag, LossMonitor(guaranteed_loss, 1 - options.confidence), _compute_scope(rag))
+    # A bound from `calibrate` is itself wrong with probability delta / 2, so the test gets the other half.
+    monitor = LossMonitor(options.max_changed if bound is None else bound, delta, delta if bound is None else delta / 2)
+    return ExperimentArm(name, rag, monitor, _compute_scope(rag))
+
+
+def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
+    """Return the bound on the share of changed answers that `calibrate` recorded, or None if it does not apply here."""
+    manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
+    evidence: Mapping[str, Any] = next((manifest[kind] for kind in TARGET_KINDS if manifest.get(kind)), {})
+    changed = evidence.get("changed")
+    if not changed or describe_staleness(rag) or rag.guarantee_violations:
+        return None
+    has_own_threshold = rag.threshold is None or rag.threshold == rag.gate.threshold
+    return float(changed["bound"]) if has_own_threshold else None
 
 
 def _compute_scope(rag: AdaptiveRAG) -> str:

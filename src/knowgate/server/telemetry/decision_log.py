@@ -9,46 +9,66 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.server.database import DECISION_TABLES, STORE_ERRORS, Store, open_store
+from knowgate.server.database import DECISION_MIGRATIONS, STORE_ERRORS, Store, open_store
 from knowgate.server.json_api import ApiError
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 UPSERT_DECISION = (
-    "INSERT INTO decisions VALUES (?, ?, ?, ?) "
+    "INSERT INTO decisions (id, at, question, record, owner, question_key) VALUES (?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
 )
+INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
 LOCK_TIMEOUT_SECONDS = 10.0
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_RECENT_DECISIONS = 500
+MAX_FEEDBACK_PER_DAY = 1000  # per API key
+DAY_SECONDS = 86_400.0
+CLEANUP_SECONDS = 3600.0  # interval at which old decisions are deleted
 
 
 class DecisionLog:
     """Stores decisions and feedback in a file or database.
 
-    A single background thread does all reading and writing. Decisions are written in batches, and requests do not wait
-    for that.
+    A single background thread does all reading and writing. Decisions that arrive while it writes are committed
+    together (group commit). `append` returns a future, so that a request can wait until its decision is on disk.
 
     Args:
         location: Path of an SQLite file, or address of a PostgreSQL database (postgresql://...).
         stores_questions: Whether to store the text of questions.
+        retain_days: Age in days after which decisions are deleted, with everything that refers to them. None keeps
+            them.
+        on_loss: Called with a reason and a number of decisions if decisions could not be stored.
 
     Raises:
         BadSetting: The file or database cannot be opened.
     """
 
-    def __init__(self, location: str, *, stores_questions: bool):
+    def __init__(
+        self,
+        location: str,
+        *,
+        stores_questions: bool,
+        retain_days: float | None = None,
+        on_loss: Callable[[str, int], None] = lambda reason, count: None,
+    ):
         self.stores_questions = stores_questions
-        self._pending: list[tuple[str, float, str | None, str]] = []
+        self.lost_count = 0
+        self._retain_days = retain_days
+        self._on_loss = on_loss
+        self._pending: list[tuple[Any, ...]] = []
+        self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, "knowgate-decisions")
+        self._next_cleanup = 0.0
         try:
             self._store = self._thread.submit(_open_log, location).result()
         except KnowgateError:
@@ -58,33 +78,82 @@ class DecisionLog:
                 f"'{redact_secrets(location)}' cannot be used as a decision log: {error}. "
                 "Set `decisions` to a file that the server can write, or to the address of a database."
             ) from None
+        self._thread.submit(self._delete_expired)
 
-    def append(self, record: dict[str, Any], question: str | None) -> None:
+    def append(self, record: dict[str, Any], question: str | None, owner: str = "") -> Future[None]:
         """Queue a decision for writing, and return at once.
 
-        If too many decisions are waiting to be written, this one is dropped.
+        If too many decisions are waiting to be written, this one is lost.
+
+        Args:
+            record: The decision, as JSON.
+            question: The question, which is stored only if that is enabled.
+            owner: Name of the API key of the request.
+
+        Returns:
+            A future that completes when the decision is committed. It raises an error if the decision is lost.
         """
-        row = (record["id"], time.time(), question if self.stores_questions else None, json.dumps(record))
+        text = question if self.stores_questions else None
+        key = None if text is None else question_key(text)
+        row = (record["id"], time.time(), text, json.dumps(record), owner, key)
         with self._lock:
-            if len(self._pending) < MAX_PENDING_ROWS:
+            is_full = len(self._pending) >= MAX_PENDING_ROWS
+            if not is_full:
                 self._pending.append(row)
-            is_first = len(self._pending) == 1
-        if is_first:  # later rows are written by the same call
+            is_first, commit = len(self._pending) == 1, self._commit
+        if is_full:
+            self._count_loss("queue full", 1)
+            commit = Future()
+            commit.set_exception(KnowgateError("too many decisions are waiting to be written."))
+        elif is_first:  # later rows are written by the same call
             self._thread.submit(self._write_pending)
+        return commit
 
     def _write_pending(self) -> None:
-        """Write all queued decisions in one transaction. If that fails, they are lost, and a warning is logged."""
+        """Write all queued decisions in one transaction. If that fails, they are lost, which is logged and counted."""
         with self._lock:
             rows, self._pending = self._pending, []
+            commit, self._commit = self._commit, Future()
         try:
             with self._store.transaction() as transaction:
                 transaction.executemany(UPSERT_DECISION, rows)
         except STORE_ERRORS as error:
             log.warning("%d decisions could not be logged: %s", len(rows), error)
+            self._count_loss("write failed", len(rows))
+            commit.set_exception(error)
+        else:
+            commit.set_result(None)
+        if time.monotonic() >= self._next_cleanup:
+            self._delete_expired()
 
-    async def find(self, id: str) -> dict[str, Any] | None:
-        """Return a decision with its feedback, or None if there is no such decision."""
-        return await self.run(lambda store: _find_decision(store, id))
+    def _count_loss(self, reason: str, count: int) -> None:
+        """Count decisions that could not be stored."""
+        with self._lock:
+            self.lost_count += count
+        self._on_loss(reason, count)
+
+    def _delete_expired(self) -> None:
+        """Delete decisions that are older than `retain_days`. Runs when the log is opened, and then once an hour."""
+        self._next_cleanup = time.monotonic() + CLEANUP_SECONDS
+        if self._retain_days is None:
+            return
+        oldest = time.time() - self._retain_days * DAY_SECONDS
+        try:
+            rows = self._store.fetch_rows("SELECT id FROM decisions WHERE at < ?", (oldest,))
+            if rows:
+                delete_rows(self._store, [row[0] for row in rows])
+                log.info("%d decisions older than %g days were deleted.", len(rows), self._retain_days)
+        except STORE_ERRORS as error:
+            log.warning("Old decisions could not be deleted: %s", error)
+
+    async def find(self, id: str, owner: str | None = None) -> dict[str, Any] | None:
+        """Return a decision with its feedback, or None if there is no such decision.
+
+        Args:
+            id: Id of the decision.
+            owner: If given, only a decision of this owner is returned.
+        """
+        return await self.run(lambda store: _find_decision(store, id, owner))
 
     async def list_newest(self, count: int, since: float) -> list[dict[str, Any]]:
         """Return up to `count` decisions of all server processes since a time (seconds since 1970), newest first."""
@@ -98,25 +167,41 @@ class DecisionLog:
         rows = await self.run(lambda store: store.fetch_rows(query, ids)) if ids else []
         return sorted(set(ids) - {row[0] for row in rows})
 
-    async def delete(self, *, id: str = "", question: str = "") -> list[str]:
-        """Delete the decision with this id, and all decisions on this question, with their feedback.
+    async def delete(self, *, id: str = "", question: str = "", owner: str | None = None) -> Deletion:
+        """Delete the decision with this id, and all decisions on this question, with everything that refers to them.
 
-        Questions that differ only in case, punctuation or articles count as the same.
+        Questions that differ only in case, punctuation or articles count as the same. Only decisions with a stored
+        question can be found by it. An empty id or question matches nothing.
 
-        Returns:
-            The ids of the deleted decisions.
+        Args:
+            id: Id of a decision.
+            question: A question.
+            owner: If given, only decisions of this owner are deleted.
         """
-        return await self.run(lambda store: _delete_decisions(store, id, question))
+        return await self.run(lambda store: _delete_decisions(store, id, question, owner))
 
-    async def add_feedback(self, id: str, rating: str, comment: str | None) -> bool:
-        """Store feedback on a decision, and return True. Returns False if there is no such decision."""
+    async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
+        """Store feedback on a decision, and return True. Returns False if there is no such decision.
+
+        There is one feedback for each decision and owner; new feedback replaces the old one.
+
+        Raises:
+            ApiError: 429 if this owner has given too much feedback within a day.
+        """
 
         def insert(store: Store) -> bool:
-            # Both steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
+            # All steps run in one job. Otherwise the decision could be deleted in between, and the comment would stay.
             if _find_decision(store, id) is None:
                 return False
+            recent = "SELECT COUNT(*) FROM feedback WHERE owner = ? AND at > ? AND decision <> ?"
+            if store.fetch_rows(recent, (owner, time.time() - DAY_SECONDS, id))[0][0] >= MAX_FEEDBACK_PER_DAY:
+                message = f"this API key has rated {MAX_FEEDBACK_PER_DAY:,} decisions within a day. Try again tomorrow."
+                raise ApiError(429, message, "too_much_feedback", {"retry-after": "3600"})
             with store.transaction() as transaction:
-                transaction.execute("INSERT INTO feedback VALUES (?, ?, ?, ?)", (id, time.time(), rating, comment))
+                transaction.execute(
+                    "DELETE FROM feedback WHERE decision = ? AND (owner = ? OR owner IS NULL)", (id, owner)
+                )
+                transaction.execute(INSERT_FEEDBACK, (id, time.time(), rating, comment, owner))
             return True
 
         return await self.run(insert)
@@ -166,9 +251,29 @@ class DecisionLog:
         self._thread.shutdown(wait=True)
 
 
+@dataclass(frozen=True)
+class Deletion:
+    """Result of a deletion.
+
+    Attributes:
+        ids: Ids of the deleted decisions.
+        is_complete: Whether no decision of another owner on the same question remains.
+    """
+
+    ids: list[str]
+    is_complete: bool
+
+
 def _open_log(location: str) -> Store:
-    """Open the tables of the decision log, and create them if they are missing."""
-    return open_store(location, DECISION_TABLES, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
+    """Open the tables of the decision log. Tables, columns and keys of questions that are missing are added."""
+    store = open_store(location, DECISION_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=True)
+    unkeyed = "SELECT id, question FROM decisions WHERE question IS NOT NULL AND question_key IS NULL"
+    if rows := store.fetch_rows(unkeyed):
+        with store.transaction() as transaction:
+            transaction.executemany(
+                "UPDATE decisions SET question_key = ? WHERE id = ?", [(question_key(row[1]), row[0]) for row in rows]
+            )
+    return store
 
 
 def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]:
@@ -176,10 +281,10 @@ def _to_decision(at: float, question: str | None, record: str) -> dict[str, Any]
     return {**json.loads(record), "at": at, **({} if question is None else {"question": question})}
 
 
-def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
-    """Return the decision with this id, and its feedback, or None if there is no such decision."""
-    rows = store.fetch_rows("SELECT at, question, record FROM decisions WHERE id = ?", (id,))
-    if not rows:
+def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str, Any] | None:
+    """Return the decision with this id, and its feedback, or None if there is no such decision of this owner."""
+    rows = store.fetch_rows("SELECT at, question, record, owner FROM decisions WHERE id = ?", (id,))
+    if not rows or (owner is not None and (rows[0][3] or "") != owner):
         return None
     feedback = [
         {"at": at, "rating": rating, "comment": comment}
@@ -187,23 +292,31 @@ def _find_decision(store: Store, id: str) -> dict[str, Any] | None:
             "SELECT at, rating, comment FROM feedback WHERE decision = ?", (id,)
         )
     ]
-    return {**_to_decision(*rows[0]), "feedback": feedback}
+    return {**_to_decision(*rows[0][:3]), "feedback": feedback}
 
 
-def _delete_decisions(store: Store, id: str, question: str) -> list[str]:
-    """Delete the decision with this id and all decisions on this question, and return their ids.
+def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> Deletion:
+    """Delete the decision with this id and all decisions on this question; see `DecisionLog.delete`."""
+    key = question_key(question) if question else ""
+    rows = store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
+    ids = [row[0] for row in rows if owner is None or (row[1] or "") == owner]
+    if ids:
+        delete_rows(store, ids)
+    return Deletion(ids, len(ids) == len(rows))
 
-    Only decisions with a stored question can be found by it. An empty id or question matches nothing.
+
+def delete_rows(store: Store, ids: Sequence[str]) -> None:
+    """Delete decisions, their feedback and corrections, and the answers that audits stored.
+
+    Whether an audited answer was lost remains stored. It is a number without text, which the alarm needs.
     """
-    rows = store.fetch_rows("SELECT id, question FROM decisions WHERE id = ? OR question IS NOT NULL", (id,))
-    key = question_key(question)
-    ids = [row[0] for row in rows if row[0] == id or (question and row[1] and question_key(row[1]) == key)]
+    values = [(id,) for id in ids]
     with store.transaction() as transaction:
-        for decision_id in ids:
-            transaction.execute("DELETE FROM decisions WHERE id = ?", (decision_id,))
-            transaction.execute("DELETE FROM feedback WHERE decision = ?", (decision_id,))
-    store.vacuum(["decisions", "feedback"] if ids else [])
-    return ids
+        transaction.executemany("DELETE FROM decisions WHERE id = ?", values)
+        transaction.executemany("DELETE FROM feedback WHERE decision = ?", values)
+        transaction.executemany("DELETE FROM corrections WHERE decision = ?", values)
+        transaction.executemany("UPDATE audits SET closed = NULL, opened = NULL WHERE decision = ?", values)
+    store.vacuum(["decisions", "feedback", "corrections", "audits"])
 
 
 class RecentDecisions:

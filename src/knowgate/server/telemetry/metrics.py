@@ -40,6 +40,9 @@ class ServerMetrics:
         self.degraded = self._counter(
             "degraded", "Requests that were answered although a component failed, by component.", ["part"]
         )
+        self.lost_decisions = self._counter(
+            "lost_decisions", "Decisions that could not be stored in the decision log, by reason.", ["reason"]
+        )
         self.passages = self._counter("passages", "Passages inserted into requests.", [])
         self.duration = self._histogram(
             "request_duration_seconds", "Seconds until the response starts, by route.", ["route"]
@@ -76,6 +79,10 @@ class ServerMetrics:
             reason = "degraded" if trace.degraded else "rule" if trace.decision.rule else "score"
             self.decisions.labels(decision, reason, trace.decision.gate, trace.way).inc()
             self.passages.inc(len(trace.passages))
+
+    def add_lost_decisions(self, reason: str, count: int) -> None:
+        """Count decisions that could not be stored. May be called in any thread."""
+        self.lost_decisions.labels(reason).inc(count)
 
     def format(self, learner: TrafficLearner | None) -> bytes:
         """Return all metrics in the text format of Prometheus.
@@ -124,16 +131,23 @@ class LearningCollector(Collector):
         auditor = self.learner.auditor
         monitors = {name: arm.monitor for name, arm in auditor.experiment.arms.items()}
         gauges: dict[str, tuple[str, dict[str, float | None]]] = {
-            "loss": ("Share of answers that skipping retrieval loses.", {k: m.loss.mean for k, m in monitors.items()}),
-            "loss_low": ("Lower confidence bound of knowgate_loss.", {k: m.loss.low for k, m in monitors.items()}),
-            "loss_high": ("Upper confidence bound of knowgate_loss.", {k: m.loss.high for k, m in monitors.items()}),
+            "loss": (
+                "Share of answers that skipping retrieval changes.",
+                {k: m.loss.mean for k, m in monitors.items()},
+            ),
+            "loss_low": ("Lower confidence bound of knowgate_loss.", {k: m.low for k, m in monitors.items()}),
+            "loss_high": ("Upper confidence bound of knowgate_loss.", {k: m.high for k, m in monitors.items()}),
             "loss_promised": (
-                "Maximum loss that the gate guarantees.",
-                {k: m.guaranteed_loss for k, m in monitors.items()},
+                "Maximum share of changed answers, which the alarm tests.",
+                {k: m.max_changed for k, m in monitors.items()},
             ),
             "alarm": (
-                "1 while the loss exceeds the maximum, otherwise 0.",
+                "1 while all requests retrieve because too many answers change, otherwise 0.",
                 {k: float(bool(m.alarm)) for k, m in monitors.items()},
+            ),
+            "key_alarms": (
+                "Number of API keys whose requests retrieve because too many of their answers change.",
+                {k: float(len(m.key_alarms)) for k, m in monitors.items()},
             ),
             "far": (
                 "Share of questions that are unlike the training data.",

@@ -116,6 +116,7 @@ class MetricsSnapshot(BaseModel):
         skipped_needs: Histogram of the need for retrieval, for questions that skipped it.
         minutes: Numbers of questions that retrieved and that skipped retrieval, by minute since 1970.
         times: The latest durations of each stage of a request, in milliseconds.
+        lost_decisions: Number of decisions that could not be stored in the decision log.
     """
 
     since: float = Field(default_factory=time.time)
@@ -125,6 +126,7 @@ class MetricsSnapshot(BaseModel):
     skipped_needs: list[int] = Field(default_factory=lambda: [0] * NEED_BINS)
     minutes: dict[int, list[int]] = Field(default_factory=dict)
     times: dict[str, deque[float]] = Field(default_factory=dict)
+    lost_decisions: int = 0
 
     def add_request(self, status: int, seconds: float, trace: RequestTrace) -> None:
         """Count a request, with its HTTP status, the seconds until its response, and its decision if there is one."""
@@ -163,6 +165,7 @@ class MetricsSnapshot(BaseModel):
     def _merge(self, other: MetricsSnapshot) -> None:
         """Add the statistics of another process."""
         self.since = min(self.since, other.since)
+        self.lost_decisions += other.lost_decisions
         self.requests.update(other.requests)
         for arm, totals in other.totals.items():
             self.totals.setdefault(arm, DecisionTotals()).merge(totals)
@@ -179,6 +182,7 @@ class MetricsSnapshot(BaseModel):
         return {
             "since": self.since,
             "requests": dict(self.requests),
+            "lost_decisions": self.lost_decisions,
             "arms": {arm or "all": totals.to_json(options) for arm, totals in self.totals.items()},
             "needs": {"retrieved": self.retrieved_needs, "skipped": self.skipped_needs},
             "minutes": [self.minutes.get(minute, [0, 0]) for minute in range(now - MINUTES_SHOWN + 1, now + 1)],

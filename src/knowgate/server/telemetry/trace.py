@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from starlette.datastructures import Headers
 
 from knowgate.pipeline.answer_json import decision_record
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.types import ArbiterChoice, Completion, Decision, Passage
 
 HEADER_PREFIX = "x-knowgate-"
@@ -48,6 +49,8 @@ class RequestTrace:
         way: How the request is answered: "in-process" (by a model in this process), "draft", "race" or "question" (by
             the upstream, see the option `way`), or "pass-through" (forwarded without a decision).
         id: Identifier of the request and of its decision.
+        owner: Name of the API key of the request, or "" if the server uses no keys.
+        is_admin: Whether the client may see and delete the data of all keys.
         decision: The decision whether to retrieve, if one was made.
         passages: Passages that were inserted into the prompt.
         degraded: Components that failed or were not used, such as "gate" or "retriever".
@@ -61,6 +64,7 @@ class RequestTrace:
         arbitration_gap: Reason why the arbiter was not used although there is a draft.
         model_name: Name of the LLM that answers.
         ignored_fields: Request fields that a model in this process ignores.
+        extra_usage: Tokens of calls to the LLM whose answers are not sent, such as a discarded draft.
         milliseconds: Duration of each stage.
         stages: Timings of the stages, in the order in which they ran.
         start: When the request started, as a value of `time.perf_counter`.
@@ -68,6 +72,8 @@ class RequestTrace:
 
     way: str = "pass-through"
     id: str = field(default_factory=_create_request_id)
+    owner: str = ""
+    is_admin: bool = False
     decision: Decision | None = None
     passages: tuple[Passage, ...] = ()
     degraded: list[str] = field(default_factory=list)
@@ -81,6 +87,7 @@ class RequestTrace:
     arbitration_gap: str = ""
     model_name: str = ""
     ignored_fields: tuple[str, ...] = ()
+    extra_usage: TokenUsage = field(default_factory=TokenUsage)
     milliseconds: dict[str, float] = field(default_factory=dict)
     stages: list[StageTiming] = field(default_factory=list)
     start: float = field(default_factory=time.perf_counter)

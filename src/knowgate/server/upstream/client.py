@@ -21,12 +21,15 @@ from knowgate.models.openai.client import find_api_key
 from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import ServeOptions
+from knowgate.server.streaming import InvalidResponse
+from knowgate.server.upstream.response_body import parse_upstream_json, read_content
 
 FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
 FORWARDED_REQUEST_HEADERS = (
     "openai-organization", "openai-project", "openai-beta", "x-request-id", "traceparent", "tracestate"
 )  # fmt: skip
 MAX_CONNECTIONS = 256
+DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
 
 class UpstreamClient:
@@ -42,8 +45,11 @@ class UpstreamClient:
         self.breaker = CircuitBreaker("upstream")
         self._forwards_keys = options.keys is None
         self._connect_timeout = options.connect_seconds
-        self._first_byte_timeout = options.first_byte_seconds
+        # Shorter than the deadline. At the deadline, a request is cancelled, which does not count as a failure.
+        limit = DEADLINE_SHARE * options.deadline
+        self._first_byte_timeout = min(options.first_byte_seconds or limit, limit)
         self._session: aiohttp.ClientSession | None = None
+        self._stalled_bodies = 0  # responses in a row whose body stopped arriving
         self._default_model: str | None = None
 
     async def close(self) -> None:
@@ -56,7 +62,10 @@ class UpstreamClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=self._connect_timeout, sock_read=self._first_byte_timeout
+                ),
+                auto_decompress=False,  # `iter_chunks` decompresses, with a limit
                 skip_auto_headers=("User-Agent",),
                 **_find_proxy(self.url),
             )
@@ -103,6 +112,21 @@ class UpstreamClient:
             self.breaker.record_failure()
         return response
 
+    def record_complete_body(self) -> None:
+        """Report that the body of a response arrived completely."""
+        self._stalled_bodies = 0
+
+    def record_body_error(self, error: BaseException) -> ApiError:
+        """Report that the body of a response cannot be read, and return the error for the client.
+
+        An upstream that repeatedly sends headers and then nothing opens the circuit breaker.
+        """
+        if isinstance(error, TimeoutError):
+            self._stalled_bodies += 1
+            if self._stalled_bodies >= self.breaker.failure_threshold:
+                self.breaker.trip()
+        return make_connection_error(error)
+
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
         """Return the headers of a request to the upstream, with the API key of the environment or of the client."""
         headers = {name: client_headers[name] for name in FORWARDED_REQUEST_HEADERS if name in client_headers}
@@ -118,11 +142,11 @@ class UpstreamClient:
     async def list_models(self, headers: Headers) -> list[dict[str, Any]]:
         """Return the models that the upstream lists, or an empty list if it has no valid list of models."""
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
-        async with response:
-            try:
-                models = (await response.json(content_type=None))["data"] if response.status == 200 else []
-            except (ValueError, KeyError, TypeError, ClientError):
-                return []
+        try:
+            content = await read_content(response)
+            models = parse_upstream_json(content)["data"] if response.status == 200 else []
+        except (InvalidResponse, KeyError, TypeError, ClientError):
+            return []
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []
 
     async def get_default_model(self, headers: Headers) -> str:
@@ -159,13 +183,19 @@ def _find_proxy(url: str) -> dict[str, Any]:
 
 def build_response_headers(response: aiohttp.ClientResponse, added: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a response to the client: some of the upstream's response, and those in `added`."""
-    forwarded = {name: response.headers[name] for name in FORWARDED_RESPONSE_HEADERS if name in response.headers}
-    return {**forwarded, **added}
+    values = {name: response.headers.get(name, "") for name in FORWARDED_RESPONSE_HEADERS}
+    # Values with other characters cannot be sent.
+    return {
+        **{name: value for name, value in values.items() if value.isascii() and value.isprintable() and value},
+        **added,
+    }
 
 
 def make_connection_error(error: BaseException) -> ApiError:
-    """Convert a connection error to an error response with status 502, and a timeout to one with status 504."""
-    if isinstance(error, TimeoutError) and not isinstance(error, ClientError):
+    """Convert an error to an error response: status 504 for a timeout, 502 for other errors and invalid responses."""
+    if isinstance(error, InvalidResponse):
+        return ApiError(502, f"the response of the upstream cannot be used: {error}.", "upstream_invalid")
+    if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ConnectionTimeoutError):
         return ApiError(504, "the upstream did not respond in time. Try again later.", "upstream_timeout")
     return ApiError(
         502, f"the server cannot reach the upstream ({type(error).__name__}). Try again later.", "upstream_unreachable"

@@ -17,14 +17,23 @@ from typing import Any
 import aiohttp
 from aiohttp.client_exceptions import ClientError
 
-from knowgate.errors import ModelError, UnsupportedSignal
+from knowgate.core.http_client import RetryPolicy
+from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import Backend
+from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
-from knowgate.server.streaming import LineTooLong, parse_event_data, remove_logprobs, split_lines
+from knowgate.models.openai.server import ModelEndpoint
+from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, remove_logprobs, split_lines
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, parse_upstream_json, read_content
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
+MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
+CHECK_INTERVAL_PIECES = 200
+PROBE_RETRY = RetryPolicy(
+    timeout=10.0, total=20.0, retries=0
+)  # the server must start even if the upstream does not respond
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
 
@@ -62,14 +71,14 @@ class UpstreamDraft:
     async def read_to_end(self) -> None:
         """Read the rest of a stream whose answer has ended, such as the usage and the [DONE] event.
 
-        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false).
+        If that fails or takes too long, the answer counts as incomplete (`has_ended` becomes false) and cannot be used.
         """
         assert self.remaining_lines is not None
         try:
             async with asyncio.timeout(STREAM_END_TIMEOUT):
                 self.lines += [line async for line in self.remaining_lines]
-        except (ClientError, OSError, LineTooLong):
-            self.has_ended = False
+        except (ClientError, OSError, InvalidResponse):
+            self.has_ended, self.completion = False, None
 
     def close(self) -> None:
         """Close the connection without reading the rest of the response."""
@@ -79,7 +88,7 @@ class UpstreamDraft:
         """Return the body of a response that is not streamed, without log-probabilities that must be hidden."""
         if not self.hides_logprobs:
             return self.content
-        completion = json.loads(self.content)
+        completion = parse_upstream_json(self.content)
         remove_logprobs(completion)
         return json.dumps(completion, separators=(",", ":")).encode()
 
@@ -103,12 +112,11 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     """Read a draft from a response that is not streamed. Without a valid completion, only `content` is set."""
-    async with response:
-        content = await response.read()
+    content = await read_content(response)
     try:
-        body = json.loads(content)
+        body = await parse_completion(content)
         completion = parse_completions(body)[0]
-    except (ValueError, ModelError):
+    except (InvalidResponse, ModelError):
         return UpstreamDraft(response, content=content)
     message = body["choices"][0].get("message")
     calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
@@ -117,22 +125,40 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
     """Read a streamed draft until it has `count` tokens or ends."""
-    return await _read_stream(response, lambda answer: _count_tokens(answer) >= count)
+    token_count = 0  # without log-probabilities, each piece of text counts as a token
+
+    def is_enough(answer: StreamedResponse) -> bool:
+        nonlocal token_count
+        token_count += bool(answer.texts and answer.texts[-1])
+        tokens = answer.logprobs.get("content")
+        return (token_count if tokens is None else len(tokens)) >= count
+
+    return await _read_stream(response, is_enough)
 
 
 async def read_until(response: aiohttp.ClientResponse, is_enough: Callable[[str], bool]) -> UpstreamDraft:
     """Read a streamed draft until `is_enough` returns true for its text, or until it ends."""
-    return await _read_stream(response, lambda answer: is_enough("".join(answer.texts)))
+    next_check = 0  # number of pieces; checks become rarer, so that long answers take linear time
+
+    def is_done(answer: StreamedResponse) -> bool:
+        nonlocal next_check
+        if len(answer.texts) < next_check:
+            return False
+        next_check = len(answer.texts) + len(answer.texts) // CHECK_INTERVAL_PIECES
+        return is_enough("".join(answer.texts))
+
+    return await _read_stream(response, is_done)
 
 
 async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
     """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true."""
-    remaining_lines = split_lines(response.content.iter_any())
+    remaining_lines = split_lines(iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     async for line in remaining_lines:
         draft.lines.append(line)
+        check_chunk(line)
         chunk = parse_event_data(line)
         if chunk is None:
             continue
@@ -152,12 +178,6 @@ async def _read_stream(
     except ModelError:
         draft.completion = None
     return draft
-
-
-def _count_tokens(answer: StreamedResponse) -> int:
-    """Count the tokens of a streamed answer. Without log-probabilities, each piece of text counts as a token."""
-    tokens = answer.logprobs.get("content")
-    return len(tokens) if tokens is not None else sum(bool(text) for text in answer.texts)
 
 
 def _calls_tool(chunk: dict[str, Any]) -> bool:
@@ -187,19 +207,20 @@ class UpstreamDraftModel(Backend):
     """Stands for the LLM of the upstream in the pipeline of the gate.
 
     Gates read signals from a model. This model returns the draft that the server has already requested (`use_draft`). It
-    never calls the upstream itself.
+    calls the upstream itself only to find out what it returns.
 
     Args:
         url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
         model: Name of the upstream's LLM, if the settings name one.
+        asks_upstream: Ask the upstream on first use whether it returns log-probabilities. Otherwise they are assumed.
     """
 
-    offers = frozenset({Signal.DRAFT, Signal.LOGPROBS})
     depth = 0
 
-    def __init__(self, url: str, model: str | None):
+    def __init__(self, url: str, model: str | None, *, asks_upstream: bool = False):
         self._url = url
         self._model = model
+        self._asks_upstream = asks_upstream
 
     @property
     def name(self) -> str:
@@ -215,6 +236,25 @@ class UpstreamDraftModel(Backend):
             return model.fingerprint
         finally:
             model.close()
+
+    @functools.cached_property
+    def offers(self) -> frozenset[Signal]:
+        """Drafts, and log-probabilities unless the upstream was asked and returns none."""
+        signals = {Signal.DRAFT, Signal.LOGPROBS}
+        return frozenset(signals - {Signal.LOGPROBS} if self._is_text_only() else signals)
+
+    def _is_text_only(self) -> bool:
+        """Ask the upstream whether it returns text only. False if it is not to be asked, or does not respond."""
+        if not self._asks_upstream:
+            return False
+        client = ApiClient(self._url, retry=PROBE_RETRY, connections=1)
+        try:
+            model = self._model or ModelEndpoint("", client).card.get("id")
+            return bool(model) and not ModelEndpoint(str(model), client).capabilities.logprobs
+        except KnowgateError:
+            return False
+        finally:
+            client.close()
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
         """Return the draft of the current context for every prompt.

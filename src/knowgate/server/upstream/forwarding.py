@@ -7,10 +7,9 @@ Mode `race` is like `draft`, but the search already runs while the draft is gene
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
@@ -20,6 +19,7 @@ from starlette.responses import Response
 
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.server.chat.background_search import BackgroundSearch
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
@@ -28,17 +28,21 @@ from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
     BLANK_LINES,
+    MAX_EVENT_BYTES,
     EventStreamResponse,
-    LineTooLong,
+    InvalidResponse,
     StreamAnnotator,
     chain_lines,
     format_event,
     split_lines,
 )
+from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
-from knowgate.types import AnswerPair, Arbiter, Gate, Passage, Question
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
+from knowgate.server.upstream.usage import add_usage, measure_draft
+from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
 CHAT_PATH = "/chat/completions"
 PARTIAL_DRAFT_REASON = (
@@ -138,7 +142,16 @@ class UpstreamForwarder:
                 return response
         if trace.decision is None or not trace.decision.retrieve or rag.retriever is None:
             return await self.forward(request)
-        trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
+        try:
+            trace.passages = await (search or BackgroundSearch(self.gate_service, rag, question)).get_passages(trace)
+        except BaseException:
+            _close_draft(request)
+            raise
+        if not trace.passages:
+            return await self._answer_without_passages(request)
+        if request.draft is not None:
+            trace.extra_usage = measure_draft(request.draft, request.upstream_body)
+        _close_draft(request)
         return await self._answer_with_passages(request, rag, question)
 
     # --- the draft --------------------------------------------------------------------------------
@@ -159,33 +172,42 @@ class UpstreamForwarder:
         if not isinstance(draft, UpstreamDraft):
             is_same_request = build_draft_request(request.upstream_body, gate) == request.upstream_body
             if is_same_request or draft.status not in LOGPROBS_REFUSAL_STATUSES:
-                return await forward_response(draft, request.trace)
+                return await forward_response(self.upstream, draft, request.trace)
             draft.close()
             reason = f"the upstream returns no log-probabilities (status {draft.status})"
             self.gate_service.bypass_failed_gate(rag, request.trace, reason)
             return None
         if draft.calls_tool:
             request.trace.ungated_reason = "the LLM called a tool"
-            return _send_draft(draft, request)
+            return await _send_draft(self.upstream, draft, request)
         decision = await self.gate_service.decide(rag, question, draft.completion, request.trace)
         if not decision.retrieve or rag.retriever is None:
-            return _send_draft(draft, request)
+            return await _send_draft(self.upstream, draft, request)
         if draft.has_ended and rag.bound_arbiter is not None:
             await draft.read_to_end()
-        draft.close()
         request.draft = draft
         return None
 
     # --- the answer with passages -----------------------------------------------------------------
 
+    async def _answer_without_passages(self, request: ForwardedRequest) -> Response:
+        """Answer a request whose search returned nothing. If there is a draft, it is the answer, and is not paid twice."""
+        trace = request.trace
+        if trace.decision is not None and "retriever" not in trace.degraded:
+            trace.decision = replace(trace.decision, notes=(*trace.decision.notes, DecisionNote.NOTHING_FOUND))
+        if request.draft is not None and request.draft.completion is not None:
+            return await _send_draft(self.upstream, request.draft, request)
+        _close_draft(request)
+        return await self.forward(request)
+
     async def _answer_with_passages(self, request: ForwardedRequest, rag: AdaptiveRAG, question: Question) -> Response:
-        """Answer the request with its passages, if there are any.
+        """Answer the request with its passages.
 
         If there is an arbiter and a complete draft, the arbiter chooses between the draft and the new answer.
         """
-        if not request.trace.passages:
-            return await self.forward(request)
-        request.changed_body = insert_passages(request.upstream_body, request.trace.passages, self.options.place)
+        request.changed_body = insert_passages(
+            request.upstream_body, request.trace.passages, self.options.place, cites=self.options.cite
+        )
         if request.draft is None or rag.bound_arbiter is None:
             return await self.forward(request)
         if not request.draft.is_complete:
@@ -204,10 +226,12 @@ class UpstreamForwarder:
             request, arbiter, "answer", lambda response: read_until(response, arbiter.accepts_beginning)
         )
         if not isinstance(answer, UpstreamDraft):
-            return await forward_response(answer, request.trace)
+            return await forward_response(self.upstream, answer, request.trace)
         if request.is_streaming and not answer.has_ended:
-            return _send_draft(answer, request)
-        return _send_draft(await self._arbitrate(arbiter, question, draft, answer, request.trace), request)
+            return await _send_draft(self.upstream, answer, request)
+        return await _send_draft(
+            self.upstream, await self._arbitrate(arbiter, question, draft, answer, request.trace), request
+        )
 
     async def _arbitrate(
         self, arbiter: Arbiter, question: Question, draft: UpstreamDraft, answer: UpstreamDraft, trace: RequestTrace
@@ -225,7 +249,10 @@ class UpstreamForwarder:
         except Exception as error:  # noqa: BLE001 - whatever the arbiter raises, there is an answer
             self.gate_service.bypass_arbiter(trace, error)
             return answer
-        return draft if trace.choice.is_closed_book else answer
+        if not trace.choice.is_closed_book:
+            return answer
+        trace.extra_usage = measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
+        return draft
 
     # --- forwarding -------------------------------------------------------------------------------
 
@@ -258,8 +285,9 @@ class UpstreamForwarder:
         try:
             with request.trace.measure(stage):
                 answer = await (read_stream(response) if request.is_streaming else read_draft(response))
-        except (ClientError, OSError, LineTooLong) as error:
-            raise make_connection_error(error) from None
+        except (ClientError, OSError, InvalidResponse) as error:
+            response.close()
+            raise self.upstream.record_body_error(error) from None
         except BaseException:
             response.close()
             raise
@@ -271,24 +299,25 @@ class UpstreamForwarder:
         with request.trace.measure("answer"):
             response = await self.upstream.send("POST", path, request.content, request.headers)
             if response.status != 200 or not response.content_type.startswith("text/event-stream"):
-                return await forward_response(response, request.trace)
-        return _send_stream(response, request, StreamAnnotator(request.trace))
+                return await forward_response(self.upstream, response, request.trace)
+        return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
 
     async def pass_through(self, request: ForwardedRequest, path: str) -> Response:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
         if response.status == 200 and response.content_type.startswith("text/event-stream"):
-            return _send_stream(response, request, None)
-        return await forward_response(response, request.trace, annotates_body=False)
+            return _send_stream(self.upstream, response, request, None)
+        return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
 
 async def forward_response(
-    response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
+    upstream: UpstreamClient, response: aiohttp.ClientResponse, trace: RequestTrace, *, annotates_body: bool = True
 ) -> Response:
     """Read a response of the upstream that is not streamed, and return it for the client.
 
     Args:
+        upstream: The upstream.
         response: The response of the upstream.
         trace: Trace of the request, which is added to the headers.
         annotates_body: Whether to add the `knowgate` object to the body of a successful response.
@@ -296,44 +325,68 @@ async def forward_response(
     Raises:
         ApiError: The connection failed.
     """
-    async with response:
-        try:
-            content = await response.read()
-        except (ClientError, OSError) as error:
-            raise make_connection_error(error) from None
-    content = _annotate_body(content, trace) if response.status == 200 and annotates_body else content
+    try:
+        content = await read_content(response)
+        upstream.record_complete_body()
+        if response.status == 200 and annotates_body:
+            await parse_completion(content)
+            content = _annotate_body(content, trace)
+    except (ClientError, OSError, InvalidResponse) as error:
+        raise upstream.record_body_error(error) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
+def _close_draft(request: ForwardedRequest) -> None:
+    """Close the connection of a draft that is not sent, if there is one."""
+    if request.draft is not None:
+        request.draft.close()
+
+
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
-    """Add the field `knowgate` at the end of a JSON object. All other bytes stay the same."""
+    """Add the field `knowgate` at the end of a JSON object.
+
+    All other bytes stay the same, except for the usage if there was another call.
+    """
+    if trace.extra_usage != TokenUsage():
+        content = add_usage(content, trace.extra_usage)
     text = content.strip()
-    if not (text.startswith(b"{") and text.endswith(b"}")):
-        return content
     comma = b"," if text[1:-1].strip() else b""
     return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
 
 
-def _send_draft(draft: UpstreamDraft, request: ForwardedRequest) -> Response:
-    """Return a draft as the response to the client. If it was read only in part, the rest is streamed."""
+async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
+    """Return a draft as the response to the client. If it was read only in part, the rest is streamed.
+
+    Raises:
+        ApiError: 502 if the draft is not a valid response.
+    """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is None:
+        if draft.completion is None:
+            try:
+                await parse_completion(draft.content)
+            except InvalidResponse as error:
+                raise make_connection_error(error) from None
         return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
     annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
-    events = forward_stream(draft.response, annotator, draft.lines, draft.remaining_lines)
+    events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
     return EventStreamResponse(events, headers, request.deadline)
 
 
 def _send_stream(
-    response: aiohttp.ClientResponse, request: ForwardedRequest, annotator: StreamAnnotator | None
+    upstream: UpstreamClient,
+    response: aiohttp.ClientResponse,
+    request: ForwardedRequest,
+    annotator: StreamAnnotator | None,
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(response, annotator, [], split_lines(response.content.iter_any()))
+    events = forward_stream(upstream, response, annotator, [], split_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
 
 
 async def forward_stream(
+    upstream: UpstreamClient,
     response: aiohttp.ClientResponse,
     annotator: StreamAnnotator | None,
     first_lines: list[bytes],
@@ -345,52 +398,33 @@ async def forward_stream(
     connection too early, the last event is an error.
 
     Args:
+        upstream: The upstream.
         response: The response of the upstream.
         annotator: Adds the `knowgate` object to events. None leaves them unchanged.
         first_lines: Lines of the stream that have already been read.
         remaining_lines: The rest of the stream.
     """
-    event = b""
+    event: list[bytes] = []  # lines of the current event
+    size = 0
     try:
         async for line in chain_lines(first_lines, remaining_lines):
-            event += annotator.annotate(line) if annotator else line
+            event.append(annotator.annotate(line) if annotator else line)
+            size += len(line)
             if line in BLANK_LINES:
-                yield event
-                event = b""
+                yield b"".join(event)
+                event, size = [], 0
+            elif size > MAX_EVENT_BYTES:
+                raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
+        upstream.record_complete_body()
         if event:
-            yield event
-    except (ClientError, OSError, LineTooLong):
-        error = ApiError(
-            502, "the upstream closed the connection before the answer was complete.", "upstream_broke_off"
-        )
-        yield format_event(error.to_json())
+            yield b"".join(event)
+    except InvalidResponse as error:
+        yield format_event(make_connection_error(error).to_json())
+    except TimeoutError as error:
+        yield format_event(upstream.record_body_error(error).to_json())
+    except (ClientError, OSError):
+        message = "the upstream closed the connection before the answer was complete."
+        yield format_event(ApiError(502, message, "upstream_broke_off").to_json())
     finally:
         await remaining_lines.aclose()
         response.close()
-
-
-class BackgroundSearch:
-    """A search that runs in the background.
-
-    Its timings and failures are added to the trace of the request only if its passages are used.
-    """
-
-    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
-        self._trace = RequestTrace()
-        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
-
-    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
-        """Wait for the passages, and add the timings and failures of the search to the trace of the request."""
-        try:
-            return await self._task
-        finally:
-            self.cancel()
-            trace.degraded += self._trace.degraded
-            trace.milliseconds |= self._trace.milliseconds
-            trace.stages += self._trace.stages
-
-    def cancel(self) -> None:
-        """Cancel the search if it still runs."""
-        self._task.cancel()
-        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -24,7 +24,7 @@ from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, en
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.gates.offline_scoring import mark_seen_rows
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.examples import Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import EnsembleMember, FittedJudge, fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
@@ -307,9 +307,10 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
 
 
 def _check_teacher(folder: str, gate: FittedGate) -> None:
-    if gate.artifact.manifest.get("target") == "benefit":
+    target = gate.artifact.manifest.get("target")
+    if target in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"teacher='{folder}' was fitted on 'benefit': it says whether retrieval helps, not whether an answer is "
+            f"teacher='{folder}' was fitted on '{target}': it says whether retrieval helps, not whether an answer is "
             "right. Use a gate that was fitted on 'known'."
         )
     if missing := gate.needs - {Signal.DRAFT}:

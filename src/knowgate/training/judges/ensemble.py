@@ -46,9 +46,14 @@ class EnsembleMember:
 
 
 def plan_ensemble(
-    split: Split, training: JudgeTrainingOptions, seeds: int = 1, folds: int = 0, texts: Sequence[str] = ()
+    split: Split,
+    training: JudgeTrainingOptions,
+    seeds: int = 1,
+    folds: int = 0,
+    texts: Sequence[str] = (),
+    rows: NDArray[np.int64] | None = None,
 ) -> list[EnsembleMember]:
-    """Plan one training per seed on the train split, or one per fold of all rows without a dev split.
+    """Plan one training per seed on the train split, or one per fold without a dev split.
 
     Args:
         split: Train and dev rows.
@@ -56,6 +61,7 @@ def plan_ensemble(
         seeds: Number of members if there are no folds.
         folds: Number of folds; 0 for none.
         texts: All questions, by which folds are made.
+        rows: Indices of the rows that are divided into folds. The others are scored by every member. Default: all rows.
     """
     if folds and not 2 <= folds <= MAX_MEMBERS:
         raise BadSetting(f"folds={folds} is not allowed: use 2 to {MAX_MEMBERS}, or 0 for none.")
@@ -64,13 +70,14 @@ def plan_ensemble(
             "`seeds` and `folds` are mutually exclusive: use one. With folds, every judge has its own seed already."
         )
     if not folds:
-        rows = tuple(split.train.tolist()), tuple(split.dev.tolist())
-        return [EnsembleMember(replace(training, seed=training.seed + number), *rows) for number in range(seeds)]
+        parts = tuple(split.train.tolist()), tuple(split.dev.tolist())
+        return [EnsembleMember(replace(training, seed=training.seed + number), *parts) for number in range(seeds)]
     fold_of_row = assign_folds(texts, folds, training.seed)
+    used = np.arange(len(texts)) if rows is None else rows
     without_dev = replace(training, checks=1, patience=0)
     return [
         EnsembleMember(
-            replace(without_dev, seed=training.seed + fold), tuple(np.flatnonzero(fold_of_row != fold).tolist()), ()
+            replace(without_dev, seed=training.seed + fold), tuple(used[fold_of_row[used] != fold].tolist()), ()
         )
         for fold in range(folds)
     ]

@@ -15,7 +15,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, compute_gain_needs, encode_answers
 from knowgate.gates.judges.encoder_judge import is_encoder_spec
 from knowgate.stats.metrics import FloatArray
-from knowgate.training.examples import Examples
+from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges import answer_judge
 from knowgate.training.judges.ensemble import fit_judge
@@ -42,7 +42,7 @@ class GainOptions(AnswerJudgeFitOptions):
 
 @with_options(GainOptions)
 def fit_gain(
-    examples: Annotated[Examples, ExampleRequirements(target="benefit", reads_states=False)],
+    examples: Annotated[Examples, ExampleRequirements(target="gain", reads_states=False, two_heads=True)],
     *,
     options: GainOptions,
     seed: int = 0,
@@ -89,9 +89,9 @@ def fit_gain(
 
 
 def _check_target(examples: Examples) -> None:
-    if examples.target != "benefit":
+    if examples.target not in OPEN_BOOK_TARGETS:
         raise BadSetting(
-            f"gain predicts whether retrieval helps, so it needs target='benefit', not target='{examples.target}'. "
+            f"gain predicts whether retrieval helps, so it needs target='gain' or 'benefit', not target='{examples.target}'. "
             "Leave `target` out, or fit the gate judge instead."
         )
 

@@ -12,9 +12,10 @@ async function request(path, options = {}) {
   const key = sessionStorage.getItem(STORAGE_KEY);
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
   const response = await fetch(path, { headers, ...options });
-  if (response.status === 401) throw new UnauthorizedError("this key is not valid.");
+  if (response.status === 401) throw new UnauthorizedError("This key is not valid.");
   if (!response.ok) {
     const body = await response.json().catch(() => ({}));
+    if (body.error?.code === "admin_only") throw new UnauthorizedError("This key is not an admin key.");
     throw new Error(body.error?.message ?? `the server answered with status ${response.status}.`);
   }
   return response;

@@ -72,7 +72,7 @@ export function createLossChart(loss) {
     const x = toX(loss.promised), anchor = x < WIDTH / 2 ? "start" : "end";
     chart.append(
       createSvg("line", { class: "guarantee", x1: x, x2: x, y1: 26, y2: 66 }),
-      createText(x, 20, `guaranteed ${formatPercent(loss.promised)}`, { class: "guarantee-label", "text-anchor": anchor }),
+      createText(x, 20, `limit ${formatPercent(loss.promised)}`, { class: "guarantee-label", "text-anchor": anchor }),
     );
   }
   chart.append(createText(8, 90, "0 %"), createText(WIDTH - 8, 90, formatPercent(maximum, 0), { "text-anchor": "end" }));

@@ -28,13 +28,17 @@ function renderTiles(statistics) {
 function renderAlarm() {
   const messages = [];
   for (const [name, arm] of Object.entries(data.learning?.arms ?? {})) {
-    if (!arm.loss.alarm) continue;
-    messages.push(createElement("p", {}, `Alarm for gate ${arm.gate}: ${arm.loss.alarm}. Every request retrieves.`));
+    const keyAlarms = Object.values(arm.loss.keys).map((key) => key.alarm).filter(Boolean);
+    if (!arm.loss.alarm && !keyAlarms.length) continue;
+    if (arm.loss.alarm) messages.push(createElement("p", {}, `Alarm for gate ${arm.gate}: ${arm.loss.alarm}. Every request retrieves.`));
+    for (const reason of keyAlarms) messages.push(createElement("p", {}, `Alarm for gate ${arm.gate}: ${reason}. The requests of this key retrieve.`));
     messages.push(createElement("button", { type: "button", onclick: () => clearAlarm(name) }, "Clear the alarm and start measuring again"));
   }
   if (data.stale) messages.push(createElement("p", {}, `Every request retrieves: ${data.stale}.`));
   const failing = Object.entries(data.breakers).filter(([, state]) => state !== "closed").map(([name]) => name);
   if (failing.length) messages.push(createElement("p", {}, `Not used after repeated failures: ${failing.join(", ")}.`));
+  const lost = data.figures.lost_decisions;
+  if (lost) messages.push(createElement("p", {}, `${lost} decisions could not be stored. Check the disk or database of the decision log.`));
   const text = messages.map((message) => message.textContent).join("\n"), box = getElement("alarm");
   if (box.dataset.text === text) return; // keep the focus on the button
   box.dataset.text = text;
@@ -67,15 +71,17 @@ function createArm(name, arm, isExperiment) {
     isExperiment && createElement("h3", {}, `Gate ${name}: ${arm.gate}, threshold ${formatThreshold(arm.threshold)}`),
     isExperiment && counts && createElement("p", {}, `${counts.decided} questions, ${formatPercent(counts.retrieved / counts.decided, 0)} retrieved, ${counts.saved.retrievals} searches saved.`),
     data.learning.audit && [createElement("p", {}, describeLoss(arm.loss)), createLossChart(arm.loss), createEvidence(arm.loss)],
-    arm.audits.failed && createNote(`${arm.audits.failed} audits failed and are not counted.`),
+    arm.loss.failed > 0 && createNote(`${arm.loss.failed} audits failed. The upper bound counts them as changed answers; the alarm ignores them.`),
     createNote(describeDrift(arm.drift)));
 }
 
 function createEvidence(loss) {
-  if (loss.evidence === null) return createNote("There is no guarantee, and so no alarm. Set one with --max-loss.");
+  if (loss.evidence === null) return createNote("There is no alarm, because this gate has no bound on changed answers. Set one with --max-changed.");
   const bar = createElement("i");
   bar.style.width = `${Math.round(100 * loss.evidence)}%`;
-  const text = loss.alarm ? "The guarantee is violated." : `Evidence against the guarantee: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
+  const text = loss.alarm ? "More answers change than the limit allows."
+    : loss.evidence === 1 ? "More answers change than the limit allows, but a single key accounts for that. The others are not affected."
+    : `Evidence that more than ${formatPercent(loss.promised)} of the answers change: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
   return [createNote(text), createElement("div", { class: `meter${loss.alarm ? " full" : ""}`, role: "img", "aria-label": text }, bar)];
 }
 
@@ -121,6 +127,7 @@ async function refresh() {
     if (error instanceof UnauthorizedError) {
       deleteKey();
       showLogin();
+      setContent("key-status", error.message);
     } else setContent("foot", `The server cannot be reached: ${error.message}`);
   }
 }
@@ -136,8 +143,8 @@ getElement("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
   saveKey(getElement("key").value.trim());
   getElement("key").value = "";
+  setContent("key-status", "");
   await refresh();
-  setContent("key-status", getElement("login").hidden ? "" : "This key is not valid.");
 });
 getElement("filter").addEventListener("change", () => data && renderRecent(data, { force: true }));
 initPlayground(settings);

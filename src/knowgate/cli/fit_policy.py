@@ -1,0 +1,81 @@
+"""`knowgate fit` without a gate name: choose gate, arbiter and threshold, and write them as one policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.options import format_command_line, parse_path
+from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.data.runs.folder import RunFolder, suggest_ask_options
+from knowgate.training.fit_function import FitProgress
+from knowgate.training.policy.folder import format_result, list_shown_results
+from knowgate.training.policy.options import PolicyOptions
+from knowgate.training.policy.search import FittedPolicy, fit_policy
+
+
+def fit_policy_command(
+    context: typer.Context,
+    labels: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--labels",
+            parser=parse_path,
+            metavar="RUN",
+            help="Folder of a label run (made by knowgate label or import-answers); may be repeated.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", parser=parse_path, metavar="DIR", help="Folder to write the policy to; use it as --gate DIR."
+        ),
+    ] = None,
+    *,
+    options: PolicyOptions,
+) -> None:
+    """Fit a policy, unless a gate is named: then its own command runs."""
+    if context.invoked_subcommand is not None:
+        if labels or out:
+            raise typer.BadParameter(f"Write --labels and --out after the name: fit {context.invoked_subcommand} ...")
+        return
+    if not labels or out is None:
+        raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
+    with show_progress("fitting a policy", "folds", STDERR_CONSOLE) as show:
+        policy = fit_policy(labels, out=out, options=options, watch=_watch(show), command=format_command_line())
+    print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
+
+
+def _watch(show: ProgressCallback) -> FitProgressPrinter:
+    return FitProgressPrinter(show)
+
+
+class FitProgressPrinter:
+    """Shows the progress of a fit as a bar, and milestones of the search as lines."""
+
+    def __init__(self, show: ProgressCallback) -> None:
+        self.show = show
+
+    def __call__(self, progress: FitProgress) -> None:
+        if progress.is_milestone and progress.unit in ("steps", "folds"):
+            self.show.say(progress.words)
+        else:
+            self.show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
+
+
+def print_policy(policy: FittedPolicy, model: str) -> None:
+    """Print what was tried on stdout, and what was chosen and how to use it on stderr."""
+    if policy.choice is not None:
+        table = Table("policy", "searches", "right", "LLM calls", "against always", box=None)
+        for name, result in list_shown_results(policy.choice):
+            table.add_row(*format_result(name, result))
+        create_console(soft_wrap=False).print(table)
+    for line in policy.summary:
+        STDERR_CONSOLE.print(line)
+    if policy.choice is None:
+        STDERR_CONSOLE.print(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
+    STDERR_CONSOLE.print(f"Use it: knowgate ask --gate {policy.path}{suggest_ask_options(model)}")

@@ -1,0 +1,117 @@
+"""Features of a question and a draft answer that need no model: question type, length, hedging, overlap."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from knowgate.core.text import tokenize
+from knowgate.types import Question, Vector
+
+# A question is of the first type whose words it contains, in this order.
+QUESTION_TYPES = {
+    "how_many": re.compile(r"\bhow (many|much|old|long|tall|far|big|large|high)\b|多少|几"),
+    "when": re.compile(r"\b(when|what (year|date|day|month|time)|which year|in what year)\b|何时|什么时候|哪年"),
+    "who": re.compile(r"\b(who|whom|whose)\b|谁"),
+    "where": re.compile(r"\b(where|which (city|country|state|town)|what (city|country|state|town))\b|哪里|在哪"),
+    "which": re.compile(r"\bwhich\b|哪"),
+    "how_or_why": re.compile(r"\b(how|why)\b|怎么|为什么|如何"),
+    "yes_no": re.compile(r"^(is|are|was|were|do|does|did|has|have|had|can|could|will|would|should)\b|吗"),
+    "what": re.compile(r"\bwhat\b|什么"),
+}
+RECENT = re.compile(
+    r"\b(20[12]\d|current|currently|latest|last|new|next|now|recent|recently|today|season)\b|最新|目前|现在"
+)
+SUPERLATIVE = re.compile(r"\b(\w+est|most|first|only)\b|最")
+HEDGES = re.compile(
+    r"\b(may|might|maybe|perhaps|possibly|probably|likely|unclear|unknown|unsure|uncertain|appears?|seems?|believed|"
+    r"reportedly|approximately|around|about|various|several|depends?|varies|as of|i think|not sure|cannot|can't|sorry|"
+    r"don't know|do not know|no (specific|information|definitive)|fictional|context)\b|不确定|不知道|可能|也许|大概|无法"
+)
+NUMBER = re.compile(r"\d")
+YEAR = re.compile(r"\b(1\d{3}|20\d\d)\b")
+NAME = re.compile(r"\b[A-Z][\w'’-]+")
+QUESTION_FEATURES = (
+    *QUESTION_TYPES,
+    "other_type",
+    "question_words",
+    "question_names",
+    "question_numbers",
+    "recent",
+    "superlative",
+)
+LENGTH_FEATURES = ("draft_words", "draft_sentences")
+HEDGING_FEATURES = ("hedges", "hedge_at_start")
+DRAFT_FEATURES = ("draft_numbers", "draft_years", "draft_names", "overlap", "capital_share", "starts_lower")
+ANSWER_FEATURES = (*QUESTION_FEATURES, *LENGTH_FEATURES, *HEDGING_FEATURES, *DRAFT_FEATURES)
+HEDGE_WINDOW = 80  # characters at the start of a draft in which a hedge weighs more
+
+
+def question_features(questions: Sequence[Question]) -> Vector:
+    """Compute the `QUESTION_FEATURES` of each question: its type, length, names, numbers and time words."""
+    return np.array([_describe_question(question.text) for question in questions], dtype=np.float32).reshape(
+        len(questions), len(QUESTION_FEATURES)
+    )
+
+
+def answer_features(questions: Sequence[Question], drafts: Sequence[str]) -> Vector:
+    """Compute the `ANSWER_FEATURES` of each question and its draft answer.
+
+    Args:
+        questions: The questions.
+        drafts: Draft answer of each question.
+
+    Returns:
+        One row per question, one column per name in `ANSWER_FEATURES`.
+    """
+    rows = [
+        [*_describe_question(question.text), *_describe_draft(question.text, draft)]
+        for question, draft in zip(questions, drafts, strict=True)
+    ]
+    return np.array(rows, dtype=np.float32).reshape(len(questions), len(ANSWER_FEATURES))
+
+
+def classify_question(text: str) -> str:
+    """Return the type of a question: a key of `QUESTION_TYPES`, or 'other_type'.
+
+    Example:
+        >>> classify_question("In what year did Rome fall?")
+        'when'
+    """
+    lowered = text.lower().strip()
+    return next((name for name, pattern in QUESTION_TYPES.items() if pattern.search(lowered)), "other_type")
+
+
+def _describe_question(text: str) -> list[float]:
+    """Compute the `QUESTION_FEATURES` of a question."""
+    kind, lowered = classify_question(text), text.lower()
+    return [
+        *(float(name == kind) for name in (*QUESTION_TYPES, "other_type")),
+        math.log1p(len(tokenize(text))),
+        math.log1p(len(NAME.findall(text[1:]))),
+        float(bool(NUMBER.search(text))),
+        float(bool(RECENT.search(lowered))),
+        float(bool(SUPERLATIVE.search(lowered))),
+    ]
+
+
+def _describe_draft(question: str, draft: str) -> list[float]:
+    """Compute the features of a draft answer: length, hedging, numbers, names and overlap with the question."""
+    words, lowered = tokenize(draft), draft.lower()
+    question_words = set(tokenize(question))
+    shared = sum(word in question_words for word in words)
+    return [
+        math.log1p(len(words)),
+        math.log1p(len(re.findall(r"[.!?。！？](\s|$)", draft))),
+        math.log1p(len(HEDGES.findall(lowered))),
+        float(bool(HEDGES.search(lowered[:HEDGE_WINDOW]))),
+        float(bool(NUMBER.search(draft))),
+        float(bool(YEAR.search(draft))),
+        math.log1p(len(NAME.findall(draft))),
+        shared / max(1, len(words)),
+        len(NAME.findall(draft)) / max(1, len(words)),
+        float(draft[:1].islower()),
+    ]

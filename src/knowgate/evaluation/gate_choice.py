@@ -1,0 +1,171 @@
+"""Choice of the gate and threshold that skip the most searches without losing too much accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.gates.calibration.threshold_choice import list_candidate_thresholds
+from knowgate.stats.metrics import BoolArray, FloatArray
+
+Z_BOUND = 1.645  # normal quantile of a one-sided 95 % bound
+
+
+@dataclass(frozen=True)
+class CorrectAnswers:
+    """Whether the answers to each question are correct.
+
+    Attributes:
+        closed: The answer without passages.
+        opened: The answer with passages.
+        arbitrated: The answer that the arbiter chooses after retrieval; None without an arbiter.
+    """
+
+    closed: BoolArray
+    opened: BoolArray
+    arbitrated: BoolArray | None = None
+
+    @property
+    def retrieved(self) -> BoolArray:
+        """Whether the answer that is given after retrieval is correct."""
+        return self.opened if self.arbitrated is None else self.arbitrated
+
+    def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
+        """Return whether the final answers are correct if the chosen gate decides, for the questions of a mask."""
+        if choice.option.fixed_threshold is not None:
+            return choice.option.right[rows]
+        return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
+
+
+@dataclass(frozen=True)
+class GateOption:
+    """A gate that may be chosen.
+
+    Attributes:
+        gate: Name of the gate.
+        needs: Need for retrieval of each question (0 = the LLM knows, 1 = retrieve).
+        right: Whether the gate's final answers at its own threshold are correct.
+        fixed_threshold: The gate's own threshold if no other can be chosen, because its answers do not depend on the
+            threshold alone. None if any threshold can be chosen.
+    """
+
+    gate: str
+    needs: FloatArray = field(repr=False)
+    right: BoolArray = field(repr=False)
+    fixed_threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class GateChoice:
+    """A chosen gate and threshold.
+
+    Attributes:
+        option: The gate.
+        threshold: The search is skipped for questions whose need is at most this.
+        skipped: Share of searches that are skipped on the questions that the choice was made on.
+    """
+
+    option: GateOption
+    threshold: float
+    skipped: float
+
+    def skips(self, rows: BoolArray) -> BoolArray:
+        """Return whether the search is skipped, for each question that the mask `rows` selects."""
+        return self.option.needs[rows] <= self.threshold
+
+
+@dataclass(frozen=True)
+class SkipCounts:
+    """Numbers of skipped questions at each of several thresholds.
+
+    Attributes:
+        wins: Skipped questions that only the closed-book answer gets right.
+        losses: Skipped questions that only the open-book answer gets right.
+        skipped: All skipped questions.
+    """
+
+    wins: NDArray[Any]
+    losses: NDArray[Any]
+    skipped: NDArray[Any]
+
+    def lower_bounds(self, n: int) -> FloatArray:
+        """Return a 95 % lower bound of the mean change of accuracy at each threshold.
+
+        One loss is added. Without it, a threshold with hardly any wins and losses would look safe by chance.
+        """
+        mean = (self.wins - self.losses - 1) / n
+        variance = np.maximum((self.wins + self.losses + 1) / n - mean**2, 0)
+        bounds: FloatArray = mean - Z_BOUND * np.sqrt(variance / n)
+        return bounds
+
+
+def choose_gate(
+    options: Sequence[GateOption], answers: CorrectAnswers, rows: BoolArray, max_loss: float
+) -> GateChoice | None:
+    """Choose the gate and threshold that skip the most searches without losing too much accuracy.
+
+    Args:
+        options: Gates to choose from. If several skip equally many, the first is chosen.
+        answers: Grades of both answers to each question.
+        rows: Mask of the questions to choose on.
+        max_loss: Maximum loss of accuracy, which must hold with 95 % confidence.
+
+    Returns:
+        None if no gate can skip any search within the loss.
+    """
+    best: GateChoice | None = None
+    for option in options:
+        choice = _choose_threshold(option, answers, rows, max_loss)
+        if choice is not None and (best is None or choice.skipped > best.skipped):
+            best = choice
+    return best
+
+
+def _choose_threshold(
+    option: GateOption, answers: CorrectAnswers, rows: BoolArray, max_loss: float
+) -> GateChoice | None:
+    """Choose the highest threshold whose loss of accuracy stays within the limit; None if there is none."""
+    needs = option.needs[rows]
+    if option.fixed_threshold is None:
+        thresholds = list_candidate_thresholds(needs)
+        counts = _count_skips(needs, answers, rows, thresholds)
+    else:
+        thresholds = np.array([option.fixed_threshold])
+        counts = _count_fixed_skips(option, answers, rows, option.fixed_threshold)
+    acceptable = np.flatnonzero((counts.lower_bounds(len(needs)) >= -max_loss) & (counts.skipped > 0))
+    if not len(acceptable):
+        return None
+    highest = acceptable[-1]  # thresholds are in ascending order
+    return GateChoice(option, float(thresholds[highest]), float(counts.skipped[highest]) / len(needs))
+
+
+def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, thresholds: FloatArray) -> SkipCounts:
+    """Count wins, losses and skips at each threshold. An arbiter wins and loses among the retrieved questions."""
+    closed, opened, retrieved = answers.closed[rows], answers.opened[rows], answers.retrieved[rows]
+    order = np.argsort(needs, kind="stable")
+    skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
+
+    def count(changed_by_skip: BoolArray, changed_by_arbiter: BoolArray) -> NDArray[Any]:
+        # Entry i of a sum belongs to skipping the i questions of lowest need.
+        by_skip = np.concatenate([[0], np.cumsum(changed_by_skip[order])])
+        by_arbiter = np.concatenate([[0], np.cumsum(changed_by_arbiter[order])])
+        changes: NDArray[Any] = by_skip[skipped] + by_arbiter[-1] - by_arbiter[skipped]
+        return changes
+
+    wins = count(closed & ~opened, retrieved & ~opened)
+    return SkipCounts(wins, count(opened & ~closed, opened & ~retrieved), skipped)
+
+
+def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
+    """Count wins, losses and skips of a gate that stays at its own threshold."""
+    right, opened = option.right[rows], answers.opened[rows]
+    is_skipped = option.needs[rows] <= threshold
+    return SkipCounts(
+        wins=np.array([(right & ~opened).sum()]),
+        losses=np.array([(opened & ~right).sum()]),
+        skipped=np.array([is_skipped.sum()]),
+    )

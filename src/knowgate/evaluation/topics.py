@@ -1,0 +1,343 @@
+"""Topics of labeled questions: where the LLM knows the answer, where passages help, and rules that follow from it.
+
+Topics are clusters of question embeddings (spherical k-means), named by the words that are most frequent in a cluster
+compared with the others (c-TF-IDF; Grootendorst 2022), or the values of a field of the data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from knowgate.core.display import TextTable, format_percent
+from knowgate.core.options import Options
+from knowgate.data.questions.records import find_field
+from knowgate.data.runs.table import LabelTable
+from knowgate.errors import BadInput, BadSetting
+from knowgate.gates.rules.topic_rule import RuleAction, TopicRule
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
+from knowgate.retrieval.tokenizer import Tokenizer
+from knowgate.stats.bootstrap import Estimate, estimate_mean
+from knowgate.stats.formats import format_points_estimate
+from knowgate.stats.metrics import BoolArray
+from knowgate.stats.proportions import Proportion, estimate_proportion
+from knowgate.types import Vector
+
+AUTO_TOPICS = "auto"
+MAX_TOPICS = 50
+QUESTIONS_PER_TOPIC = 60  # automatic number of topics: one for about so many questions
+AUTO_RANGE = (2, 12)
+NAME_WORDS = 3
+MIN_WORD_SHARE = 0.05  # a word names a topic only if at least this share of its questions contains it
+RULE_QUESTIONS = 30  # questions that a topic needs before a rule is proposed for it
+RULE_GAIN = 0.1  # share of questions that retrieval must certainly turn right for the rule to retrieve always
+RULE_EXAMPLES = 20
+# Words of many questions that say nothing about their topic.
+_QUESTION_WORDS = (
+    "who what when where which why how whom whose did do does has have had can could would should name named called "
+    "many much from you your his her its he she i we my me one two first last new during been were after before most "
+    "also other same than over under between about all more get take took made make come use used year day time type "
+    "kind known located part people us again call out long place led"
+)
+QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
+
+
+class TopicOptions(Options):
+    """Options of a report by topic."""
+
+    topics: str | None = Field(
+        None,
+        description="Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most "
+        "telling words), a number of clusters, or a field of the data such as `dataset`.",
+        json_schema_extra={"metavar": "auto|N|KEY"},
+    )
+    topic_rules: Path | None = Field(
+        None,
+        description="Write the rules that follow from the topics, such as always to retrieve for one, to this rules "
+        "file. Read it and remove what you do not want; then use it as `rules`.",
+        json_schema_extra={"metavar": "FILE"},
+    )
+
+
+@dataclass(frozen=True)
+class TopicResult:
+    """How an LLM does on the questions of one topic.
+
+    Attributes:
+        name: Most telling words of the topic, or a value of the data.
+        n: Number of questions.
+        closed: Share answered right from memory.
+        opened: Share answered right with passages; None if no question was answered with passages.
+        benefit: `opened` minus `closed`, paired.
+        searches: Share of the questions that the policy retrieves for; None without a policy.
+        rows: Mask of the questions.
+        examples: The most central questions; empty for topics that are values of the data.
+        similarity: Cosine similarity to the mean of the examples that separates the topic from the others best.
+    """
+
+    name: str
+    n: int
+    closed: Proportion
+    opened: Proportion | None
+    benefit: Estimate | None
+    searches: float | None
+    rows: BoolArray = field(repr=False)
+    examples: tuple[str, ...] = ()
+    similarity: float = 0.0
+
+
+def measure_topics(
+    table: LabelTable, topics: str = AUTO_TOPICS, *, retrieve: BoolArray | None = None, resamples: int = 1_000
+) -> list[TopicResult]:
+    """Group the questions of a table into topics and measure each of them.
+
+    Args:
+        table: Labeled questions with their texts.
+        topics: 'auto', a number of clusters, or a field of the data such as 'dataset' or 'meta.department'.
+        retrieve: Whether a policy retrieves for each question; None for no policy.
+        resamples: Bootstrap resamples for the intervals of the benefit.
+
+    Returns:
+        The topics, the one with the most questions first.
+
+    Raises:
+        BadSetting: The number of topics is not between 2 and 50.
+        BadInput: The rows hold no texts, or none has the field.
+    """
+    if topics != AUTO_TOPICS and not topics.isdigit():
+        labels = _read_labels(table, topics)
+        results = [_measure(table, str(name), labels == name, retrieve, resamples) for name in set(labels) - {""}]
+        return sorted(results, key=lambda result: (-result.n, result.name))
+    if not table.has_text.all():
+        raise BadInput("topics need the texts of the questions, which packed runs do not hold. Use the original run.")
+    texts = [question.text for question in table.questions]
+    vectors = load_embedder(DEFAULT_EMBEDDER).embed(texts)
+    return measure_clusters(table, vectors, _choose_count(topics, len(texts)), retrieve=retrieve, resamples=resamples)
+
+
+def measure_clusters(
+    table: LabelTable, vectors: Vector, count: int, *, retrieve: BoolArray | None = None, resamples: int = 1_000
+) -> list[TopicResult]:
+    """Cluster questions by their embeddings, name the clusters and measure them; see `measure_topics`."""
+    texts = [question.text for question in table.questions]
+    assigned, centers = cluster_vectors(vectors, count)
+    names = name_clusters(texts, assigned, len(centers))
+    results = []
+    for number, name in enumerate(names):
+        rows = assigned == number
+        members = np.flatnonzero(rows)
+        central = members[np.argsort(-(vectors[members] @ centers[number]), kind="stable")][:RULE_EXAMPLES]
+        results.append(
+            replace(
+                _measure(table, name, rows, retrieve, resamples),
+                examples=tuple(texts[index] for index in central),
+                similarity=_choose_similarity(vectors, rows, vectors[central].mean(axis=0)),
+            )
+        )
+    return sorted(results, key=lambda result: -result.n)
+
+
+def _read_labels(table: LabelTable, key: str) -> NDArray[np.object_]:
+    """Return the value of a field of each question as text; "" where it is missing."""
+    name = key.removeprefix("meta.")
+    values = [find_field(row.meta, name) for row in table.rows]
+    if all(value is None for value in values):
+        fields = sorted(table.rows[0].meta) if len(table.rows) else []
+        raise BadInput(f"no question has the field '{key}'. Fields of the first one: {', '.join(fields) or 'none'}.")
+    return np.array(["" if value is None else str(value) for value in values], dtype=object)
+
+
+def _choose_count(topics: str, n: int) -> int:
+    if topics == AUTO_TOPICS:
+        low, high = AUTO_RANGE
+        return min(n, max(low, min(high, n // QUESTIONS_PER_TOPIC)))
+    if not 2 <= int(topics) <= min(MAX_TOPICS, n):
+        raise BadSetting(f"topics={topics} is not allowed. Use a number from 2 to {min(MAX_TOPICS, n)}, or 'auto'.")
+    return int(topics)
+
+
+def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray | None, resamples: int) -> TopicResult:
+    closed, opened = table.closed_right[rows], None if table.open_right is None else table.open_right[rows]
+    return TopicResult(
+        name,
+        int(rows.sum()),
+        estimate_proportion(closed.tolist()),
+        None if opened is None else estimate_proportion(opened.tolist()),
+        None if opened is None else estimate_mean(opened.astype(float) - closed, resamples),
+        None if retrieve is None else float(retrieve[rows].mean()),
+        rows,
+    )
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+def cluster_vectors(
+    vectors: Vector, count: int, *, seed: int = 0, rounds: int = 50, starts: int = 4
+) -> tuple[NDArray[np.int64], Vector]:
+    """Group unit vectors by spherical k-means; the best of several starts counts.
+
+    Args:
+        vectors: One unit vector per question.
+        count: Number of clusters; empty ones are dropped.
+        seed: Seed of the starting centers.
+        rounds: Maximum number of rounds.
+        starts: Number of starts.
+
+    Returns:
+        The number of the cluster of each vector, and the unit vector of each cluster.
+    """
+    rng = np.random.default_rng(seed)
+    runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng), rounds) for _ in range(starts)]
+    assigned, centers = max(runs, key=lambda run: float((vectors * run[1][run[0]]).sum()))
+    used, numbers = np.unique(assigned, return_inverse=True)
+    return numbers.astype(np.int64), centers[used]
+
+
+def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vector:
+    """Choose distant starting centers (k-means++)."""
+    chosen = [int(rng.integers(len(vectors)))]
+    distances = np.ones(len(vectors))
+    while len(chosen) < count:
+        distances = np.minimum(distances, np.maximum(0, 1 - vectors @ vectors[chosen[-1]]))
+        total = float(distances.sum())
+        probabilities = distances / total if total > 0 else None
+        chosen.append(int(rng.choice(len(vectors), p=probabilities)))
+    return vectors[chosen]
+
+
+def _run_k_means(vectors: Vector, centers: Vector, rounds: int) -> tuple[NDArray[np.int64], Vector]:
+    assigned = np.argmax(vectors @ centers.T, axis=1)
+    for _ in range(rounds):
+        sums = np.stack([vectors[assigned == number].sum(axis=0) for number in range(len(centers))])
+        norms = np.linalg.norm(sums, axis=1, keepdims=True)
+        centers = np.where(norms > 0, sums / np.maximum(norms, 1e-12), centers)
+        updated = np.argmax(vectors @ centers.T, axis=1)
+        if (updated == assigned).all():
+            break
+        assigned = updated
+    return assigned, centers
+
+
+def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> list[str]:
+    """Name each cluster by the words that are most frequent in it compared with the others (c-TF-IDF)."""
+    split = Tokenizer(stem=False)
+    words = [{word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1} for text in texts]
+    everywhere = Counter(word for question in words for word in question)
+    names = []
+    for number in range(count):
+        members = [words[index] for index in np.flatnonzero(assigned == number)]
+        inside = Counter(word for question in members for word in question)
+        smallest = max(2, MIN_WORD_SHARE * len(members))
+        weights = {
+            word: (uses / len(members)) * np.log(1 + len(texts) / everywhere[word])
+            for word, uses in inside.items()
+            if uses >= smallest
+        }
+        best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
+        names.append(", ".join(best) or "other questions")
+    return _number_duplicates(names)
+
+
+def _number_duplicates(names: Sequence[str]) -> list[str]:
+    """Append a number to names that occur before, so that every topic has its own name."""
+    seen: Counter[str] = Counter()
+    unique = []
+    for name in names:
+        seen[name] += 1
+        unique.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return unique
+
+
+# --- tables and rules -----------------------------------------------------------------------------
+
+
+def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
+    """Build the table of topics: what the LLM knows of each, and what passages change."""
+    has_open, has_policy = any(topic.opened for topic in topics), any(topic.searches is not None for topic in topics)
+    columns = ["topic", "n", "right from memory"]
+    columns += ["right with passages", "change in points"] if has_open else []
+    columns += ["searches of the policy"] if has_policy else []
+    rows = []
+    for topic in topics:
+        cells = [topic.name, str(topic.n), _format_share(topic.closed)]
+        if has_open and topic.opened is not None and topic.benefit is not None:
+            cells += [_format_share(topic.opened), format_points_estimate(topic.benefit)]
+        rows.append((*cells, *([format_percent(topic.searches)] if has_policy else [])))
+    return TextTable("By topic", tuple(columns), tuple(rows))
+
+
+def _format_share(share: Proportion) -> str:
+    interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
+    return f"{format_percent(share.value)}{interval}"
+
+
+def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
+    """Propose rules for topics where the decision is clear: always retrieve, or never.
+
+    Args:
+        topics: Measured topics. Those with fewer than 30 questions and those that are values of the data get no rule.
+
+    Returns:
+        "retrieve" for topics on which passages certainly gain more than 10 points, and "skip" for topics on which they
+        certainly lose. Without open-book answers: "retrieve" where certainly fewer than 10 % are known.
+    """
+    return [
+        TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER)
+        for topic in topics
+        if topic.examples and (action := _choose_action(topic))
+    ]
+
+
+def describe_rules(rules: Sequence[TopicRule]) -> str:
+    """Describe proposed rules in a sentence; empty if there are none."""
+    actions = {"retrieve": "always retrieve", "skip": "never retrieve"}
+    proposals = "; ".join(f"{actions[rule.action]} for '{rule.name}'" for rule in rules)
+    return f"Proposed rules: {proposals}. A rule costs one embedding per question." if rules else ""
+
+
+def topics_to_dict(topics: Sequence[TopicResult]) -> list[dict[str, Any]]:
+    """Convert topics to plain data, without the questions."""
+    return [
+        {
+            "topic": topic.name,
+            "questions": topic.n,
+            "closed": asdict(topic.closed),
+            "open": asdict(topic.opened) if topic.opened else None,
+            "benefit": asdict(topic.benefit) if topic.benefit else None,
+            "searches": topic.searches,
+        }
+        for topic in topics
+    ]
+
+
+def format_rules(rules: Sequence[TopicRule]) -> str:
+    """Format proposed rules as entries of a rules file."""
+    return "\n".join(rule.to_toml() for rule in rules)
+
+
+def _choose_action(topic: TopicResult) -> RuleAction | None:
+    if topic.n < RULE_QUESTIONS:
+        return None
+    if topic.benefit is None:
+        return "retrieve" if topic.closed.high is not None and topic.closed.high < RULE_GAIN else None
+    low, high = topic.benefit.low, topic.benefit.high
+    if low is not None and low > RULE_GAIN:
+        return "retrieve"
+    return "skip" if high is not None and high < 0 else None
+
+
+def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
+    """Choose the similarity to the mean of the examples that separates the topic from the other questions best."""
+    similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
+    inside, outside = similarities[rows], similarities[~rows]
+    candidates = np.quantile(inside, np.linspace(0, 0.5, 26))
+    balances = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
+    return round(float(candidates[int(np.argmax(balances))]), 3)

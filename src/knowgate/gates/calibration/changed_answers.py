@@ -1,0 +1,49 @@
+"""Bound on the share of answers that a gate changes, compared with always retrieving.
+
+A guarantee bounds how many right answers a gate loses. A running server cannot measure that, because it does not know
+which answers are right. It can measure how many answers change, and its alarm tests this share against the bound.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from knowgate.data.runs.table import LabelTable
+from knowgate.gates.arbiters.answer_comparison import answers_differ
+from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
+from knowgate.stats.metrics import BoolArray
+from knowgate.stats.proportions import upper_confidence_limit
+
+
+def bound_changed_answers(
+    table: LabelTable, is_skipped: BoolArray, choices: ArbiterChoices | None, is_held: BoolArray, delta: float
+) -> dict[str, Any] | None:
+    """Bound the share of answers that the gate changes, compared with always retrieving.
+
+    The answers are compared as in the audits of the server. The bound is computed on the held-out questions, because
+    the threshold depends on the others.
+
+    Args:
+        table: The label table.
+        is_skipped: Whether the gate skips each question.
+        choices: Choices of the arbiter after retrieval, if there is one.
+        is_held: Whether each question is held out.
+        delta: Half of it is the probability that the bound is too low; the alarm of the server gets the other half.
+
+    Returns:
+        The fields of `ChangedAnswersRecord`. None if no question is held out, or if the label runs contain no texts of
+        answers.
+    """
+    sends_closed = is_skipped if choices is None else is_skipped | choices.from_memory
+    n, n_changed, has_texts = int(is_held.sum()), 0, False
+    for index in np.flatnonzero(sends_closed & is_held):
+        row = table.rows[int(index)]
+        if row.closed is not None and row.open is not None:
+            has_texts = has_texts or bool(row.closed.text or row.open.text)
+            n_changed += answers_differ(row.closed.text, row.open.text)
+    if not n or (n_changed and not has_texts):
+        return None
+    bound = upper_confidence_limit(n_changed, n, delta / 2)
+    return {"n": n, "changed": n_changed, "bound": bound, "delta": delta / 2}

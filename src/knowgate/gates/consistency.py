@@ -1,0 +1,109 @@
+"""The consistency gate: if the LLM does not know an answer, its sampled answers disagree. Works with text alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
+
+from knowgate.core.text import normalize
+from knowgate.data.signals.samples import canonical_answer
+from knowgate.errors import BadSetting, UnsupportedSignal
+from knowgate.retrieval.embeddings import check_vectors, load_embedder
+from knowgate.types import Embedder, Gate, Question, Reading, Signal, SignalRequest
+
+NO_EMBEDDER = "none"  # compares normalized answers only
+MAX_PARTIAL_AGREEMENT = 0.5  # answers that differ after normalization agree at most this much, however similar they are
+
+
+@dataclass(frozen=True)
+class ConsistencyGate(Gate):
+    """Retrieves if sampled answers disagree.
+
+    The agreement of two answers is 1 if they are equal after normalization, otherwise half the cosine similarity of
+    their embeddings. The need for retrieval is one minus the mean agreement of all pairs. So it is 0 if all answers are
+    equal, and between 0.5 and 1 if all differ. `embedder='none'` compares normalized answers only and needs no extra.
+
+    Only the text of the answers is used, so the gate works with every LLM, such as one behind an API that returns text
+    alone. The samples are not used as the answer: a question costs `n` + 1 LLM calls, whether it retrieves or not.
+
+    Needs: samples. Cost per question: `n` sampled answers (3 LLM calls by default), up to `n` embeddings.
+    Reference: black-box uncertainty of uqlm (Bouchard & Chauhan 2025) and LM-Polygraph (Fadeeva et al. 2023).
+
+    Example:
+        >>> from knowgate.types import Completion
+        >>> reading = Reading(samples=(Completion("Paris"), Completion("paris."), Completion("Rome")))
+        >>> round(ConsistencyGate(embedder="none").score([Question("?")], [reading])[0], 2)
+        0.67
+    """
+
+    n: int = 3
+    embedder: str | Embedder = "minilm"
+    max_tokens: int = 32
+    seed: int = 0
+    needs = frozenset({Signal.SAMPLES})
+
+    def __post_init__(self) -> None:
+        if self.n < 2 or self.max_tokens < 1:
+            raise BadSetting(
+                f"gate 'consistency': n is {self.n} and max_tokens is {self.max_tokens}, but n must be at least 2 and "
+                "max_tokens at least 1."
+            )
+
+    @property
+    def request(self) -> SignalRequest:
+        """Request `n` sampled answers."""
+        return SignalRequest(samples=self.n, sample_tokens=self.max_tokens, seed=self.seed)
+
+    @functools.cached_property
+    def encoder(self) -> Embedder | None:
+        """The embedding model, or None if only normalized answers are compared."""
+        if not isinstance(self.embedder, str):
+            return self.embedder
+        return None if self.embedder == NO_EMBEDDER else load_embedder(self.embedder)
+
+    def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
+        """Compute the need for retrieval as the disagreement of the sampled answers."""
+        samples = [self._list_answers(reading) for reading in readings]
+        keys = [[canonical_answer(text, question) for text in texts] for question, texts in _pair(questions, samples)]
+        vectors = self._embed({key for row in keys if len(set(row)) > 1 for key in row})
+        return [1 - fmean(_agree(a, b, vectors) for a, b in combinations(row, 2)) for row in keys]
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Say how many different answers were sampled."""
+        counts = [len({normalize(text) for text in self._list_answers(reading)}) for reading in readings]
+        return [f"{self.n} sampled answers, {count} different" for count in counts]
+
+    def _list_answers(self, reading: Reading) -> list[str]:
+        """Return the first `n` sampled answers; raise if there are fewer."""
+        texts = [sample.text for sample in reading.samples[: self.n]]
+        if len(texts) < self.n:
+            raise UnsupportedSignal(
+                f"gate 'consistency' needs {self.n} sampled answers, and there are {len(texts)}. Label the questions "
+                f"with samples={self.n}.",
+                brief=f"fewer than {self.n} sampled answers",
+            )
+        return texts
+
+    def _embed(self, answers: set[str]) -> dict[str, list[float]]:
+        """Embed answers; empty without an embedding model."""
+        if self.encoder is None or not answers:
+            return {}
+        texts = sorted(answers)
+        return dict(zip(texts, check_vectors(self.encoder.embed(texts), len(texts)).tolist(), strict=True))
+
+
+def _pair(questions: Sequence[Question], samples: Sequence[list[str]]) -> list[tuple[Question, list[str]]]:
+    return list(zip(questions, samples, strict=True))
+
+
+def _agree(first: str, second: str, vectors: dict[str, list[float]]) -> float:
+    """Return the agreement of two normalized answers, from 0 to 1."""
+    if first == second:
+        return 1.0
+    if not vectors:
+        return 0.0
+    cosine = sum(a * b for a, b in zip(vectors[first], vectors[second], strict=True))
+    return MAX_PARTIAL_AGREEMENT * min(1.0, max(0.0, cosine))

@@ -1,0 +1,80 @@
+"""The question gate: predicts from the text of the question alone whether the LLM knows the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from knowgate.core.schema import read_record
+from knowgate.data.signals.answer_text import QUESTION_FEATURES, classify_question, question_features
+from knowgate.data.signals.word_frequency import (
+    BUCKETS,
+    FREQUENCY_FEATURES,
+    POPULARITY_FEATURES,
+    frequency_features,
+    popularity_features,
+)
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.stats.metrics import FloatArray
+from knowgate.types import Question, Reading, Vector
+
+FREQUENCY_TENSOR = "frequencies"
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """Options of the gate.
+
+    Attributes:
+        frequencies: Whether the gate also reads how frequent the words of the question are in an index.
+    """
+
+    frequencies: bool
+
+
+@dataclass(frozen=True)
+class QuestionGate(FittedGate):
+    """Predicts from features of the question whether retrieval is needed, without any LLM call.
+
+    A logistic regression reads the type of the question (who, when, how many, ...), its length, names, numbers and time
+    words, its popularity where the data gives it (`meta.popularity`), and, if it was fitted with an index, how frequent
+    the words are in that index. The word counts are stored with the gate, so the index is not needed to decide.
+
+    Needs: nothing. Cost per question: no LLM call and no model, about 0.1 ms.
+    Reference: Marina et al. 2025 (LLM-independent adaptive RAG, arXiv 2505.04253).
+
+    Example:
+        >>> gate = QuestionGate.load("my-question")  # doctest: +SKIP
+    """
+
+    is_pure = True
+
+    def check(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the options or the tensors of the classifier are wrong."""
+        options = read_record(QuestionOptions, self.artifact.options, "options", ignore_unknown=True)
+        width = len(QUESTION_FEATURES) + len(POPULARITY_FEATURES)
+        if options.frequencies:
+            tensors.claim(FREQUENCY_TENSOR, BUCKETS)
+            width += len(FREQUENCY_FEATURES)
+        claim_network(tensors, width=width)
+        tensors.finish()
+
+    def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
+        """Compute the uncalibrated need for retrieval from the text of the questions."""
+        frequencies = self.artifact.tensors.get(FREQUENCY_TENSOR)
+        return apply_network(self.artifact.tensors, describe_questions(questions, frequencies))
+
+    def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
+        """Name the type of each question."""
+        return [f"question type: {classify_question(question.text).replace('_', ' ')}" for question in questions]
+
+
+def describe_questions(questions: Sequence[Question], frequencies: Vector | None) -> Vector:
+    """Compute the features of the gate, one row per question; `frequencies` is None without an index."""
+    blocks = [question_features(questions), popularity_features(questions)]
+    if frequencies is not None:
+        blocks.append(frequency_features(questions, frequencies))
+    return np.hstack(blocks)

@@ -1,0 +1,192 @@
+"""Measures how many answers a gate changes by skipping retrieval, and raises an alarm if there are too many.
+
+A random sample of requests is audited. A request counts as 1 if the answer that was sent differs from the answer with
+passages, otherwise as 0. Requests that retrieved count as 1 only if an arbiter sent a different draft instead.
+
+The alarm tests the share of changed answers against a limit. Each API key has its own test, which can only stop this
+key. The alarm for all keys needs evidence that remains if the audits of any single key are left out, so that one client
+cannot switch the gate off for the others.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from knowgate.stats.confidence_sequences import GuaranteeTest, MeanConfidenceSequence
+
+FAR_DISTANCE = 1.0 + 1e-6  # distance from the training data that only 1 % of the training questions exceed
+MAX_FAR_SHARE = 0.05  # if a larger share of questions exceeds this distance, the questions have drifted
+
+
+@dataclass
+class KeyAudits:
+    """Audits of the requests of one API key.
+
+    Attributes:
+        own_test: Test of this key's audits. None if there is no limit.
+        others_test: Test of the audits of all other keys. None if there is no limit.
+        count: Number of audits.
+        changed: Number of changed answers.
+    """
+
+    own_test: GuaranteeTest | None
+    others_test: GuaranteeTest | None
+    count: int = 0
+    changed: float = 0.0
+
+
+@dataclass
+class LossMonitor:
+    """Measures, for one gate, how many answers skipping retrieval changes, and how unusual the questions are.
+
+    The share of answers that became wrong cannot be larger than the share of changed answers.
+
+    Args:
+        max_changed: Maximum share of answers that skipping may change. None means that there is no alarm.
+        delta: Probability that a bound is ever wrong.
+        test_delta: Probability that there is ever a false alarm while the share is at most `max_changed`.
+            Default: `delta`.
+    """
+
+    max_changed: float | None = None
+    delta: float = 0.05
+    test_delta: float | None = None
+    loss: MeanConfidenceSequence = field(init=False)
+    far: MeanConfidenceSequence = field(init=False)
+    drift_test: GuaranteeTest = field(init=False)
+    failed: int = field(init=False)
+    _highest: MeanConfidenceSequence = field(init=False)
+    _lowest: MeanConfidenceSequence = field(init=False)
+    _test: GuaranteeTest | None = field(init=False)
+    _keys: dict[str, KeyAudits] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reset_loss()
+        self.far, self.drift_test = MeanConfidenceSequence(self.delta), GuaranteeTest(MAX_FAR_SHARE, self.delta)
+
+    def reset_loss(self) -> None:
+        """Discard the results of all audits, and clear the alarms."""
+        self.loss, self.failed = MeanConfidenceSequence(self.delta), 0
+        self._highest, self._lowest = MeanConfidenceSequence(self.delta), MeanConfidenceSequence(self.delta)
+        self._test, self._keys = self._create_test(), {}
+
+    def _create_test(self) -> GuaranteeTest | None:
+        """Create a test of the limit; None if there is no limit."""
+        return None if self.max_changed is None else GuaranteeTest(self.max_changed, self.test_delta or self.delta)
+
+    def add_audit(self, changed: float, owner: str = "") -> None:
+        """Add the result of an audit.
+
+        Args:
+            changed: 1 if the answer that was sent differs from the answer with passages, otherwise 0.
+            owner: Name of the API key of the request.
+        """
+        for sequence in (self.loss, self._highest, self._lowest):
+            sequence.add(changed)
+        if owner not in self._keys:  # all audits so far are those of other keys
+            self._keys[owner] = KeyAudits(self._create_test(), copy.deepcopy(self._test))
+        self._keys[owner].count += 1
+        self._keys[owner].changed += changed
+        if self._test is None:
+            return
+        self._test.add(changed)
+        for name, audits in self._keys.items():
+            test = audits.own_test if name == owner else audits.others_test
+            if test is not None:
+                test.add(changed)
+
+    def add_failure(self) -> None:
+        """Count an audit that failed.
+
+        It counts as a changed answer in the upper bound, and as an unchanged one in the lower bound. The alarm ignores
+        it, because a failing upstream says nothing about the gate.
+        """
+        self.failed += 1
+        self._highest.add(1.0)
+        self._lowest.add(0.0)
+
+    def add_distance(self, distance: float | None) -> None:
+        """Count whether a question is far from the training questions of the gate.
+
+        Args:
+            distance: Distance of the question. If the gate does not compute it (None), the question is not counted.
+        """
+        if distance is not None:
+            self.far.add(float(distance > FAR_DISTANCE))
+            self.drift_test.add(float(distance > FAR_DISTANCE))
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    @property
+    def low(self) -> float:
+        """Lower bound of the share of changed answers, if all failed audits had found unchanged answers."""
+        return self._lowest.low
+
+    @property
+    def high(self) -> float:
+        """Upper bound of the share of changed answers, if all failed audits had found changed answers."""
+        return self._highest.high
+
+    # --- alarms -----------------------------------------------------------------------------------
+
+    @property
+    def is_violated(self) -> bool:
+        """Whether all audits together show that too many answers change."""
+        return self._test is not None and self._test.is_violated
+
+    @property
+    def alarm(self) -> str:
+        """Reason why all requests must retrieve, or "" if there is none."""
+        if not self.is_violated or not self._is_confirmed_by_others():
+            return ""
+        return f"{self._describe_violation('')}{self._describe_driver()}"
+
+    def _is_confirmed_by_others(self) -> bool:
+        """Whether the limit is violated even if any single key is left out. Always true on a server without keys."""
+        if set(self._keys) <= {""}:
+            return True
+        return all(audits.others_test is not None and audits.others_test.is_violated for audits in self._keys.values())
+
+    def _describe_violation(self, subject: str) -> str:
+        """Say that too many answers change. `subject` is added to name a key."""
+        limit, confidence = 100 * (self.max_changed or 0.0), 100 * (1 - self.delta)
+        return f"skipping changes more than {limit:.3g} % of the answers{subject}, with {confidence:g} % confidence"
+
+    def _describe_driver(self) -> str:
+        """Name the API key with the most changed answers; "" on a server without keys."""
+        name, audits = max(self._keys.items(), key=lambda item: item[1].changed)
+        return f" (most of them for key '{name}': {audits.changed:g} of {self.loss.total:g})" if name else ""
+
+    def get_alarm(self, owner: str) -> str:
+        """Return the reason why the requests of an API key must retrieve, or "" if there is none."""
+        audits = self._keys.get(owner)
+        if owner and audits is not None and audits.own_test is not None and audits.own_test.is_violated:
+            return self._describe_violation(f" for key '{owner}'")
+        return self.alarm
+
+    @property
+    def key_alarms(self) -> dict[str, str]:
+        """Alarms that stop only one API key, by the name of the key."""
+        alarms = {owner: self.get_alarm(owner) for owner in self._keys if owner}
+        return {owner: reason for owner, reason in alarms.items() if reason and reason != self.alarm}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the measured loss and drift, as in `LossReport` and `DriftReport`."""
+        keys = {name: {"drawn": audits.count, "lost": audits.changed} for name, audits in self._keys.items() if name}
+        loss = {
+            "drawn": self.loss.n,
+            "lost": self.loss.total,
+            "failed": self.failed,
+            "mean": self.loss.mean,
+            "low": self.low,
+            "high": self.high,
+            "promised": self.max_changed,
+            "confidence": 1 - self.delta,
+            "evidence": self._test.evidence_share if self._test else None,
+            "alarm": self.alarm,
+            "keys": {name: {**counts, "alarm": self.key_alarms.get(name, "")} for name, counts in keys.items()},
+        }
+        drift = {"questions": self.far.n, "mean": self.far.mean, "low": self.far.low, "high": self.far.high}
+        return {"loss": loss, "drift": {**drift, "drifted": self.drift_test.is_violated}}

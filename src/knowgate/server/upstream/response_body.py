@@ -1,0 +1,101 @@
+"""Reads responses of the upstream, with limits on their size, number of JSON values and nesting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import aiohttp
+
+from knowgate.core.validation import MAX_DEPTH, check_parsed_value
+from knowgate.errors import BadInput
+from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values
+from knowgate.server.streaming import InvalidResponse
+
+MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
+MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
+MAX_RESPONSE_VALUES = 1_000_000
+PIECE_BYTES = 64 << 10  # compressed data is decompressed in pieces of this size
+GZIP_OR_ZLIB = 32 + zlib.MAX_WBITS  # the format of compressed data is detected
+
+
+async def iter_chunks(
+    response: aiohttp.ClientResponse, max_bytes: int = MAX_STREAM_BYTES
+) -> AsyncGenerator[bytes, None]:
+    """Yield the body of a response as it arrives, decompressed.
+
+    Raises:
+        InvalidResponse: The body is larger than `max_bytes`, or compressed in a format that is not supported.
+    """
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("identity", "", "gzip", "x-gzip", "deflate"):
+        raise InvalidResponse("it is compressed in a format that was not requested")
+    decompressor = None if encoding in ("identity", "") else zlib.decompressobj(GZIP_OR_ZLIB)
+    size = 0
+    async for chunk in response.content.iter_any():
+        for piece in (chunk,) if decompressor is None else _decompress(decompressor, chunk):
+            size += len(piece)
+            if size > max_bytes:
+                raise InvalidResponse(f"it is larger than {max_bytes:,} bytes")
+            yield piece
+            if decompressor is not None:
+                await asyncio.sleep(0)  # a small chunk can become large, so let other requests run
+
+
+def _decompress(decompressor: Any, chunk: bytes) -> Iterator[bytes]:
+    """Decompress a chunk in pieces, so that its decompressed size is never in memory at once."""
+    try:
+        while chunk:
+            yield decompressor.decompress(chunk, PIECE_BYTES)
+            chunk = decompressor.unconsumed_tail
+    except zlib.error:
+        raise InvalidResponse("its compressed data is invalid") from None
+
+
+async def read_content(response: aiohttp.ClientResponse) -> bytes:
+    """Read the whole body of a response, and close the response.
+
+    Raises:
+        InvalidResponse: The body is larger than MAX_CONTENT_BYTES.
+    """
+    async with response:
+        return b"".join([chunk async for chunk in iter_chunks(response, MAX_CONTENT_BYTES)])
+
+
+def parse_upstream_json(content: bytes) -> Any:
+    """Parse JSON of the upstream, which may contain NaN.
+
+    Raises:
+        InvalidResponse: The text is not valid JSON, has too many values, or is nested too deeply.
+    """
+    if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
+        raise InvalidResponse(f"it has more than {MAX_RESPONSE_VALUES:,} JSON values")
+    try:
+        value = json.loads(content)
+        if content.count(b"[") + content.count(b"{") > MAX_DEPTH:
+            check_parsed_value(value, "the response", allow_surrogates=True)
+    except (RecursionError, BadInput):
+        raise InvalidResponse(f"its JSON is nested more than {MAX_DEPTH} levels deep") from None
+    except ValueError:
+        raise InvalidResponse("it is not valid JSON") from None
+    return value
+
+
+async def parse_completion(content: bytes) -> dict[str, Any]:
+    """Parse a response that must be a JSON object and whose `choices`, if there are any, must be a list.
+
+    A large response is parsed in a thread.
+
+    Raises:
+        InvalidResponse: The response has another format.
+    """
+    if len(content) <= LARGE_BODY_BYTES:
+        value = parse_upstream_json(content)
+    else:
+        value = await asyncio.to_thread(parse_upstream_json, content)
+    if not isinstance(value, dict) or not isinstance(value.get("choices", []), list):
+        raise InvalidResponse("it is not a completion in the format of OpenAI's API")
+    return value

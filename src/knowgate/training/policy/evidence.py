@@ -1,0 +1,160 @@
+"""What label runs hold that a policy can be fitted on: both answers or one, and which signals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knowgate.data.runs.table import LabelTable, load_label_table
+from knowgate.data.signals.features import available_features
+from knowgate.data.splits import Split, fingerprint_text, hash_to_unit
+from knowgate.errors import BadInput
+from knowgate.gates.arbiters.offline_arbitration import get_answer_pair
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
+from knowgate.stats.metrics import BoolArray
+from knowgate.training.arbiter_pairs import AnswerPairs
+from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target
+from knowgate.training.fusion import TOKEN_FEATURES
+from knowgate.types import AnswerPair, Vector
+
+FOLDS = 4
+HELD_OUT_SHARE = 0.25  # rows that nothing is fitted or chosen on: they test the policy
+TRAIN_EDGES = (0.75, 0.87)  # of the other rows: shares that train, that stop and tune, and that calibrate
+
+
+@dataclass
+class MemoryEmbedder:
+    """A sentence embedder that remembers vectors, because every fold embeds the same texts."""
+
+    vectors: dict[str, Vector] = field(default_factory=dict)
+    embedder: SentenceEmbedder | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the embedding model."""
+        return self._load().fingerprint
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Embed texts; each distinct text is embedded once."""
+        missing = [text for text in dict.fromkeys(texts) if text not in self.vectors]
+        if missing:
+            self.vectors |= dict(zip(missing, self._load().embed(missing), strict=True))
+        return np.stack([self.vectors[text] for text in texts])
+
+    def _load(self) -> SentenceEmbedder:
+        self.embedder = self.embedder or SentenceEmbedder(DEFAULT_EMBEDDER)
+        return self.embedder
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Graded rows for a policy, split into folds to choose it and held-out rows to test it.
+
+    Attributes:
+        table: The rows; if both answers are known, only rows with both.
+        has_both: Whether the rows have closed-book and open-book answers.
+        folds: Fold of each row, from 0; -1 for held-out rows.
+        seed: Seed of the splits.
+        embedder: Sentence embedder that all fits share.
+    """
+
+    table: LabelTable
+    has_both: bool
+    folds: NDArray[np.int64]
+    seed: int
+    embedder: MemoryEmbedder = field(default_factory=MemoryEmbedder, repr=False)
+
+    @property
+    def held_out(self) -> NDArray[np.int64]:
+        """Numbers of the rows that test the policy."""
+        return np.flatnonzero(self.folds < 0)
+
+    @property
+    def fit_rows(self) -> NDArray[np.int64]:
+        """Numbers of the rows that the policy is fitted and chosen on."""
+        return np.flatnonzero(self.folds >= 0)
+
+    @cached_property
+    def features(self) -> list[str]:
+        """Names of the features of the readings that every row has."""
+        return available_features(self.table.questions, self.table.readings)
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether the rows have token probabilities."""
+        return bool(TOKEN_FEATURES & set(self.features))
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the rows have hidden states."""
+        return bool(self.table.readings[0].hidden)
+
+    def describe(self) -> str:
+        """Say in one sentence what the rows hold."""
+        signals = ["hidden states"] * self.has_states + ["log-probabilities"] * self.has_logprobs
+        answers = "answers with and without passages" if self.has_both else "answers without passages only"
+        return (
+            f"{len(self.table)} graded questions, {answers}, {' and '.join(signals) or 'text alone'}; "
+            f"{len(self.fit_rows)} to fit and choose on, {len(self.held_out)} to test."
+        )
+
+    def list_needed(self, target: Target) -> BoolArray:
+        """Return which questions need retrieval, as the target defines it."""
+        closed = self.table.closed_right
+        return ~closed if target == "known" else ~closed & self.table.always_right
+
+    def split(self, fold: int) -> Split:
+        """Return a split whose test part is a fold; the other fit rows train and calibrate. -1: the held-out rows."""
+        others = np.flatnonzero((self.folds >= 0) & (self.folds != fold))
+        texts = [self.table.questions[row].text for row in others.tolist()]
+        shares = [hash_to_unit("policy part", str(self.seed), fingerprint_text(text)) for text in texts]
+        part = np.searchsorted(TRAIN_EDGES, shares, side="right")
+        return Split(others[part == 0], others[part == 1], others[part == 2], np.flatnonzero(self.folds == fold))
+
+    def make_examples(self, target: Target, fold: int) -> Examples:
+        """Return the training data of a gate that leaves out a fold (-1: only the held-out rows)."""
+        return Examples(self.table, self.list_needed(target), target, self.split(fold))
+
+    def make_pairs(self, fold: int) -> AnswerPairs:
+        """Return the training data of an arbiter that leaves out a fold (-1: only the held-out rows)."""
+        return AnswerPairs(self.table, self._pairs, self.split(fold), {})
+
+    @cached_property
+    def _pairs(self) -> list[AnswerPair]:
+        return [get_answer_pair(row) for row in self.table.rows]
+
+
+def load_evidence(runs: Sequence[Path], seed: int = 0) -> Evidence:
+    """Load label runs and split their rows by question.
+
+    Rows without an open-book answer are left out if at least half of the rows have one.
+
+    Raises:
+        BadInput: There are too few graded rows, or they are packed without texts.
+    """
+    table = load_label_table(runs, required_equal=SHARED_SETTINGS)
+    if any(not row.question for row in table.rows):
+        raise BadInput(
+            "the label runs are packed and do not contain the questions. Fit on the original label runs instead."
+        )
+    both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
+    has_both = 2 * len(both) >= len(table) and len(both) > 0
+    table = table.subset(both) if has_both and len(both) < len(table) else table
+    if len(table) < MIN_GRADED_ROWS:
+        raise BadInput(
+            f"fitting a policy needs at least {MIN_GRADED_ROWS} graded questions, but the label runs have {len(table)}. "
+            "Label more questions."
+        )
+    return Evidence(table, has_both, assign_policy_folds([q.text for q in table.questions], seed), seed)
+
+
+def assign_policy_folds(texts: Sequence[str], seed: int) -> NDArray[np.int64]:
+    """Assign each question to one of four folds, or to the held-out rows (-1); equal questions share a fold."""
+    shares = np.array([hash_to_unit("policy", str(seed), fingerprint_text(text)) for text in texts])
+    folds = np.floor((shares - HELD_OUT_SHARE) / (1 - HELD_OUT_SHARE) * FOLDS).astype(np.int64)
+    return np.where(shares < HELD_OUT_SHARE, -1, np.minimum(folds, FOLDS - 1))

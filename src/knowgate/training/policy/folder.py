@@ -1,0 +1,195 @@
+"""Write a policy: one folder with gate, arbiter, threshold, guarantee and a card that shows what was tried.
+
+The folder is that of a fitted gate. Its manifest names the arbiter, and a fitted arbiter lies in a folder inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.data.splits import fingerprint_question
+from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
+from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
+from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
+from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, render_card_section, replace_card_section
+from knowgate.gates.calibration.guarantee import compute_net_p_value
+from knowgate.gates.calibration.safety import NetLoss
+from knowgate.gates.calibration.threshold_calibration import describe_setup
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, evaluate_threshold
+from knowgate.gates.constant import CONSTANT_NEED
+from knowgate.stats.metrics import FloatArray
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import FitResult
+from knowgate.training.policy.choice import PolicyChoice, PolicyResult
+from knowgate.training.policy.evidence import Evidence
+from knowgate.types import SignalRequest
+
+LOSS_STEP = 0.001  # a guarantee names a loss in tenths of a point
+CARD_RATES = tuple(number / 10 for number in range(0, 11))
+ARBITER_WITH_DRAFTS = "rules:make_drafts=true"
+
+
+@dataclass(frozen=True)
+class PolicyParts:
+    """The parts of a policy, ready to be written.
+
+    Attributes:
+        evidence: The rows.
+        choice: The chosen policy; None if the rows have no open-book answers.
+        threshold: Threshold of the fitted gate.
+        outcomes: Needs and grades of the held-out rows; None without open-book answers.
+        arbiter: 'none', a spec, or 'arbiter' for a fitted one.
+        arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
+        confidence: Confidence of the guarantee.
+    """
+
+    evidence: Evidence
+    choice: PolicyChoice | None
+    threshold: float
+    outcomes: GateOutcomes | None
+    arbiter: str = NO_ARBITER
+    arbiter_folder: Path | None = None
+    confidence: float = 0.95
+
+
+def make_constant_result(examples: Examples) -> FitResult:
+    """Return a constant gate as the result of a fit."""
+
+    def raw(indices: Sequence[int]) -> FloatArray:
+        return np.full(len(indices), CONSTANT_NEED)
+
+    return FitResult("constant", {}, frozenset(), SignalRequest(), {}, raw)
+
+
+def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
+    """Write the folder of a policy.
+
+    Args:
+        parts: The parts.
+        gate_folder: Folder of the fitted gate, without arbiter and guarantee.
+        out: Folder to write.
+    """
+    artifact = read_artifact(gate_folder)
+    manifest = {**artifact.manifest, "threshold": parts.threshold, "policy": _make_record(parts)}
+    card = (gate_folder / CARD_FILE).read_text(encoding="utf-8")
+    texts = {}
+    if parts.choice is not None and parts.outcomes is not None:
+        card = _add_before_notes(card, render_policy_section(parts.choice))
+        guarantee = build_guarantee(parts, parts.outcomes)
+        manifest["guarantee"] = guarantee
+        card = replace_card_section(card, render_card_section(parts.threshold, "guarantee", guarantee))
+        held_out = [parts.evidence.table.questions[row] for row in parts.evidence.held_out]
+        keys = sorted({fingerprint_question(question) for question in held_out})
+        texts[CALIBRATION_KEYS_FILE] = "\n".join(keys) + "\n"
+    folders = {ARBITER_FOLDER: parts.arbiter_folder} if parts.arbiter_folder else {}
+    revise_artifact(artifact, manifest, {**texts, CARD_FILE: card}, out, folders)
+
+
+def _make_record(parts: PolicyParts) -> dict[str, Any]:
+    """Return the field `policy` of the manifest."""
+    record: dict[str, Any] = {"arbiter": parts.arbiter}
+    if parts.choice is not None:
+        record |= {"gate": parts.choice.chosen.gate, "reason": parts.choice.reason}
+        record["tried"] = [_round_result(result) for result in parts.choice.tried]
+    return record
+
+
+def _round_result(result: PolicyResult) -> dict[str, Any]:
+    """Return a result as JSON values."""
+    values = asdict(result)
+    return {key: round(value, 4) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def _add_before_notes(card: str, section: str) -> str:
+    """Insert a section before the notes of a card, or at its end."""
+    head, notes, tail = card.partition("\n## Notes\n")
+    return f"{head.rstrip()}\n\n{section}\n{notes}{tail}"
+
+
+# --- guarantee ------------------------------------------------------------------------------------
+
+
+def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any]:
+    """Return the evidence for the policy's threshold: what the held-out rows, which nothing else used, prove."""
+    table = parts.evidence.table.subset(parts.evidence.held_out)
+    keys = [fingerprint_question(question) for question in table.questions]
+    result = evaluate_threshold(outcomes, parts.threshold)
+    loss, delta = NetLoss(result.harmed, result.gained, result.n), round(1 - parts.confidence, 12)
+    epsilon = find_proven_loss(loss, delta)
+    arbiter = None
+    if parts.arbiter != NO_ARBITER:
+        arbiter = identify_arbiter(parts)
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "n": result.n,
+        "harmed": result.harmed,
+        "gained": result.gained,
+        "p_value": compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta),
+        "form": "net",
+        "proven": True,
+        "chosen_on": result.to_record(),
+        "held_out": None,
+        **describe_setup(table, outcomes, keys),
+        "arbiter": arbiter,
+        "left_out": {},
+        "seed": parts.evidence.seed,
+    }
+
+
+def find_proven_loss(loss: NetLoss, delta: float) -> float:
+    """Return the smallest loss, in tenths of a point, that the exact test proves with confidence 1 - delta."""
+    low, high = 0, round(1 / LOSS_STEP) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_proven = compute_net_p_value(loss.lost, loss.gained, loss.n, middle * LOSS_STEP, delta) <= delta
+        low, high = (low, middle) if is_proven else (middle, high)
+    return round(high * LOSS_STEP, 6)
+
+
+def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
+    """Return name and fingerprint of the policy's arbiter."""
+    from knowgate.gates.arbiters import load_arbiter
+
+    if parts.arbiter_folder is not None:
+        manifest = read_artifact(parts.arbiter_folder, ARBITER_FORMAT).manifest
+        return {"name": str(manifest["arbiter"]), "fingerprint": str(manifest["checksum"])}
+    arbiter = load_arbiter(parts.arbiter)
+    return {"name": arbiter.name, "fingerprint": arbiter.fingerprint}
+
+
+# --- card -----------------------------------------------------------------------------------------
+
+
+def render_policy_section(choice: PolicyChoice) -> str:
+    """Render the card's section about the choice: what was tried, and what was chosen and why."""
+    rows = list_shown_results(choice)
+    lines = ["| policy | searches | right | LLM calls | against always |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(format_result(name, result))} |" for name, result in rows]
+    return (
+        f"## Policy\n\nChosen: **{choice.chosen.name}**, because {choice.reason}. Out-of-fold results on "
+        f"{choice.always.loss.n} questions, each gate and arbiter at its best safe threshold:\n\n" + "\n".join(lines)
+    )
+
+
+def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
+    """List at most ten named results: never, always, what was tried, and the estimate of the whole choice."""
+    tried = [result for result in choice.tried if result.name != "always"]
+    rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in tried[:7])]
+    return [*rows, ("chosen on other folds", choice.estimate)]
+
+
+def format_result(name: str, result: PolicyResult) -> list[str]:
+    """Format a result as cells: name, searches, right, LLM calls, and points against always retrieving."""
+    return [
+        name,
+        f"{result.searches:.1%}",
+        f"{result.right:.1%}",
+        f"{result.llm_calls:.2f}",
+        f"{-100 * result.loss.mean:+.1f}",
+    ]

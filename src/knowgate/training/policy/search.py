@@ -1,0 +1,353 @@
+"""`fit_policy`: from label runs to one folder with gate, arbiter, threshold and guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from knowgate.core.files import check_replaceable
+from knowgate.core.options import with_options
+from knowgate.data.runs.folder import RunsLike, resolve_run_paths
+from knowgate.errors import BadSetting, MissingExtra
+from knowgate.gates import load_fitted_gate
+from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, GATE_KIND, GATE_MANIFEST
+from knowgate.gates.calibration.safety import NetLoss
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.training.classifiers import auroc_or_half
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, ignore_progress
+from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
+from knowgate.training.policy.candidates import (
+    JUDGE,
+    ArbiterRecipe,
+    GateRecipe,
+    choose_by_rules,
+    choose_closed,
+    cross_fit_arbiter,
+    cross_fit_gate,
+    cross_fit_stack,
+    detect_gpu,
+    fit_arbiter_recipe,
+    fit_recipe,
+    list_arbiter_recipes,
+    list_gate_recipes,
+    list_stack_recipes,
+    make_candidate,
+    score_calibrated,
+    try_candidates,
+)
+from knowgate.training.policy.choice import (
+    ALWAYS,
+    NEVER,
+    GateCandidate,
+    PolicyChoice,
+    PolicyResult,
+    apply_policy,
+    choose_policy,
+)
+from knowgate.training.policy.evidence import Evidence, load_evidence
+from knowgate.training.policy.folder import ARBITER_WITH_DRAFTS, PolicyParts, make_constant_result, write_policy
+from knowgate.training.policy.options import PolicyOptions
+
+UNCALIBRATED_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True, repr=False)
+class FittedPolicy:
+    """A policy that was chosen, tested and written to a folder.
+
+    Attributes:
+        path: The folder.
+        choice: What was tried and chosen; None if the label runs have no open-book answers.
+        held_out: The policy on rows that nothing else used; None without open-book answers.
+        summary: What was chosen and why, one sentence per line.
+    """
+
+    path: Path
+    choice: PolicyChoice | None
+    held_out: PolicyResult | None
+    summary: tuple[str, ...]
+
+    @cached_property
+    def gate(self) -> FittedGate:
+        """The gate of the policy. `AdaptiveRAG` uses its arbiter, too."""
+        return load_fitted_gate(str(self.path))
+
+    def __repr__(self) -> str:
+        return f"<FittedPolicy {self.path}: {' '.join(self.summary)}>"
+
+
+@with_options(PolicyOptions)
+def fit_policy(
+    runs: RunsLike,
+    *,
+    out: str | Path,
+    options: PolicyOptions,
+    watch: FitProgressCallback | None = None,
+    command: str = "",
+) -> FittedPolicy:
+    """Choose gate, arbiter and threshold for label runs, test the choice, and write one folder.
+
+    Gates and arbiters are compared by cross-fitting on three quarters of the questions. The last quarter, which nothing
+    else uses, tests the result. If no gate pays, the policy is to always or never retrieve.
+
+    Args:
+        runs: One or more label runs of one LLM.
+        out: Folder of the policy. Use it wherever a gate is named.
+        options: Options as one object, instead of keywords.
+        watch: Callback that receives the progress.
+        command: The command line that the model card shows.
+
+    Returns:
+        The policy.
+
+    Raises:
+        BadSetting: There are no label runs, or an option has a value that is not allowed.
+        BadInput: The label runs have too few questions.
+        MissingExtra: The packages for training are not installed.
+
+    Example:
+        >>> policy = fit_policy("runs/train", out="my-policy")  # doctest: +SKIP
+    """
+    folder, work, watch = Path(out), checkpoint_folder(Path(out)), watch or ignore_progress
+    if not runs:
+        raise BadSetting("there are no label runs to fit a policy on. Give `labels`, made by `knowgate label`.")
+    check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
+    try:
+        evidence = load_evidence(resolve_run_paths(runs), options.seed)
+        _say(watch, evidence.describe())
+        search = PolicySearch(evidence, options, work, watch, command)
+        policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("knowgate"):
+            raise
+        raise MissingExtra("fitting a policy", "train") from error
+    delete_checkpoint(folder)
+    return policy
+
+
+@dataclass(frozen=True)
+class PolicySearch:
+    """One search for a policy: its rows, options, work folder and progress callback."""
+
+    evidence: Evidence
+    options: PolicyOptions
+    work: Path
+    watch: FitProgressCallback
+    command: str = ""
+
+    @cached_property
+    def gate_recipes(self) -> dict[str, GateRecipe]:
+        """The gates to try, by name."""
+        return {r.name: r for r in list_gate_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+
+    @cached_property
+    def stack_recipes(self) -> dict[str, GateRecipe]:
+        """The gates that combine others, by name."""
+        return {r.name: r for r in list_stack_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+
+    @cached_property
+    def arbiter_recipes(self) -> dict[str, ArbiterRecipe]:
+        """The arbiters to try, by name."""
+        return {r.name: r for r in list_arbiter_recipes(self.evidence, self.options, has_gpu=detect_gpu())}
+
+    # --- both answers -----------------------------------------------------------------------------
+
+    def fit_both(self, out: Path) -> FittedPolicy:
+        """Choose, fit, test and write a policy on rows with both answers."""
+        choice = self._choose()
+        result, examples = self._fit_gate(choice.chosen.gate)
+        needs = score_calibrated(result, examples, self.evidence.held_out)
+        takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
+        outcomes = self._make_outcomes(needs, takes_closed)
+        threshold = _transfer_threshold(choice.chosen, needs)
+        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed)
+        if not self._is_safe(choice, held_out):
+            return self._fall_back(choice, held_out, out)
+        arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
+        parts = PolicyParts(
+            self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence
+        )
+        self._write(parts, result, examples, out)
+        return FittedPolicy(out, choice, held_out, _summarize(choice, held_out, self.options))
+
+    def _choose(self) -> PolicyChoice:
+        """Cross-fit all candidates on the fit rows and choose among them."""
+        evidence, rows = self.evidence, self.evidence.fit_rows
+        gates = self._cross_fit_gates()
+        arbiters = list(
+            try_candidates(
+                list(self.arbiter_recipes.values()),
+                lambda recipe: cross_fit_arbiter(recipe, evidence, self.work, self.watch),
+                self.watch,
+            )
+        )
+        closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
+        return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
+
+    def _cross_fit_gates(self) -> list[GateCandidate]:
+        """Return all gates with out-of-fold needs."""
+        evidence, watch = self.evidence, self.watch
+        recipes = list(self.gate_recipes.values())
+        gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
+        judge = next((gate for gate in gates if gate.name == JUDGE), None)
+        if judge is not None:
+            stacks = list(self.stack_recipes.values())
+            gates += try_candidates(stacks, lambda r: cross_fit_stack(r, evidence, judge.needs, watch), watch)
+        return gates
+
+    def _fit_gate(self, name: str) -> tuple[FitResult, Examples]:
+        """Fit the chosen gate on all fit rows."""
+        if name in (ALWAYS, NEVER):
+            examples = self.evidence.make_examples("known", -1)
+            return make_constant_result(examples), examples
+        recipe = {**self.gate_recipes, **self.stack_recipes}[name]
+        examples = self.evidence.make_examples(recipe.target, -1)
+        _say(self.watch, f"fitting {name} on all {len(self.evidence.fit_rows)} questions")
+        return fit_recipe(recipe, examples, self.evidence, self.work / "final", self.watch), examples
+
+    def _fit_arbiter(self, name: str) -> tuple[BoolArray | None, Path | None]:
+        """Fit the chosen arbiter on all fit rows; return its choices on the held-out rows and its folder."""
+        from knowgate.training.arbiter import save_arbiter
+
+        if not name:
+            return None, None
+        if name == "rules":
+            return choose_by_rules(self.evidence)[self.evidence.held_out], None
+        result = fit_arbiter_recipe(self.arbiter_recipes[name], self.evidence, -1, self.work, self.watch)
+        pairs, folder = self.evidence.make_pairs(-1), self.work / ARBITER_FOLDER
+        save_arbiter(result, pairs, folder, command=self.command)
+        return choose_closed(result, pairs.differ, self.evidence.held_out), folder
+
+    def _make_outcomes(self, needs: FloatArray, takes_closed: BoolArray | None) -> GateOutcomes:
+        """Return needs and grades of the held-out rows."""
+        rows = self.evidence.held_out
+        closed, opened = self.evidence.table.closed_right[rows], self.evidence.table.always_right[rows]
+        chosen = None if takes_closed is None else np.where(takes_closed, closed, opened)
+        return GateOutcomes(needs, closed, opened, chosen)
+
+    def _evaluate(
+        self, chosen: PolicyResult, threshold: float, outcomes: GateOutcomes, takes_closed: BoolArray | None
+    ) -> PolicyResult:
+        """Evaluate the policy on the held-out rows."""
+        recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
+        return apply_policy(
+            replace(chosen, threshold=threshold),
+            outcomes.needs,
+            outcomes.closed_right,
+            outcomes.open_right,
+            takes_closed,
+            like=None if recipe is None else make_candidate(recipe, outcomes.needs),
+            options=self.options,
+        )
+
+    def _is_safe(self, choice: PolicyChoice, held_out: PolicyResult) -> bool:
+        """Return whether all rows that the policy did not learn from show that it loses little.
+
+        These are the held-out rows, and the folds that the policy was not chosen on.
+        """
+        if choice.chosen.name == ALWAYS:
+            return True
+        first, second = choice.estimate.loss, held_out.loss
+        pooled = NetLoss(first.lost + second.lost, first.gained + second.gained, first.n + second.n)
+        return self.options.accepts(pooled)
+
+    def _fall_back(self, choice: PolicyChoice, held_out: PolicyResult, out: Path) -> FittedPolicy:
+        """Write the policy to always retrieve, because the chosen one turned out not to be safe."""
+        reason = (
+            f"{choice.chosen.name} was best on the fit rows, but on the held-out rows it loses "
+            f"{100 * held_out.loss.mean:.1f} points, which is too much or too uncertain"
+        )
+        choice = replace(choice, chosen=choice.always, estimate=choice.always, reason=reason)
+        result, examples = self._fit_gate(ALWAYS)
+        outcomes = self._make_outcomes(score_calibrated(result, examples, self.evidence.held_out), None)
+        parts = PolicyParts(self.evidence, choice, ALWAYS_RETRIEVE, outcomes, confidence=self.options.confidence)
+        self._write(parts, result, examples, out)
+        always = self._evaluate(choice.always, ALWAYS_RETRIEVE, outcomes, None)
+        return FittedPolicy(out, choice, always, _summarize(choice, always, self.options))
+
+    # --- closed-book answers only -----------------------------------------------------------------
+
+    def fit_closed_book(self, out: Path) -> FittedPolicy:
+        """Fit the gate that ranks best what the LLM knows; its threshold is not calibrated."""
+        needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
+        tried = self._cross_fit_gates()
+        if not tried:
+            raise BadSetting(
+                "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
+                "Label other questions."
+            )
+        scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in tried}
+        best = max(scores, key=lambda name: scores[name])
+        result, examples = self._fit_gate(best)
+        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules")
+        self._write(parts, result, examples, out)
+        figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
+        return FittedPolicy(
+            out,
+            None,
+            None,
+            (
+                f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
+                "Its threshold is not calibrated, because the label runs have no answers with passages.",
+            ),
+        )
+
+    def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
+        """Write the gate, then the policy around it."""
+        from knowgate.training.gate_artifact import save_fitted
+
+        gate_folder = self.work / "gate"
+        save_fitted(result, examples, gate_folder, command=self.command, threshold=max(0.0, parts.threshold))
+        write_policy(parts, gate_folder, out)
+
+
+def _transfer_threshold(chosen: PolicyResult, needs: FloatArray) -> float:
+    """Return the threshold at which the fitted gate retrieves as often as the chosen policy did out of fold.
+
+    Only the needs of the held-out rows are used, not their grades.
+    """
+    if chosen.gate in (ALWAYS, NEVER):
+        return chosen.threshold
+    thresholds = list_candidate_thresholds(needs)
+    rates = 1 - np.searchsorted(np.sort(needs), thresholds, side="right") / len(needs)
+    return float(thresholds[np.argmin(np.abs(rates - chosen.searches))])
+
+
+def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: bool) -> str:
+    """Return how the manifest names the arbiter; it makes drafts itself if the gate reads none."""
+    if folder is not None:
+        return ARBITER_FOLDER
+    if not chosen.arbiter:
+        return NO_ARBITER
+    return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
+
+
+def _summarize(choice: PolicyChoice, held_out: PolicyResult, options: PolicyOptions) -> tuple[str, ...]:
+    """Say what was chosen and why, and what the held-out rows show."""
+    lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
+    if choice.chosen.name == NEVER:
+        lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
+    if choice.required_rows is not None:
+        lines.append(f"About {choice.required_rows} graded questions or more could prove a policy that saves searches.")
+    if choice.chosen.name != ALWAYS:
+        upper = held_out.loss.upper(options.confidence)
+        lines.append(
+            f"On {held_out.loss.n} questions that nothing else used: {held_out.searches:.1%} searches, "
+            f"{held_out.right:.1%} right, {-100 * held_out.loss.mean:+.1f} points against always retrieving "
+            f"(at worst {-100 * upper:+.1f} with {options.confidence:.0%} confidence), "
+            f"{held_out.llm_calls:.2f} LLM calls per question."
+        )
+    return tuple(lines)
+
+
+def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:
+    """Report a milestone."""
+    watch(SimpleFitProgress(0, 1, "steps", "policy", words, is_milestone=True))

@@ -1,0 +1,136 @@
+"""Fit the stack: a fusion that takes the scores of judges as further signals.
+
+The judges are cross-fitted: the train and dev rows are divided into folds, and each judge learns from all folds but
+one. So a train row is scored by the judge that did not see it, and the calibration and test rows, from which no judge
+learns, are scored by all of them, exactly as questions are in use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from knowgate.core.options import Options, with_options
+from knowgate.errors import BadSetting
+from knowgate.gates.fusion import compute_margin, name_judge
+from knowgate.training.examples import Examples
+from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
+from knowgate.training.fusion import fit_fusion
+from knowgate.training.gate_artifact import save_fitted
+from knowgate.training.judges import answer_judge
+from knowgate.training.judges.ensemble import plan_ensemble
+from knowgate.training.judges.training_options import ANY_BASE_HELP, AnswerJudgeFitOptions
+
+MAX_JUDGES = 4
+
+
+class StackOptions(Options):
+    """Options of `fit("stack", ...)`."""
+
+    judges: int = Field(
+        default=MAX_JUDGES, ge=2, le=MAX_JUDGES, description="Number of judges; each leaves out one fold of the rows."
+    )
+    base: str | None = Field(default=None, description=ANY_BASE_HELP)
+    cheap: bool = Field(default=False, description="Use cheap signals only: no sampled answers, no extra passes.")
+
+
+@with_options(StackOptions)
+def fit_stack(
+    examples: Annotated[Examples, ExampleRequirements(weighs=True, two_heads=True)],
+    *,
+    options: StackOptions,
+    seed: int = 0,
+    work: Path,
+    watch: FitProgressCallback = ignore_progress,
+) -> FitResult:
+    """Fine-tune small judges of the LLM's answer, and combine their scores with all other recorded signals."""
+    judge_options = AnswerJudgeFitOptions(base=options.base)
+    judge = fit_cross_fitted_judge(examples, judge_options, options.judges, seed=seed, work=work, watch=watch)
+    return stack_judges(examples, [judge], cheap=options.cheap, work=work)
+
+
+def fit_cross_fitted_judge(
+    examples: Examples,
+    options: AnswerJudgeFitOptions,
+    judges: int,
+    *,
+    seed: int = 0,
+    work: Path,
+    watch: FitProgressCallback = ignore_progress,
+) -> FitResult:
+    """Fine-tune an ensemble of judges on the train and dev rows; each leaves out one fold of them.
+
+    Args:
+        examples: The training data. The judges learn whether the closed-book answer is right, whatever the target is.
+        options: Base and hyperparameters of the judges.
+        judges: Number of judges, which is the number of folds.
+        seed: Seed of folds and training.
+        work: Folder for checkpoints.
+        watch: Called with the progress.
+    """
+    known = select_known_target(examples)
+    tokens = answer_judge.limit_answer_tokens(known, options.tokens)
+    answer_judge.check_trainable_bits(options)
+    answer_judge.check_judge_answers(known, tokens)
+    rows = np.sort(np.concatenate([known.split.train, known.split.dev]))
+    texts = [question.text for question in known.questions]
+    training = answer_judge.make_default_training(options, seed)
+    members = plan_ensemble(known.split, training, folds=judges, texts=texts, rows=rows)
+    task = answer_judge.AnswerTask("judge", tokens, options.base, options.bits)
+    return answer_judge.train_answer_judge(task, known, members, work=work, watch=watch)
+
+
+def stack_judges(examples: Examples, judges: Sequence[FitResult], *, cheap: bool = False, work: Path) -> FitResult:
+    """Combine fitted judges with all other signals in a fusion.
+
+    Args:
+        examples: The training data.
+        judges: At most four gates, such as judges or IK, whose `raw` scores train rows out of fold.
+        cheap: Leave out signals that need samples or extra passes.
+        work: Folder in which the folders of the judges are prepared.
+
+    Raises:
+        BadSetting: There is no judge, or there are too many.
+    """
+    if not 1 <= len(judges) <= MAX_JUDGES:
+        raise BadSetting(f"a stack combines 1 to {MAX_JUDGES} judges, got {len(judges)}.")
+    indices = range(len(examples.rows))
+    margins = {name_judge(number): compute_margin(judge.raw(indices)) for number, judge in enumerate(judges)}
+    fusion = fit_fusion(examples, cheap=cheap, margins=margins)
+    known = select_known_target(examples)
+    files = {
+        f"{name}/{path}": content
+        for name, judge in zip(margins, judges, strict=True)
+        for path, content in _write_judge(judge, known, work / name).items()
+    }
+    request = fusion.request
+    for judge in judges:
+        request |= judge.request
+    return replace(
+        fusion,
+        gate="stack",
+        options={**fusion.options, "judges": len(judges)},
+        needs=fusion.needs.union(*(judge.needs for judge in judges)),
+        request=request,
+        notes=[*fusion.notes, *(note for judge in judges for note in judge.notes)],
+        files=files,
+        uses_test_split=any(judge.uses_test_split for judge in judges),
+    )
+
+
+def select_known_target(examples: Examples) -> Examples:
+    """Return the training data of a judge: it learns what is known, or without gold answers where both answers agree."""
+    if examples.target in ("known", "agree"):
+        return examples
+    return replace(examples, needed=~examples.table.closed_right.astype(bool), target="known")
+
+
+def _write_judge(judge: FitResult, examples: Examples, folder: Path) -> dict[str, bytes]:
+    """Write the complete folder of a judge and return its files by path."""
+    save_fitted(judge, examples, folder, keep_questions=False)
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -1,0 +1,116 @@
+"""Connections: headers are limited in size, number and time, and old half-open connections make room for others."""
+
+import socket
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from knowgate.server import connection_limits
+from tests.support.processes import until
+
+
+def connect(address):
+    parts = urlsplit(address)
+    return socket.create_connection((parts.hostname, parts.port), timeout=10)
+
+
+def read_all(connection):
+    """Read until the server closes the connection."""
+    pieces = []
+    try:
+        while piece := connection.recv(65536):
+            pieces.append(piece)
+    except ConnectionError:
+        pass
+    return b"".join(pieces)
+
+
+def test_headers_of_many_bytes_are_rejected(serve):
+    address, _ = serve(gate="never")
+    with connect(address) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: ")
+        sent = 0
+        try:
+            while sent < 40 << 20:
+                sent += connection.send(b"a" * (1 << 16))
+            received = b""
+        except ConnectionError:
+            received = b""
+        received = received or read_all(connection)
+    assert sent < 40 << 20  # the server stopped reading
+    assert received == b"" or received.startswith(b"HTTP/1.1 431")
+
+
+def test_a_long_header_is_answered_431(serve):
+    address, _ = serve(gate="never")
+    with connect(address) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * (40 << 10))
+        assert read_all(connection).startswith(b"HTTP/1.1 431")
+
+
+def test_many_headers_are_rejected(serve):
+    address, _ = serve(gate="never")
+    with connect(address) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 101 + b"\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 400")
+
+
+def test_a_large_body_does_not_count_as_headers(serve):
+    address, _ = serve(gate="never")
+    body = {"model": "m", "messages": [{"role": "user", "content": "a" * 300_000}]}
+    with httpx.Client(timeout=30) as client:
+        statuses = [client.post(f"{address}/v1/chat/completions", json=body).status_code for _ in range(3)]
+        statuses.append(client.get(f"{address}/health").status_code)
+    assert statuses == [200] * 4
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX: "])
+def test_headers_have_a_time_limit(serve, monkeypatch, start):
+    monkeypatch.setattr(connection_limits, "HEADER_SECONDS", 0.3)
+    address, _ = serve(gate="never")
+    with connect(address) as connection:
+        connection.sendall(start)
+        assert read_all(connection).startswith(b"HTTP/1.1 408")
+
+
+def test_half_open_requests_do_not_stop_health(serve):
+    address, _ = serve(gate="never")
+    connections = [connect(address) for _ in range(300)]
+    for connection in connections:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX: ")
+    start = time.perf_counter()
+    assert httpx.get(f"{address}/health", timeout=10).status_code == 200
+    assert time.perf_counter() - start < 5
+    for connection in connections:
+        connection.close()
+
+
+def test_new_connections_replace_old_half_open_ones(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_WAITING_PER_ADDRESS", 2)
+    monkeypatch.setattr(connection_limits, "MIN_EVICTION_SECONDS", 0.0)
+    address, _ = serve(gate="never")
+    connections = [connect(address) for _ in range(4)]
+    assert read_all(connections[0]) == b""
+    connections[3].sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    assert b'"status":"ok"' in read_all(connections[3])
+    for connection in connections:
+        connection.close()
+
+
+def test_connections_per_address_are_limited(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_ADDRESS", 2)
+    address, _ = serve(gate="never")
+    connections = [connect(address) for _ in range(3)]
+    assert read_all(connections[2]) == b""
+    for connection in connections:
+        connection.close()
+
+    def is_free():
+        try:
+            return httpx.get(f"{address}/health", timeout=10).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    until(is_free)

@@ -1,0 +1,105 @@
+"""What the decision log keeps: decisions that cannot be stored are counted, and old ones are deleted."""
+
+import sqlite3
+import time
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+
+from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
+from tests.server.conftest import KNOWN
+from tests.server.test_chat import ask
+from tests.server.test_learning import wait_until
+
+
+class FullDisk:
+    """A store whose disk is full: reading works, writing fails."""
+
+    def __init__(self, store):
+        self.store = store
+
+    def fetch_rows(self, query, values=()):
+        return self.store.fetch_rows(query, values)
+
+    @contextmanager
+    def transaction(self, lock=""):
+        raise sqlite3.OperationalError("database or disk is full")
+        yield
+
+    def close(self):
+        self.store.close()
+
+
+def fill_disk(service):
+    service.decision_log._store = FullDisk(service.decision_log._store)
+
+
+def test_lost_decisions_are_counted_and_shown(serve, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")}, change=fill_disk)
+    assert [ask(address).status_code for _ in range(3)] == [200, 200, 200]
+    wait_until(lambda: app.state.service.decision_log.lost_count == 3)
+    ready = httpx.get(f"{address}/ready").json()
+    assert (ready["ready"], ready["lost_decisions"]) == (True, 3)
+    assert "3 decisions could not be stored" in ready["degraded"]
+    assert 'knowgate_lost_decisions_total{reason="write failed"} 3.0' in httpx.get(f"{address}/metrics").text
+    assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["lost_decisions"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_durable_server_does_not_acknowledge_what_it_cannot_store(serve, tmp_path, stream):
+    options = {"decisions": str(tmp_path / "d.db"), "durable": True}
+    address, app = serve(gate="never", options=options, change=fill_disk)
+    reply = ask(address, stream=stream)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "log_down")
+    assert app.state.service.active_requests.count == 0
+
+
+def test_a_durable_server_answers_after_the_decision_is_stored(serve, tmp_path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db"), "durable": True})
+    id = ask(address).headers["x-knowgate-id"]
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database:
+        assert database.execute("SELECT id FROM decisions").fetchall() == [(id,)]
+
+
+def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    id = ask(address).headers["x-knowgate-id"]
+    httpx.get(f"{address}/v1/decisions/{id}")  # waits until the decision is written
+    fill_disk(app.state.service)
+    assert httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}).status_code == 503
+
+
+def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
+    losses = []
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False, on_loss=lambda *loss: losses.append(loss))
+    log._pending = [("kg-0", 1.0, None, "{}", "", None)] * MAX_PENDING_ROWS
+    commit = log.append({"id": "kg-1"}, None)
+    assert (losses, log.lost_count) == ([("queue full", 1)], 1)
+    assert "too many decisions" in str(commit.exception(timeout=5))
+    log.close()
+
+
+def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):
+    file = tmp_path / "d.db"
+    options = {"decisions": str(file), "keep_questions": True}
+    address, _ = serve(gate="never", options=options)
+    old, new = (ask(address, KNOWN).headers["x-knowgate-id"] for _ in range(2))
+    httpx.post(f"{address}/v1/feedback", json={"id": old, "rating": "down", "comment": "old comment"})
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE decisions SET at = ? WHERE id = ?", (time.time() - 8 * 86_400, old))
+        database.execute("INSERT INTO corrections VALUES (?, 1, 'old correction')", (old,))
+        audit = "INSERT INTO audits (decision, at, arm, scope, kind, lost, closed) VALUES (?, 1, 'a', '', 'loss', 1, ?)"
+        database.execute(audit, (old, "old answer"))
+    address, _ = serve(gate="never", options={**options, "retain_days": 7})
+    wait_until(lambda: httpx.get(f"{address}/v1/decisions/{old}").status_code == 404)
+    assert httpx.get(f"{address}/v1/decisions/{new}").status_code == 200
+    with closing(sqlite3.connect(file)) as database:
+        assert database.execute("SELECT decision, lost, closed FROM audits").fetchall() == [(old, 1.0, None)]
+        assert database.execute("SELECT * FROM corrections").fetchall() == []
+        assert database.execute("SELECT * FROM feedback").fetchall() == []
+
+
+def test_decisions_are_kept_for_thirty_days_by_default(serve, tmp_path):
+    _, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    assert app.state.service.options.retain_days == 30

@@ -1,0 +1,161 @@
+"""One client cannot exhaust the server: bodies, JSON values, patterns and searches have limits."""
+
+import json
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from knowgate.server.auth.api_keys import add_key
+from knowgate.server.chat.gate_service import MAX_ABANDONED_SEARCHES
+from knowgate.server.json_api import ApiError, count_json_values, parse_json_object
+from knowgate.server.load_limits import RequestSlots, UploadBudget
+from tests.server.conftest import UNKNOWN
+from tests.server.test_chat import ask
+from tests.server.test_circuit_breaker import use_parts
+from tests.server.test_forwarding import FOUND
+from tests.support.processes import PATIENCE
+
+CHAT = '{"model":"m","messages":[{"role":"user","content":"capital?"}],"x":'
+
+
+def test_request_slots_are_limited_per_client_and_in_total():
+    slots = RequestSlots(3, 2)
+    slots.acquire("a")
+    slots.acquire("a")
+    with pytest.raises(ApiError, match="in progress"):
+        slots.acquire("a")
+    slots.acquire("b")
+    with pytest.raises(ApiError, match="in progress"):
+        slots.acquire("c")
+    slots.release("a")
+    slots.acquire("c")
+    assert (slots.count, dict(slots.count_by_client)) == (3, {"a": 1, "b": 1, "c": 1})
+
+
+def test_unfinished_bodies_share_a_budget_of_memory():
+    budget = UploadBudget(10)
+    budget.reserve(8)
+    with pytest.raises(ApiError, match="at once"):
+        budget.reserve(3)
+    budget.reserve(-8)
+    budget.reserve(10)
+
+
+def test_unfinished_bodies_of_one_key_do_not_block_another_key(serve, tmp_path):
+    slow, other = (add_key(tmp_path / "keys.json", name) for name in ("slow", "other"))
+    address, app = serve(gate="never", options={"keys": str(tmp_path / "keys.json"), "waiting": 4})
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {slow}\r\nContent-Length: 99\r\n\r\n{{"
+    )
+    parts = urlsplit(address)
+    connections = [socket.create_connection((parts.hostname, parts.port)) for _ in range(6)]
+    for connection in connections:
+        connection.sendall(head.encode())
+    deadline = time.monotonic() + PATIENCE
+    while app.state.service.unfinished_bodies.count < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert app.state.service.unfinished_bodies.count == 4  # the others were answered 429
+    statuses = [_post(address, key, CHAT + "1}").status_code for key in (other, slow)]
+    for connection in connections:
+        connection.close()
+    assert statuses == [200, 429]
+
+
+def _post(address, key, content):
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    return httpx.post(f"{address}/v1/chat/completions", content=content, headers=headers, timeout=30)
+
+
+# --- JSON -----------------------------------------------------------------------------------------
+
+
+def test_json_values_are_counted_outside_strings():
+    assert count_json_values(rb'{"a": "x,[{,\",,", "b": [1, 2]}', 3) == 4
+    assert count_json_values(b'{"a": ",,,,', 1) == 1  # a string without an end
+
+
+@pytest.mark.parametrize("text", [b'"' * 4_000_000, b'\\"' * 2_000_000, b'"\\' * 2_000_000], ids=ascii)
+def test_counting_values_takes_linear_time(text):
+    start = time.thread_time()
+    count_json_values(b"[" * 60_000 + text, 50_000)
+    assert time.thread_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    ["[" + "1," * 1_300_000 + "1]", "[" + "[]," * 900_000 + "[]]", "[" + '"",' * 900_000 + '""]'],
+    ids=["numbers", "lists", "texts"],
+)
+def test_a_request_of_many_values_is_rejected_at_once(values):
+    start = time.thread_time()
+    with pytest.raises(ApiError, match="more than 50,000 JSON values"):
+        parse_json_object((CHAT + values + "}").encode())
+    assert time.thread_time() - start < 2
+
+
+def test_a_long_text_with_many_commas_is_accepted(serve):
+    address, _ = serve(gate="never")
+    message = {"role": "system", "content": "1,[" * 200_000}
+    assert ask(address, messages=[message, {"role": "user", "content": "Who?"}]).status_code == 200
+
+
+def test_many_values_are_allowed_where_no_gate_decides(serve):
+    address, _ = serve(gate="never")
+    body = {"model": "m", "input": list(range(100_000))}
+    assert httpx.post(f"{address}/v1/embeddings", json=body, timeout=30).status_code == 200
+    assert httpx.post(f"{address}/v1/completions", json={**body, "prompt": "Who?"}, timeout=30).status_code == 413
+
+
+# --- filters and searches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("patterns", [[f"a{number}*b" for number in range(300_000)], ["*a" * 200], "*a" * 200])
+def test_a_filter_of_many_or_long_patterns_is_rejected(serve, patterns):
+    address, _ = serve(gate="always")
+    reply = ask(address, knowgate={"filter": {"id": patterns}})
+    assert reply.status_code in (400, 413)
+
+
+class HangingRetriever:
+    """Hangs on questions that contain "slow"."""
+
+    name, fingerprint = "hanging", "hanging"
+
+    def __init__(self):
+        self.let_go = threading.Event()
+
+    def search(self, queries, k):
+        if "slow" in queries[0]:
+            self.let_go.wait(PATIENCE)
+        return [FOUND for _ in queries]
+
+
+def test_a_search_that_hangs_does_not_block_the_next_one(serve):
+    retriever = HangingRetriever()
+    address, app = serve(gate="always", change=use_parts(seconds=0.2, retriever=retriever))
+    service = app.state.service.gate_service
+    for _ in range(MAX_ABANDONED_SEARCHES):
+        report = ask(address, messages=[{"role": "user", "content": "a slow question?"}]).json()["knowgate"]
+        assert report["degraded"] == ["retriever"]
+        service.retriever_breaker.record_success()
+        report = ask(address, messages=[{"role": "user", "content": UNKNOWN}]).json()["knowgate"]
+        assert (report["degraded"], len(report["passages"])) == ([], 1)
+    retriever.let_go.set()
+
+
+def test_newlines_in_a_question_do_not_block_the_server(serve):
+    address, _ = serve(gate="always")
+    start = time.perf_counter()
+    for question in ("\n" * 19_990 + "x", "a" + "\n" * 19_980 + "x"):
+        assert ask(address, messages=[{"role": "user", "content": question}]).status_code == 200
+    assert time.perf_counter() - start < 10  # it took more than five seconds per request
+
+
+def test_a_body_above_the_limit_is_rejected(serve):
+    address, _ = serve(gate="never", options={"largest_body": 2048})
+    reply = httpx.post(f"{address}/v1/chat/completions", content=json.dumps({"a": "x" * 3000}), timeout=30)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (413, "too_long")

@@ -1,0 +1,121 @@
+"""API keys as tenants: what a key sees, rates and deletes, and what needs an admin key."""
+
+import sqlite3
+import stat
+import time
+from contextlib import closing
+
+import httpx
+import pytest
+
+from knowgate.server.auth.api_keys import add_key
+from knowgate.server.telemetry.decision_log import MAX_FEEDBACK_PER_DAY, DecisionLog
+from tests.server.conftest import KNOWN
+
+
+@pytest.fixture
+def tenants(serve, tmp_path):
+    """A server with the keys of Alice and Carol and an admin key: (address, headers by name)."""
+    file = tmp_path / "keys.json"
+    keys = {name: add_key(file, name, admin=name == "admin") for name in ("alice", "carol", "admin")}
+    options = {"keys": str(file), "decisions": str(tmp_path / "d.db"), "keep_questions": True}
+    address, _ = serve(gate="never", options=options)
+    return address, {name: {"Authorization": f"Bearer {key}"} for name, key in keys.items()}
+
+
+def ask_as(address, headers, question=KNOWN):
+    body = {"model": "m", "messages": [{"role": "user", "content": question}]}
+    return httpx.post(f"{address}/v1/chat/completions", json=body, headers=headers).headers["x-knowgate-id"]
+
+
+def test_a_key_sees_rates_and_deletes_only_its_own_decisions(tenants):
+    address, keys = tenants
+    id = ask_as(address, keys["alice"])
+    url, feedback = f"{address}/v1/decisions/{id}", {"id": id, "rating": "down", "correction": "wrong"}
+
+    def use(name):
+        read = httpx.get(url, headers=keys[name])
+        rate = httpx.post(f"{address}/v1/feedback", json=feedback, headers=keys[name])
+        return read.status_code, rate.status_code
+
+    assert use("carol") == (404, 404)
+    assert httpx.delete(url, headers=keys["carol"]).status_code == 404
+    assert use("alice") == (200, 200)
+    assert use("admin") == (200, 200)
+    assert httpx.delete(url, headers=keys["alice"]).json()["decisions"] == 1
+
+
+def test_a_key_forgets_a_question_for_itself_and_an_admin_key_for_all(tenants):
+    address, keys = tenants
+    for name in ("alice", "carol", "carol"):
+        ask_as(address, keys[name])
+
+    def forget(name):
+        return httpx.post(f"{address}/v1/forget", json={"question": KNOWN}, headers=keys[name]).json()["decisions"]
+
+    assert [forget("alice"), forget("alice"), forget("admin"), forget("carol")] == [1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/dashboard"), ("GET", "/v1/learning"), ("POST", "/v1/learning/clear")]
+)
+def test_the_data_of_all_keys_needs_an_admin_key(tenants, method, path):
+    address, keys = tenants
+    reply = httpx.request(method, address + path, headers=keys["alice"])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "admin_only")
+    assert httpx.request(method, address + path, headers=keys["admin"]).status_code != 403
+
+
+@pytest.mark.parametrize("headers", [{"Origin": "http://["}, {"Host": "["}])
+def test_an_invalid_origin_or_host_is_a_bad_request(serve, headers):
+    address, _ = serve(gate="never")
+    reply = httpx.post(f"{address}/v1/chat/completions", json={}, headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_host")
+
+
+def test_files_with_questions_or_keys_are_private(tenants, tmp_path):
+    address, keys = tenants
+    ask_as(address, keys["alice"])
+    files = [path for path in tmp_path.iterdir() if path.is_file()]
+    assert {"keys.json", "d.db", "d.db-wal"} <= {path.name for path in files}
+    assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files if path.stat().st_mode & 0o077} == {}
+
+
+def test_a_key_rates_a_decision_once(tenants):
+    address, keys = tenants
+    id = ask_as(address, keys["alice"])
+    for rating in ("up", "down", "up", "down"):
+        body = {"id": id, "rating": rating, "comment": "x" * 1000}
+        assert httpx.post(f"{address}/v1/feedback", json=body, headers=keys["alice"]).status_code == 200
+    stored = httpx.get(f"{address}/v1/decisions/{id}", headers=keys["alice"]).json()["feedback"]
+    assert [entry["rating"] for entry in stored] == ["down"]
+
+
+def test_the_feedback_of_a_key_is_limited_per_day(tenants, tmp_path):
+    address, keys = tenants
+    id = ask_as(address, keys["alice"])
+    httpx.get(f"{address}/v1/decisions/{id}", headers=keys["alice"])  # waits until the decision is written
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        rows = [(f"kg-{n}", time.time(), "up", None, "alice") for n in range(MAX_FEEDBACK_PER_DAY)]
+        database.executemany("INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)", rows)
+    reply = httpx.post(f"{address}/v1/feedback", json={"id": id, "rating": "up"}, headers=keys["alice"])
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "too_much_feedback")
+
+
+def test_forgetting_uses_an_index(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=True)
+    query = "EXPLAIN QUERY PLAN SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?"
+    plan = str(log.run_blocking(lambda store: store.fetch_rows(query, ("", "key"))))
+    log.close()
+    assert "decisions_of_question" in plan
+    assert "SCAN" not in plan
+
+
+def test_questions_in_logs_of_earlier_versions_can_be_forgotten(tmp_path, serve):
+    with closing(sqlite3.connect(tmp_path / "d.db")) as database, database:
+        database.execute("CREATE TABLE decisions (id TEXT PRIMARY KEY, at REAL NOT NULL, question TEXT, record TEXT)")
+        database.execute("CREATE TABLE feedback (decision TEXT, at REAL, rating TEXT, comment TEXT)")
+        database.execute("INSERT INTO decisions VALUES ('kg-1', ?, ?, '{}')", (time.time(), KNOWN))
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    reply = httpx.post(f"{address}/v1/forget", json={"question": KNOWN.upper()})
+    assert reply.json()["decisions"] == 1

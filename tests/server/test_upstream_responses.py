@@ -1,0 +1,163 @@
+"""Responses of the upstream are limited in size, nesting and time. Invalid ones end in an error, never in a cut stream."""
+
+import gzip
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from knowgate.server.upstream import response_body
+from tests.server.test_chat import ask
+from tests.support.hostile_server import HostileServer, http
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+DEEP = b'{"choices":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+DEEP_LOGPROBS = b'{"choices":[{"index":0,"delta":{"content":"a"},"logprobs":' + b"[" * 900 + b"]" * 900 + b"}]}"
+DRAFT_GATES = ["never", "logprob:mean", "logprob:first"]
+
+
+def chunk(text, finish=None):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish}
+    return json.dumps({"id": "c", "object": "chat.completion.chunk", "choices": [choice]}).encode()
+
+
+@pytest.fixture
+def hostile():
+    with HostileServer() as server:
+        yield server
+
+
+@pytest.fixture
+def serve_hostile(serve, hostile):
+    def start(gate="never", **options):
+        return serve(upstream=False, gate=gate, options={"upstream": f"{hostile.url}/v1", **options})[0]
+
+    return start
+
+
+def read_stream(address):
+    """Return the data of all events. A cut stream raises an error of httpx."""
+    response = ask(address, stream=True)
+    text = response.text.replace("\r\n", "\n").replace("\r", "\n")
+    return [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("gate", DRAFT_GATES)
+@pytest.mark.parametrize(
+    "data", [DEEP, DEEP_LOGPROBS, b'{"choices":5}', b'{"choices": {"a": 1}}'], ids=lambda d: d[:14]
+)
+@pytest.mark.parametrize("position", ["first", "later"])
+def test_odd_chunks_end_in_an_error_event(serve_hostile, hostile, gate, data, position):
+    good = b"data: " + chunk("a") + b"\n\n"
+    hostile.reply = STREAM_HEAD + (good if position == "later" else b"") + b"data: " + data + b"\n\n" + good
+    address = serve_hostile(gate)
+    reply = ask(address, stream=True)
+    last = json.loads(reply.text.strip().split("\n")[-1].removeprefix("data: "))
+    assert last["error"]["code"] == "upstream_invalid"
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+def test_events_that_end_in_carriage_returns_are_forwarded(serve_hostile, hostile, gate):
+    events = [chunk("Pa"), chunk("ris"), chunk("", "stop"), b"[DONE]"]
+    hostile.reply = STREAM_HEAD + b"".join(b"data: " + event + b"\r\r" for event in events)
+    received = read_stream(serve_hostile(gate))
+    assert received[-1] == "[DONE]"
+    texts = [json.loads(event)["choices"][0]["delta"].get("content", "") for event in received[:-1]]
+    assert "".join(texts) == "Paris"
+    assert "knowgate" in json.loads(received[0])
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+@pytest.mark.parametrize(
+    "piece", [(b": " + b"a" * 1020 + b"\n") * 64, b"a" * 65536], ids=["no blank lines", "no lines"]
+)
+def test_events_without_an_end_take_linear_time_and_end_in_an_error(serve_hostile, hostile, gate, piece):
+    hostile.reply = lambda: iter([STREAM_HEAD, *[piece] * 40 * 16])  # 40 MB
+    address, start = serve_hostile(gate), time.perf_counter()
+    reply = ask(address, stream=True)
+    assert "upstream_invalid" in reply.text
+    assert len(reply.text) < 1 << 20
+    assert time.perf_counter() - start < 15  # it took more than twenty seconds for 20 MB
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+def test_a_compressed_response_is_bounded(serve_hostile, hostile, gate, stream):
+    data = gzip.compress(b'{"a":"' + b"0" * (50 << 20) + b'"}')
+    hostile.reply = http(data, content_type="application/json", content_encoding="gzip")
+    reply = ask(serve_hostile(gate), stream=stream)
+    assert "upstream_invalid" in reply.text
+    assert len(reply.content) < 1 << 20
+
+
+def test_a_small_compressed_response_is_decompressed(serve_hostile, hostile):
+    answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "Paris"}}]}
+    data = gzip.compress(json.dumps(answer).encode())
+    hostile.reply = http(data, content_type="application/json", content_encoding="gzip")
+    reply = ask(serve_hostile())
+    assert reply.json()["choices"] == answer["choices"]
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:mean"])
+@pytest.mark.parametrize(
+    "content",
+    [DEEP, b'{"choices":5}', b"[1,2]", b"<html>oops</html>", b"{", b'{"choices":[' + b"1," * 2_000_000 + b"1]}"],
+    ids=["deep", "choices", "list", "html", "cut", "many values"],
+)
+def test_invalid_plain_responses_are_502(serve_hostile, hostile, gate, content):
+    hostile.reply = http(content, content_type="application/json")
+    reply = ask(serve_hostile(gate))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_invalid")
+
+
+def test_a_large_plain_response_is_502(serve_hostile, hostile, monkeypatch):
+    hostile.reply = lambda: iter([JSON_HEAD, *[b"a" * 65536] * 1000])
+    reply = ask(serve_hostile())
+    assert (reply.status_code, reply.json()["error"]["code"]) == (502, "upstream_invalid")
+    assert f"{response_body.MAX_CONTENT_BYTES:,} bytes" in reply.json()["error"]["message"]
+
+
+def test_headers_that_cannot_be_sent_are_left_out(serve_hostile, hostile):
+    answer = b'{"choices":[{"index":0,"message":{"role":"assistant","content":"a"}}]}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nx-request-id: \xff\xfea\r\nContent-Length: %d\r\n\r\n"
+    hostile.reply = head % len(answer) + answer
+    reply = ask(serve_hostile())
+    assert reply.status_code == 200
+    assert "x-request-id" not in reply.headers
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_response_that_stops_is_an_error_in_time(serve_hostile, hostile, stream):
+    def stop_midway():
+        yield STREAM_HEAD + b"data: " + chunk("a") + b"\n\n" if stream else JSON_HEAD + b'{"choices":'
+        time.sleep(2)
+
+    hostile.reply = stop_midway
+    address, start = serve_hostile(first_byte_seconds=0.3), time.perf_counter()
+    assert "upstream_timeout" in ask(address, stream=stream).text
+    assert time.perf_counter() - start < 5
+
+
+def test_a_silent_upstream_times_out_and_opens_its_breaker(serve):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = {"upstream": f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "deadline": 0.5}
+        address, _ = serve(upstream=False, gate="never", options=options)
+        statuses = [ask(address).status_code for _ in range(6)]
+        assert statuses == [504] * 5 + [503]
+        readiness = httpx.get(f"{address}/ready")
+        assert (readiness.status_code, readiness.json()["breakers"]["upstream"]) == (503, "open")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_upstream_that_sends_only_headers_opens_its_breaker(serve_hostile, hostile, stream):
+    def send_headers():
+        yield STREAM_HEAD if stream else JSON_HEAD
+        time.sleep(0.5)
+
+    hostile.reply = send_headers
+    address = serve_hostile(first_byte_seconds=0.2)
+    assert all("upstream_timeout" in ask(address, stream=stream).text for _ in range(5))
+    assert ask(address, stream=stream).status_code == 503

@@ -1,0 +1,78 @@
+"""What a request costs: no call is made twice for nothing, and `usage` counts every call."""
+
+import pytest
+
+from knowgate.server.chat.request_formats import REQUEST_FORMATS
+from knowgate.types import Passage
+from tests.server.conftest import KNOWN, UNKNOWN
+from tests.server.test_arbitration import FixedArbiter, use_arbiter
+from tests.server.test_chat import ask, events
+
+PASSAGES = [Passage("p", "some text")]
+
+
+@pytest.mark.parametrize("way", ["draft", "race"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_draft_is_the_answer_if_the_search_finds_nothing(serve, stub, stream, way):
+    stub.sure = -9.0
+    address, _ = serve(gate="logprob:first", options={"way": way})
+    reply = ask(address, "Zyzzyva?", stream=stream)
+    report = events(reply)[0]["knowgate"] if stream else reply.json()["knowgate"]
+    assert (report["retrieve"], report["passages"], report["notes"]) == (True, [], ["nothing found"])
+    assert len(stub.bodies) == 1
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in events(reply) if chunk["choices"])
+    assert (text if stream else reply.json()["choices"][0]["message"]["content"]) == "The answer is 42."
+
+
+def test_the_notes_say_if_the_search_finds_nothing_without_a_draft(serve, stub):
+    address, _ = serve(gate="always")
+    assert ask(address, "Zyzzyva?").json()["knowgate"]["notes"] == ["nothing found"]
+    assert len(stub.bodies) == 1
+
+
+@pytest.mark.parametrize("chosen", [0.1, 0.9])
+def test_usage_is_the_sum_of_draft_and_answer(serve, stub, chosen):
+    stub.sure = -9.0
+    address, _ = serve(gate="logprob:first", change=use_arbiter(FixedArbiter(chosen)))
+    reply = ask(address, UNKNOWN).json()
+    assert len(stub.bodies) == 2
+    assert reply["usage"] == {"prompt_tokens": 10, "completion_tokens": 8, "total_tokens": 18}
+
+
+def test_usage_is_unchanged_if_there_is_one_call(serve, stub):
+    address, _ = serve(gate="always")
+    assert ask(address, UNKNOWN).json()["usage"]["total_tokens"] == 9
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_model_in_this_process_reports_prompt_tokens(serve, batch):
+    address, _ = serve(upstream=False, gate="always", options={"batch": batch})
+    usage = ask(address, KNOWN, model="knowgate").json()["usage"]
+    assert usage["prompt_tokens"] > 10
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+# --- the instruction to cite ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("cite", "fields", "asked"), [
+    (True, {}, True),
+    (True, {"response_format": {"type": "text"}}, True),
+    (True, {"response_format": {"type": "json_object"}}, False),
+    (False, {}, False),
+])  # fmt: skip
+def test_the_llm_is_asked_to_cite_unless_that_is_off_or_json_is_wanted(serve, stub, cite, fields, asked):
+    address, _ = serve(gate="always", options={"cite": cite})
+    ask(address, UNKNOWN, **fields)
+    assert "<passages>" in str(stub.bodies[0])
+    assert ("Cite those you use as [id]" in str(stub.bodies[0])) is asked
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/responses", {"input": "Who?", "text": {"format": {"type": "json_schema"}}}),
+    ("/completions", {"prompt": "Who?", "response_format": {"type": "json_object"}}),
+])  # fmt: skip
+def test_other_formats_do_not_ask_for_citations_in_json(path, body):
+    changed = REQUEST_FORMATS[path].insert_passages(body, PASSAGES, "user")
+    assert "<passages>" in str(changed)
+    assert "Cite" not in str(changed)

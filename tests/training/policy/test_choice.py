@@ -1,0 +1,111 @@
+"""The choice of gate, arbiter and threshold from out-of-fold predictions."""
+
+import numpy as np
+import pytest
+
+from knowgate.errors import BadInput
+from knowgate.training.policy.choice import (
+    ArbiterCandidate,
+    ChoiceOptions,
+    GateCandidate,
+    apply_policy,
+    choose_policy,
+    list_rate_thresholds,
+)
+
+N = 1000
+FIRST_HALF = np.arange(N) < N // 2
+EVERY = np.ones(N, dtype=bool)
+RANDOM = np.random.default_rng(0)
+SHUFFLED = RANDOM.permutation(N)
+
+
+def make_gate(known, name="probe", **costs):
+    return GateCandidate(name, np.where(known, 0.2, 0.8) + RANDOM.normal(0, 0.01, len(known)), **costs)
+
+
+def test_a_gate_that_knows_what_is_known_saves_half_of_the_searches_at_no_loss():
+    known = FIRST_HALF[SHUFFLED]
+    choice = choose_policy([make_gate(known)], known, EVERY)
+    assert choice.chosen.name == "probe"
+    assert choice.chosen.searches == pytest.approx(0.5, abs=0.03)
+    assert choice.chosen.right >= 0.99
+    assert choice.chosen.llm_calls == pytest.approx(1.5, abs=0.03)
+
+
+def test_never_retrieving_is_chosen_if_both_answers_are_equally_good():
+    right = RANDOM.random(N) < 0.8
+    choice = choose_policy([make_gate(RANDOM.random(N) < 0.5)], right, right)
+    assert choice.chosen.gate == "never"
+    assert choice.chosen.searches == 0
+
+
+def test_always_retrieving_is_chosen_if_the_gate_knows_nothing():
+    known = FIRST_HALF[SHUFFLED]
+    choice = choose_policy([GateCandidate("noise", RANDOM.random(N))], known, EVERY)
+    assert choice.chosen.name == "always"
+    assert choice.is_constant
+
+
+def test_few_questions_prove_nothing_and_the_choice_says_how_many_would():
+    known = FIRST_HALF[SHUFFLED][:60]
+    choice = choose_policy([make_gate(known)], known, EVERY[:60])
+    assert choice.chosen.name == "always"
+    assert choice.required_rows is not None
+    assert 80 <= choice.required_rows <= 110
+
+
+def test_an_arbiter_that_corrects_answers_is_part_of_the_policy():
+    known = FIRST_HALF[SHUFFLED]
+    opened = ~known | (RANDOM.random(N) < 0.5)
+    choice = choose_policy([], known, opened, [ArbiterCandidate("rules", known & ~opened)])
+    assert choice.chosen.name == "always + rules"
+    assert choice.chosen.right == 1.0
+    assert choice.chosen.llm_calls == 2.0
+
+
+def test_the_simpler_of_two_equally_good_gates_is_chosen():
+    known = FIRST_HALF[SHUFFLED]
+    gate = make_gate(known, "large", models=4)
+    choice = choose_policy([gate, GateCandidate("small", gate.needs, models=1)], known, EVERY)
+    assert choice.chosen.gate == "small"
+
+
+def test_a_high_price_of_llm_calls_favors_a_gate_that_reads_the_question_alone():
+    known = FIRST_HALF[SHUFFLED]
+    reads_draft, question_only = make_gate(known, "draft"), make_gate(known, "question", reads_draft=False, models=2)
+    cheap = ChoiceOptions(price_llm_call=0.0)
+    costly = ChoiceOptions(price_llm_call=0.05)
+    assert choose_policy([reads_draft, question_only], known, EVERY, options=cheap).chosen.gate == "draft"
+    assert choose_policy([reads_draft, question_only], known, EVERY, options=costly).chosen.gate == "question"
+
+
+def test_the_estimate_of_a_gate_of_noise_is_not_better_than_always_retrieving():
+    known, opened = RANDOM.random(N) < 0.5, RANDOM.random(N) < 0.7
+    choice = choose_policy([GateCandidate(f"noise {i}", RANDOM.random(N)) for i in range(20)], known, opened)
+    assert choice.estimate.value <= choice.always.value + 0.005
+
+
+def test_a_chosen_policy_is_applied_to_other_questions():
+    known = FIRST_HALF[SHUFFLED]
+    choice = choose_policy([make_gate(known)], known, EVERY)
+    result = apply_policy(choice.chosen, np.array([0.1, 0.9]), np.array([True, False]), np.array([False, True]))
+    assert (result.searches, result.right, result.llm_calls) == (0.5, 1.0, 1.5)
+    assert result.loss.gained == 1
+
+
+def test_a_policy_with_an_arbiter_needs_its_choices():
+    known = FIRST_HALF[SHUFFLED]
+    choice = choose_policy([], known, ~known, [ArbiterCandidate("rules", known)])
+    with pytest.raises(BadInput, match="takes_closed"):
+        apply_policy(choice.chosen, np.array([]), np.array([True]), np.array([True]))
+
+
+def test_thresholds_lie_between_needs():
+    assert list_rate_thresholds(np.array([0.0, 1.0, 1.0, 1.0])) == [0.5]
+    assert list_rate_thresholds(np.array([0.3, 0.3])) == []
+
+
+def test_predictions_must_have_one_value_per_question():
+    with pytest.raises(BadInput, match="gate 'short' has 1 values for 2 questions"):
+        choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))

@@ -1,0 +1,62 @@
+"""The folder of a policy is taken whole: its arbiter comes with its gate."""
+
+import pytest
+
+from knowgate.gates import load_gate
+from knowgate.gates.arbiters import load_arbiter
+from knowgate.gates.arbiters.abstention import RulesArbiter
+from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
+from knowgate.gates.calibration.guarantee import compute_net_p_value
+from knowgate.gates.calibration.safety import NetLoss
+from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.integrations.hub import push_artifact
+from knowgate.models.fake import FakeModel
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
+from knowgate.training.policy import candidates
+from knowgate.training.policy.folder import find_proven_loss
+from knowgate.training.policy.search import fit_policy
+from tests.support.hand_gate import write_rows
+from tests.support.pairs_by_hand import pair_rows
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("policy")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "DEFAULT_GATES", ())
+        return fit_policy(write_rows(folder / "run", pair_rows(800)), out=folder / "policy")
+
+
+def get_arbiter_fingerprint(folder):
+    return load_arbiter(get_policy_arbiter(str(folder))).fingerprint
+
+
+def test_a_pipeline_uses_the_arbiter_of_the_policy_unless_another_one_is_named(policy):
+    rag = AdaptiveRAG(FakeModel(), load_gate(str(policy.path), plug_in=True))
+    assert rag.bound_arbiter.fingerprint == get_arbiter_fingerprint(policy.path)
+    other = AdaptiveRAG(FakeModel(), load_gate(str(policy.path), plug_in=True), arbiter=RulesArbiter(make_drafts=True))
+    assert other.bound_arbiter.name == "rules"
+
+
+def test_a_pushed_policy_brings_its_arbiter(policy, tmp_path):
+    push_artifact(policy.path, str(tmp_path / "shared"))
+    assert get_policy_arbiter(str(tmp_path / "shared")) == str(tmp_path / "shared" / "arbiter")
+    assert get_arbiter_fingerprint(tmp_path / "shared") == get_arbiter_fingerprint(policy.path)
+
+
+def test_calibrating_a_policy_includes_its_arbiter_and_keeps_it(policy, tmp_path):
+    run = write_rows(tmp_path / "run", pair_rows(400, seed=5))
+    calibration = calibrate(policy.path, run, max_loss=0.2, net=True, out=tmp_path / "calibrated")
+    assert calibration.evidence["arbiter"]["fingerprint"] == get_arbiter_fingerprint(policy.path)
+    assert get_arbiter_fingerprint(tmp_path / "calibrated") == get_arbiter_fingerprint(policy.path)
+
+
+def test_other_gates_are_not_policies():
+    assert get_policy_arbiter("logprob:min") is None
+    assert get_policy_arbiter(load_gate("never")) is None
+
+
+def test_the_proven_loss_is_the_smallest_that_the_exact_test_accepts():
+    proven = find_proven_loss(NetLoss(lost=3, gained=1, n=300), 0.05)
+    assert compute_net_p_value(3, 1, 300, proven, 0.05) <= 0.05
+    assert compute_net_p_value(3, 1, 300, proven - 0.001, 0.05) > 0.05

@@ -1,0 +1,127 @@
+"""`fit_policy`: from label rows to one folder with gate, arbiter, threshold and guarantee."""
+
+import json
+
+import pytest
+
+from knowgate.errors import BadInput, BadSetting
+from knowgate.evaluation.gate_evaluation import evaluate
+from knowgate.gates import load_gate
+from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, read_artifact
+from knowgate.training.policy import candidates
+from knowgate.training.policy.evidence import assign_policy_folds, load_evidence
+from knowgate.training.policy.search import fit_policy
+from tests.support.hand_gate import write_rows
+from tests.support.pairs_by_hand import pair_row, pair_rows
+
+
+@pytest.fixture(autouse=True)
+def without_text(monkeypatch):
+    """Leave out the embedding model: the fake rows have log-probabilities, which are enough."""
+    monkeypatch.setattr(candidates, "DEFAULT_GATES", ())
+
+
+def make_rows(n, opened=lambda i: True, closed=lambda i: i % 2 == 0):
+    """Rows whose closed-book answer is sure if and only if it is right."""
+    return [pair_row(f"r{i}", 0.1 if closed(i) else 0.9, closed(i), opened(i)) for i in range(n)]
+
+
+@pytest.fixture(scope="module")
+def good_run(tmp_path_factory):
+    return write_rows(tmp_path_factory.mktemp("policy") / "run", make_rows(600))
+
+
+def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    assert policy.choice.chosen.gate.startswith("logprob")
+    assert policy.held_out.searches == pytest.approx(0.5, abs=0.1)
+    assert policy.held_out.right >= 0.98
+    manifest = policy.gate.artifact.manifest
+    assert manifest["guarantee"]["epsilon"] <= 0.04
+    assert "LLM calls" in (tmp_path / "policy" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_rows_that_prove_the_guarantee_are_not_those_it_was_fitted_on(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    seen = set((tmp_path / "policy" / "seen.txt").read_text(encoding="utf-8").split())
+    tested = set((tmp_path / "policy" / "calibrated.txt").read_text(encoding="utf-8").split())
+    assert tested
+    assert not seen & tested
+    assert len(tested) == policy.gate.artifact.manifest["guarantee"]["n"]
+
+
+def test_never_retrieving_is_written_if_retrieval_changes_nothing(tmp_path):
+    run = write_rows(tmp_path / "run", make_rows(600, opened=lambda i: i % 2 == 0))
+    policy = fit_policy(run, out=tmp_path / "policy")
+    assert policy.choice.chosen.name == "never"
+    assert "Retrieval hardly pays here" in " ".join(policy.summary)
+    assert policy.gate.threshold == 1.0
+    assert policy.gate.artifact.manifest["gate"] == "constant"
+
+
+def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(tmp_path):
+    policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
+    assert policy.gate.threshold == ALWAYS_RETRIEVE
+    assert "could prove" in " ".join(policy.summary)
+
+
+def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_path):
+    run = write_rows(tmp_path / "run", pair_rows(800))
+    policy = fit_policy(run, out=tmp_path / "policy")
+    assert policy.choice.chosen.arbiter == "features"
+    assert get_policy_arbiter(str(tmp_path / "policy")) == str(tmp_path / "policy" / "arbiter")
+    assert read_artifact(tmp_path / "policy").manifest["guarantee"]["arbiter"]["name"] == "features"
+    test = write_rows(tmp_path / "test", pair_rows(200, seed=1))
+    evaluation = evaluate(str(tmp_path / "policy"), test, resamples=0)
+    assert evaluation.cascade.fingerprint == policy.gate.artifact.manifest["guarantee"]["arbiter"]["fingerprint"]
+    assert {line.gate for line in evaluation.cascade.lines} >= {"always", "policy"}
+
+
+def test_without_open_book_answers_the_threshold_is_not_calibrated(tmp_path):
+    rows = [pair_row(f"r{i}", 0.1 if i % 2 else 0.9, bool(i % 2), True) for i in range(200)]
+    from dataclasses import replace
+
+    run = write_rows(tmp_path / "run", [replace(row, open=None, benefit=None) for row in rows])
+    policy = fit_policy(run, out=tmp_path / "policy")
+    assert policy.choice is None
+    assert policy.gate.artifact.manifest["calibrated"] is False
+    assert "not calibrated" in " ".join(policy.summary)
+
+
+def test_an_interrupted_fit_keeps_its_finished_predictions(good_run, tmp_path, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("knowgate.training.policy.search.choose_policy", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fit_policy(good_run, out=tmp_path / "policy")
+    stored = list(tmp_path.glob(".*/needs-*.json")) + list(tmp_path.glob("*/needs-*.json"))
+    assert len(stored) == 2
+    assert not (tmp_path / "policy" / "gate.json").exists()
+    values = json.loads(stored[0].read_text(encoding="utf-8"))
+    assert all(0 <= value <= 1 for value in values)
+
+
+def test_equal_questions_share_a_fold_and_a_quarter_is_held_out():
+    folds = assign_policy_folds([f"question {i // 2}" for i in range(2000)], seed=0)
+    assert (folds[::2] == folds[1::2]).all()
+    assert (folds < 0).mean() == pytest.approx(0.25, abs=0.03)
+    assert set(folds.tolist()) == {-1, 0, 1, 2, 3}
+
+
+def test_too_few_rows_and_no_runs_are_refused(tmp_path):
+    with pytest.raises(BadSetting, match="no label runs"):
+        fit_policy([], out=tmp_path / "policy")
+    with pytest.raises(BadInput, match="at least 40 graded questions"):
+        fit_policy(write_rows(tmp_path / "run", make_rows(20)), out=tmp_path / "policy")
+
+
+def test_the_evidence_says_what_the_rows_hold(good_run):
+    assert "answers with and without passages, log-probabilities" in load_evidence([good_run]).describe()
+
+
+def test_a_policy_loads_as_a_gate(good_run, tmp_path):
+    fit_policy(good_run, out=tmp_path / "policy")
+    assert load_gate(str(tmp_path / "policy")).name == "fusion"

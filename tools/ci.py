@@ -1,0 +1,172 @@
+"""Steps of the CI workflows, as commands that run anywhere: `python tools/ci.py STEP`.
+
+Each step makes a virtual environment of its own under `.venv-ci/`, so that it tests what a user would install. Only the standard
+library is imported here, because the script starts before anything is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENTS = ROOT / ".venv-ci"
+TEST_PACKAGES = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "PyYAML"]
+FAST_TESTS = [
+    "-q",
+    "-n",
+    "logical",
+    "--maxprocesses",
+    "4",
+    "--dist",
+    "loadfile",
+    "-m",
+    "not slow and not model and not process and not records",
+]
+# Torch for the CPU, as in the Makefile. Other builds bring gigabytes.
+TORCH = "torch==2.13.0"
+
+
+class Environment:
+    """A virtual environment under `.venv-ci/`.
+
+    Args:
+        name: Name of its folder.
+    """
+
+    def __init__(self, name: str):
+        self.folder = ENVIRONMENTS / name
+        if not self.folder.exists():
+            venv.create(self.folder, with_pip=True)
+        self.python = next(
+            path for path in (self.folder / "bin/python", self.folder / "Scripts/python.exe") if path.exists()
+        )
+
+    def install(self, *requirements: str, constraints: str = "constraints.txt") -> None:
+        """Install requirements under constraints."""
+        self.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", constraints, *requirements)
+
+    def run(self, *arguments: str, cwd: Path = ROOT) -> None:
+        """Run Python with arguments, and stop the step if it fails."""
+        sys.stdout.write(f"+ python {' '.join(arguments)}\n")
+        sys.stdout.flush()
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        done = subprocess.run([str(self.python), *arguments], cwd=cwd, env=variables, check=False)
+        if done.returncode:
+            sys.exit(done.returncode)
+
+
+def minimal() -> None:
+    """Core and server without torch: it imports, the commands start, and the fast tests of these parts pass."""
+    environment = Environment("minimal")
+    environment.install(".[serve]", *TEST_PACKAGES)
+    smoke_test(environment)
+    environment.run(
+        "-m",
+        "pytest",
+        *FAST_TESTS,
+        "tests/core",
+        "tests/types",
+        "tests/stats",
+        "tests/server",
+        "tests/retrieval",
+        "tests/cli",
+    )
+
+
+def full() -> None:
+    """Everything: the checks and the tests that matter."""
+    environment = Environment("full")
+    environment.install(TORCH)
+    environment.install("-e", ".[all,dev]")
+    environment.run("-m", "ruff", "check", ".")
+    environment.run("-m", "mypy")
+    environment.run("-m", "pytest", *FAST_TESTS)
+
+
+def wheel() -> None:
+    """Build the wheel, install it into an environment without the checkout, and try it there."""
+    builder = Environment("builder")
+    builder.install("build", "twine", "setuptools>=77")
+    builder.run("-m", "tools.dist")
+    user = Environment("user")
+    (built,) = (ROOT / "dist").glob("*.whl")
+    user.run(
+        "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--force-reinstall", "--no-deps", str(built)
+    )
+    user.install(f"{built}[serve]")
+    smoke_test(user)
+
+
+def lowest() -> None:
+    """The lowest versions that `pyproject.toml` allows for what the core and the server need: the fast tests pass."""
+    environment = Environment("lowest")
+    environment.install("uv")
+    pins = ENVIRONMENTS / "lowest.txt"
+    # fmt: off
+    environment.run("-m", "uv", "pip", "compile", "--quiet", "--resolution", "lowest-direct", "--extra", "serve",
+                    "--python", str(environment.python), "--output-file", str(pins), "pyproject.toml")
+    # fmt: on
+    environment.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", str(pins), *TEST_PACKAGES)
+    environment.run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "-e", ".")
+    environment.run(
+        "-m",
+        "pytest",
+        *FAST_TESTS,
+        "tests/core",
+        "tests/types",
+        "tests/stats",
+        "tests/server",
+        "tests/retrieval",
+        "tests/cli",
+    )
+
+
+def integrations() -> None:
+    """Every adapter with its real framework."""
+    environment = Environment("integrations")
+    environment.install(TORCH)
+    environment.install("-e", ".[local,train,serve,integrations]", *TEST_PACKAGES)
+    environment.run("-m", "pytest", "-q", "tests/integrations")
+
+
+def extras() -> None:
+    """Resolve every extra under the constraints, without installing it."""
+    import tomllib
+
+    environment = Environment("extras")
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    environment.install(TORCH)
+    for name in names:
+        environment.install("--dry-run", f".[{name}]")
+
+
+def smoke_test(environment: Environment) -> None:
+    """Try the installed package from a folder that is not the checkout."""
+    folder = ENVIRONMENTS
+    environment.run("-c", "import knowgate; print(knowgate.__version__, len(knowgate.__all__))", cwd=folder)
+    environment.run("-m", "knowgate", "--help", cwd=folder)
+    environment.run("-m", "knowgate", "doctor", cwd=folder)
+    environment.run("-m", "knowgate", "demo", "--quick", cwd=folder)
+
+
+STEPS: dict[str, Callable[[], None]] = {
+    step.__name__: step for step in (minimal, full, wheel, lowest, integrations, extras)
+}
+
+
+def main() -> None:
+    """Run the step that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("step", choices=sorted(STEPS))
+    ENVIRONMENTS.mkdir(exist_ok=True)
+    STEPS[parser.parse_args().step]()
+
+
+if __name__ == "__main__":
+    main()
