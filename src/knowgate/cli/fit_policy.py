@@ -41,7 +41,8 @@ def fit_policy_command(
     """Fit a policy, unless a gate is named: then its own command runs."""
     if context.invoked_subcommand is not None:
         if labels or out:
-            raise typer.BadParameter(f"Write --labels and --out after the name: fit {context.invoked_subcommand} ...")
+            flag = "--labels" if labels else "--out"
+            raise typer.BadParameter(f"Write options of a command after its name: knowgate fit COMMAND {flag}.")
         return
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")

@@ -10,7 +10,7 @@ constant policies is chosen.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,8 +160,10 @@ class _Questions:
 
     def select(self, rows: BoolArray) -> _Questions:
         """Return the questions that `rows` marks as True."""
-        gates = {name: _select_gate(gate, rows) for name, gate in self.gates.items()}
-        arbiters = {name: _select_arbiter(arbiter, rows) for name, arbiter in self.arbiters.items()}
+        gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
+        arbiters = {
+            name: replace(arbiter, takes_closed=arbiter.takes_closed[rows]) for name, arbiter in self.arbiters.items()
+        }
         return _Questions(self.closed_right[rows], self.open_right[rows], gates, arbiters, self.options)
 
     def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
@@ -292,9 +294,7 @@ def apply_policy(
     is_constant = chosen.gate in CONSTANT_GATES
     values = np.full(len(closed_right), 0.5) if is_constant else np.asarray(needs, dtype=float)
     costs = like or GateCandidate(chosen.gate, values, reads_draft=not is_constant, models=chosen.models)
-    gate = GateCandidate(
-        chosen.gate, values, costs.reads_draft, costs.extra_calls, costs.judge_calls, models=costs.models
-    )
+    gate = replace(costs, name=chosen.gate, needs=values)
     arbiters = {}
     if chosen.arbiter:
         if takes_closed is None:
@@ -425,18 +425,6 @@ def _get_constant_threshold(gate: str) -> float:
 def _describe_constant(result: PolicyResult) -> str:
     """Name a constant policy as an action."""
     return "always retrieve" if result.gate == ALWAYS else "never retrieve"
-
-
-def _select_gate(gate: GateCandidate, rows: BoolArray) -> GateCandidate:
-    """Return a gate with the needs of some questions only."""
-    return GateCandidate(
-        gate.name, gate.needs[rows], gate.reads_draft, gate.extra_calls, gate.judge_calls, models=gate.models
-    )
-
-
-def _select_arbiter(arbiter: ArbiterCandidate, rows: BoolArray) -> ArbiterCandidate:
-    """Return an arbiter with the choices for some questions only."""
-    return ArbiterCandidate(arbiter.name, arbiter.takes_closed[rows], arbiter.judge_calls, arbiter.models)
 
 
 def _check_lengths(
