@@ -51,7 +51,9 @@ def fit_probe(states: Any, right: Any, folds: Any, train: Any) -> Any:
     losses = []
     for strength in STRENGTHS:  # the penalty is chosen on the first fold
         held = train & (folds == 0)
-        logits = predict(fit_logistic(states[train & (folds != 0)], right[train & (folds != 0)], strength), states[held])
+        logits = predict(
+            fit_logistic(states[train & (folds != 0)], right[train & (folds != 0)], strength), states[held]
+        )
         losses.append(float(torch.nn.functional.binary_cross_entropy_with_logits(logits, right[held])))
     strength = STRENGTHS[int(np.argmin(losses))]
     result = predict(fit_logistic(states[train], right[train], strength), states)

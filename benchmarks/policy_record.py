@@ -78,7 +78,9 @@ def main() -> None:
     for name in RECORDED_SETS:
         folds = np.load(options.rows / f"{name}.npz")["folds"]
         columns = {judge: read_logits(options.trained, judge, name, folds) for judge in TRAINED}
-        write_set(HOME, name, read_recorded(options.bench, name), {k: v for k, v in columns.items() if v is not None}, folds)
+        write_set(
+            HOME, name, read_recorded(options.bench, name), {k: v for k, v in columns.items() if v is not None}, folds
+        )
     facts = {
         judge: [json.loads(str(np.load(options.trained / f"{judge}-{k}.npz")["facts"])) for k in range(FOLDS)]
         for judge in TRAINED

@@ -87,7 +87,9 @@ def read_lines(file: Path) -> Iterable[dict[str, Any]]:
 def closed_book_rows(bench: Path) -> list[dict[str, Any]]:
     """Return the train rows whose questions occur in no test set, and the test rows, each question once."""
     in_test = {
-        fingerprint_text_loosely(row["question"]) for name in TEST_SETS for row in read_lines(bench / f"{name}.jsonl.gz")
+        fingerprint_text_loosely(row["question"])
+        for name in TEST_SETS
+        for row in read_lines(bench / f"{name}.jsonl.gz")
     }
     seen, rows = set[str](), []
     for group, (trains, test, limit) in CLOSED_BOOK.items():

@@ -15,7 +15,6 @@ import gzip
 import json
 import math
 import multiprocessing
-import os
 import time
 import traceback
 from collections.abc import Sequence
@@ -251,7 +250,7 @@ def do_job(job: Job, model: Any, yes_no: Any, options: argparse.Namespace, say: 
         sets=np.array([*job.sets, *job.also]),
         facts=np.array(json.dumps({**result["facts"], "epochs": job.epochs, "rate": job.rate, "batch": job.batch})),
     )
-    os.replace(temporary, options.out / job.file)
+    temporary.replace(options.out / job.file)
 
 
 # --- closed-book answers of the LLM itself --------------------------------------------------------
@@ -363,7 +362,9 @@ def write_closed_book(
         for row, text in zip(rows, texts, strict=True)
     ]
     folds, groups = data["folds"][: len(rows)], data["group"][: len(rows)]
-    full = [np.concatenate([prompt, np.array(answer, np.int32)]) for prompt, answer in zip(prompts, answers, strict=True)]
+    full = [
+        np.concatenate([prompt, np.array(answer, np.int32)]) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     starts = np.array([len(prompt) - 1 for prompt in prompts])
     sizes = np.array([len(answer) for answer in answers])
     positions = np.stack([starts + np.minimum(count, sizes) for count in ANSWER_POSITIONS], 1)
@@ -421,7 +422,7 @@ def work(number: int, options: argparse.Namespace) -> None:
             try:
                 do_job(job, model, yes_no, options, say)
                 say(f"{job.file} done in {time.time() - start:.1f} s")
-            except Exception:
+            except Exception:  # noqa: BLE001 (the next job is not to suffer)
                 say(traceback.format_exc()[-600:])
                 del model, yes_no
                 gc.collect()
@@ -430,7 +431,7 @@ def work(number: int, options: argparse.Namespace) -> None:
                 time.sleep(5)
                 model, yes_no = open_model(options)
         say("no job left")
-    except Exception:
+    except Exception:  # noqa: BLE001 (written to the log)
         say(traceback.format_exc())
 
 
