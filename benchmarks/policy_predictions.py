@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.policy_sets import RECORDED_SETS
-from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import sigmoid
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.policy.choice import ArbiterCandidate, GateCandidate
 

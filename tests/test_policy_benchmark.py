@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import policy, policy_evaluation
 from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
+from knowgate.training.policy import choice
 
 pytestmark = pytest.mark.records
 
@@ -54,6 +55,14 @@ def test_the_choice_does_not_depend_on_test_rows(monkeypatch):
     )
     monkeypatch.setattr(policy_evaluation, "load_predictions", lambda name, judge="": changed)
     assert policy_evaluation.choose.__wrapped__("gpt4_nq").chosen == expected
+
+
+def test_a_policy_that_is_unsafe_on_other_questions_is_chosen_again_with_stricter_limits(monkeypatch):
+    chosen = policy_evaluation.choose("llama3_8b").chosen
+    assert chosen.gate == "judge, gain"
+    assert chosen.loss.mean <= choice.ChoiceOptions().max_loss / 2
+    monkeypatch.setattr(choice, "LOSS_SHARES", (1.0,))
+    assert policy_evaluation.choose.__wrapped__("llama3_8b").chosen.gate == choice.ALWAYS
 
 
 def test_gates_of_the_question_cost_no_second_call():

@@ -13,8 +13,8 @@ from knowgate.cli.options import format_command_line, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.training.fit_function import FitProgress
+from knowgate.training.policy.evidence import PolicyOptions
 from knowgate.training.policy.folder import format_result, list_shown_results
-from knowgate.training.policy.options import PolicyOptions
 from knowgate.training.policy.search import FittedPolicy, fit_policy
 
 

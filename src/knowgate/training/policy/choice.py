@@ -18,8 +18,7 @@ from pydantic import Field
 
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.safety import NetLoss, SafetyLimits, count_net_loss
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE
+from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
@@ -169,10 +168,6 @@ class _Questions:
         }
         return _Questions(self.closed_right[rows], self.open_right[rows], gates, arbiters, self.options)
 
-    def limit_loss(self, share: float) -> _Questions:
-        """Return the same questions for policies that may lose only a share of what the options allow."""
-        return replace(self, options=self.options.model_copy(update={"max_loss": share * self.options.max_loss}))
-
     def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
         """Return which questions a policy answers right."""
         retrieved = self.gates[gate].needs > threshold
@@ -266,20 +261,19 @@ def choose_policy(
     fold_of_row = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
     always, never = _evaluate_constants(questions)
     constant = _select_constant(questions, always, never)
-    first_tried: list[PolicyResult] = []
+    limits = questions.options
     for share in LOSS_SHARES:
-        stricter = questions.limit_loss(share)
+        stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
         tried = _try_policies(stricter)
-        first_tried = first_tried or tried
         chosen, reason = _select(stricter, tried, always, never)
         estimate = _estimate_out_of_fold(stricter, fold_of_row)
-        is_better = estimate.value > constant.value and questions.options.accepts(estimate.loss)
+        is_better = estimate.value > constant.value and limits.accepts(estimate.loss)
         if chosen.name not in CONSTANT_GATES and is_better:
             return PolicyChoice(chosen, always, never, tried, estimate, reason)
     if chosen.name not in CONSTANT_GATES:
         reason = f"a policy chosen on other questions is not better and safe enough, so {_describe_constant(constant)}"
     required = _count_required_rows(questions) if constant.name == ALWAYS else None
-    return PolicyChoice(constant, always, never, first_tried, constant, reason, required)
+    return PolicyChoice(constant, always, never, _try_policies(questions), constant, reason, required)
 
 
 def apply_policy(
