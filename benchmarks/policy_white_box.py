@@ -149,6 +149,7 @@ def token_difference_lines() -> list[str]:
     return [" ".join(lines)]
 
 
+@cache
 def curve_table() -> str:
     """AUROC of the token statistics by the number of train rows."""
     rows = load_rows()
@@ -170,7 +171,7 @@ def curve_table() -> str:
             ]
             cells.append(f"{np.mean([value or 0.5 for value in values]):.3f}")
         lines.append((f"{size:,}", *cells))
-    return table(("train rows (NQ: at most 9,935)", *GROUPS), lines)
+    return table(("train rows (NQ: at most 9,935)", *GROUPS), lines).strip()
 
 
 def write_record(rows_folder: Path, trained: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from benchmarks.policy_white_box import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 from benchmarks.tables.policy import headline_table
 from knowgate.gates import render_gate_table
@@ -18,7 +19,7 @@ def example() -> str:
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"policies": headline_table},
-    "docs/which-gate.md": {"gates": render_gate_table},
+    "docs/which-gate.md": {"learning curve": curve_table, "gates": render_gate_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }

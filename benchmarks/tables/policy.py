@@ -149,5 +149,5 @@ def policy_tables() -> list[str]:
         "",
         "Learning curve of the token statistics:",
         "",
-        curve_table(),
+        curve_table() + "\n",
     ]
