@@ -17,6 +17,7 @@ from benchmarks.tables.ik import ik_section
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.kbm import kbm_section
 from benchmarks.tables.llama import llama_tables
+from benchmarks.tables.policy import policy_tables
 from benchmarks.tables.provenance import provenance_table
 
 SECTIONS = (
@@ -25,6 +26,7 @@ SECTIONS = (
     cbdr_section,
     dhicl_section,
     llama_tables,
+    policy_tables,
     judge_tables,
     matrices,
     guarantee_table,

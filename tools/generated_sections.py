@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.tables.judge import short_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
+from benchmarks.tables.policy import headline_table
 from knowgate.gates import render_gate_table
 from tools.pages import EXAMPLES
 from tools.structure import ROOT, layer_table
@@ -17,7 +17,7 @@ def example() -> str:
 
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"black box": short_table},
+    "README.md": {"policies": headline_table},
     "docs/which-gate.md": {"gates": render_gate_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},

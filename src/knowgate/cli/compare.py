@@ -32,12 +32,12 @@ class CompareOptions(Options):
         description="Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % "
         "interval of the difference is below 0.",
     )
-    out: Path = Field(
-        default=Path("compare.html"),
-        description="HTML file to write the page to.",
+    out: Path | None = Field(
+        default=None,
+        description="HTML file to write a page to. Default: no page.",
         json_schema_extra={"metavar": "FILE"},
     )
-    html: bool = Field(default=True, description="Whether to write the HTML page.")
+    html: bool = Field(default=True, description="Not needed any more: without --out no page is written.")
     resamples: WholeNumber = Field(default=2_000, description="Number of bootstrap resamples for the intervals.")
 
 
@@ -57,7 +57,7 @@ def compare(
 ) -> None:
     """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
 
-    Prints and writes the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
+    Prints the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
     is a label run, it is evaluated first with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
@@ -73,7 +73,7 @@ def compare(
         verdict = diff_report.build_diff_verdict(diff)
         notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
         print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))
-    if options.html:
+    if options.out is not None and options.html:
         diff_report.write_diff_page(diff, options.out)
         print_page_location(options.out)
     if worse:

@@ -165,13 +165,13 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            "price_retrieval compares skipping, one retrieval and several rounds, but no row has an answer after "
+            "price_search compares skipping, one retrieval and several rounds, but no row has an answer after "
             "several rounds. Label with iterative=True, or import such answers with `knowgate import-answers`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for price_retrieval, which fits expected gains on some questions "
+            f"{len(table.rows)} questions are too few for price_search, which fits expected gains on some questions "
             "and tests them on others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
