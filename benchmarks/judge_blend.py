@@ -23,8 +23,7 @@ from benchmarks.judge_recipes import FOLDS, Case, load_cases
 from benchmarks.judge_train import SIDE
 from knowgate.core.files import write_json, write_text
 from knowgate.gates.artifacts.networks import apply_calibration
-from knowgate.stats.logistic import logit, sigmoid
-from knowgate.stats.metrics import auroc
+from knowgate.stats.metrics import auroc, logit, sigmoid
 from knowgate.training.classifiers import fit_platt_scaling
 from knowgate.training.judges.ensemble import assign_folds
 

@@ -20,6 +20,7 @@ from benchmarks.tables.ik import ik_section
 from benchmarks.tables.judge import draw_judge, judge_tables
 from benchmarks.tables.kbm import kbm_details, kbm_section
 from benchmarks.tables.llama import llama_tables
+from benchmarks.tables.policy import policy_tables
 from benchmarks.tables.provenance import provenance_table
 
 INTRO = HERE / "results_intro.md"
@@ -31,6 +32,7 @@ PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
     "cbdr-details.md": cbdr_details,
     "dh-icl.md": dhicl_section,
     "dh-icl-details.md": dhicl_details,
+    "policy.md": policy_tables,
     "judge.md": judge_tables,
     "recorded-answers.md": llama_tables,
     "gates-qwen.md": lambda: main_tables(QWEN, MODELS[QWEN]),

@@ -29,8 +29,7 @@ from knowgate.data.splits import Split, hash_to_unit
 from knowgate.errors import BadInput
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_mean
-from knowgate.stats.logistic import logit
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray, logit
 from knowgate.training.examples import Examples
 from knowgate.training.fusion import FusionInputs, fit_fusion, fit_head
 from knowgate.training.heads import split_into_heads

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.policy_white_box import token_difference_lines
 from benchmarks.tables.cbdr import PROBES, RERANKED
 from benchmarks.tables.common import QWEN, RUNS, Rows, table, trial_of
 from benchmarks.tables.dhicl_cut import cross_cut
@@ -215,9 +216,11 @@ def _ik() -> Iterator[Claim]:
         "knowgate sweep thresholds --gates my-ik",
     )  # fmt: skip
     first, last = (_ik_auroc(tokens) for tokens in (0, 32))
+    gain = token_difference_lines()[0].partition("none ")[2].partition("].")[0] + "]"
     yield Claim(
-        "IK", "a few tokens of the answer help (AUROC, T = 0 to 32)", "yes",
-        ((f"{first} to {last}, each ±.05", "ik.md"),), "", "not told apart with 1,817 rows; the paper has 20,000",
+        "IK", "a few tokens of the answer help (AUROC of TriviaQA, T = 0 to 32)", "yes",
+        ((f"{gain} with 6,000 rows", "policy/white_box.jsonl.gz"), (f"{first} to {last} with 1,817 rows", "ik.md")), "",
+        "**yes** with enough rows; not told apart with 1,817",
         "knowgate sweep ik --tokens 0,8,32,128",
     )  # fmt: skip
 

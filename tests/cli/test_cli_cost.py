@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from knowgate.evaluation.replay import Prices
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
@@ -68,3 +69,8 @@ def test_unpriced_llm_calls_are_not_counted_as_free(call, log):
     said = call("cost", log, "--price-search", "0").err
     assert "The gate is cheaper at any price" not in said
     assert "they have no price, so the total is unknown" in said
+
+
+def test_one_token_price_counts_for_prompts_and_generated_tokens():
+    assert Prices(token=2.0) == Prices(input_token=2.0, output_token=2.0)
+    assert Prices(token=2.0, output_token=5.0).to_dict()["output_token"] == 5.0

@@ -19,7 +19,7 @@ def log(call, docs, tmp_path):
 
 
 def test_the_output_of_ask_can_be_replayed(call, log):
-    outcome = call("replay", log, "--thresholds", "0.2,0.8", "--price-retrieval", "0.01")
+    outcome = call("replay", log, "--thresholds", "0.2,0.8", "--price-search", "0.01")
     assert outcome.code == 0
     lines = outcome.out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["0.2", "0.5", "0.8"]

@@ -9,8 +9,12 @@ from knowgate.core.display import (
     render_markdown_tables,
 )
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate, format_proportion
-from knowgate.stats.proportions import estimate_proportion
+from knowgate.stats.proportions import (
+    estimate_proportion,
+    format_percent_estimate,
+    format_points_estimate,
+    format_proportion,
+)
 
 SHEET = TextTable("Answers", ("gate", "right"), (("always", "5"), ("a", "12")))
 

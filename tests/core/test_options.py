@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -112,3 +112,17 @@ def test_a_home_folder_in_a_path_is_expanded():
 def test_an_error_in_a_table_of_the_settings_file_names_the_table():
     with pytest.raises(BadSetting, match=r"^knowgate\.toml \[draw\]: samples=0 is not allowed"):
         read_options(DrawOptions, {"samples": 0}, "knowgate.toml [draw]")
+
+
+def test_renamed_fields_work_under_both_names():
+    class Renamed(Options):
+        renamed: ClassVar[dict[str, str]] = {"old": "new"}
+        new: int = 0
+
+    @with_options(Renamed)
+    def read(*, options: Renamed) -> int:
+        return options.new
+
+    assert (Renamed(old=3).new, Renamed(new=4).new, read(old=5)) == (3, 4, 5)
+    with pytest.raises(BadSetting, match="older"):
+        Renamed(older=1)

@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.main import run as knowgate
+from knowgate.cli.options import split_gate_specs
 from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal
 from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
 from knowgate.evaluation.report import evaluation_tables as eval_sheets
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
+from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS
 from knowgate.gates.offline_scoring import drop_seen_rows, score_gate, score_gates
 from knowgate.models.fake import FakeModel
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -225,10 +226,24 @@ def test_the_command_writes_page_summary_and_table(tmp_path, capsys):
     out = tmp_path / "report"
     run = varied_run(tmp_path / "a")
     assert knowgate(["eval", "--labels", str(run), "--out", str(out), "--resamples", "50"]) == 0
-    assert "matched" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].partition(":")[0] in LEVEL_LABELS.values()
+    assert max(map(len, lines[1:])) <= 100
+    assert "against always" in printed.out
+    assert "matched" not in printed.out
+    assert "--full" in printed.err
     assert (out / "report.html").stat().st_size < 5e5
     assert json.loads((out / "summary.json").read_text())["questions"] == 58
     assert "| good |" in (out / "table.md").read_text()
+
+
+def test_full_prints_every_table_after_the_verdict(tmp_path, capsys):
+    run = varied_run(tmp_path / "a")
+    assert knowgate(["eval", "--labels", str(run), "--resamples", "20", "--full"]) == 0
+    printed = capsys.readouterr().out
+    assert "matched random" in printed
+    assert "Cost per question" in printed
 
 
 def test_labels_or_data_must_be_given(capsys):

@@ -61,7 +61,7 @@ def test_a_wrong_answer_that_costs_more_pays_for_more_searches(run):
 
 
 def test_actions_are_in_the_table_and_the_json(run):
-    result = evaluate("logprob:first", run, price_retrieval=0.05, arbiter="rules", resamples=20)
+    result = evaluate("logprob:first", run, price_search=0.05, arbiter="rules", resamples=20)
     text_table = next(one for one in build_evaluation_tables(result) if one.title.startswith("Skip"))
     assert set(text_table.columns) - {"gate"} <= set(COLUMN_DEFINITIONS)
     assert evaluation_to_dict(result)["actions"][0]["price"] == 0.05
@@ -72,7 +72,7 @@ def test_rows_without_iterative_answers_are_rejected(tmp_path):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 
-@pytest.mark.parametrize(("prices", "message"), [((-1, 1), "price_retrieval=-1"), ((0.1, 0), "price_wrong=0")])
+@pytest.mark.parametrize(("prices", "message"), [((-1, 1), "price_search=-1"), ((0.1, 0), "price_wrong=0")])
 def test_invalid_prices_are_rejected(run, prices, message):
     with pytest.raises(BadSetting, match=message):
         evaluate("logprob:first", run, price_retrieval=prices[0], price_wrong=prices[1])

@@ -15,7 +15,8 @@ from knowgate.data.questions import load_questions
 from knowgate.retrieval.embeddings import RemoteEmbedder
 from knowgate.retrieval.engines.base import parse_collection_spec
 from knowgate.retrieval.engines.elastic import ElasticRetriever
-from knowgate.retrieval.engines.web import WebOptions, WebRetriever, open_web
+from knowgate.retrieval.engines.web import WebRetriever, open_web
+from knowgate.retrieval.engines.web_engines import WebOptions
 from knowgate.retrieval.rerankers.remote import TeiReranker
 from knowgate.types import Passage
 from tests.data.questions.test_exports import LANGFUSE, LANGSMITH, PHOENIX

@@ -35,6 +35,8 @@ class Rewriter(FakeModel):
         ("那德国呢？", True),
         ("他是哪里人？", True),
         ("Why?", True),
+        ("How heavy?", True),
+        ("What's NASA?", False),
         ("Who wrote Hamlet?", False),
         ("What is the capital of Spain?", False),
         ("鲁迅的原名是什么？", False),
@@ -59,6 +61,20 @@ def test_first_questions_and_those_that_stand_alone_cost_nothing():
 @pytest.mark.parametrize("says", ["", "Who wrote Emma?", "In 1775.", "The weather is fine."])
 def test_what_makes_no_sense_is_replaced_by_both_questions(says):
     assert rewrite_follow_up(Rewriter(says), BEFORE, "When was she born?") == "Who wrote Emma? When was she born?"
+
+
+def test_a_rewrite_must_be_a_question_that_keeps_the_words_of_the_follow_up():
+    before = [Exchange("How much is the Falcon 2 tent per night?", "19 euros")]
+    joined = "How much is the Falcon 2 tent per night? And how heavy is it?"
+    for says in ("The Falcon 2 tent is 19 euros per night.", "How much is the Falcon 2 tent?", "How heavy?"):
+        assert rewrite_follow_up(Rewriter(says), before, "And how heavy is it?") == joined
+    says = "How heavy is the Falcon 2 tent?"
+    assert rewrite_follow_up(Rewriter(says), before, "And how heavy is it?") == says
+
+
+def test_joined_questions_do_not_grow_without_end():
+    before = [Exchange("Who wrote Emma? When? Where? Why?", "unknown")]
+    assert rewrite_follow_up(Rewriter(""), before, "And how?") == "Who wrote Emma? Why? And how?"
 
 
 def test_a_conversation_remembers_what_was_said():

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from knowgate.errors import BadSetting
-from knowgate.retrieval.hybrid import HybridRetriever
+from knowgate.retrieval.dense import HybridRetriever
 from tests.support.retrieval_fakes import FixedRetriever
 
 

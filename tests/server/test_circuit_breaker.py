@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from knowgate.server.chat.gate_service import GateService
-from knowgate.server.circuit_breaker import CircuitBreaker
+from knowgate.server.load_limits import CircuitBreaker
 from tests.server.test_chat import ask
 from tests.server.test_failures import FailingGate, use_gate_service
 from tests.server.test_forwarding import FOUND

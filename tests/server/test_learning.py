@@ -9,13 +9,12 @@ import pytest
 
 import knowgate as kg
 from knowgate.data.history.entries import KnowledgeLabel, LabelSource
-from knowgate.gates.arbiters.answer_comparison import answers_differ
+from knowgate.gates.calibration.changed_answers import answers_differ
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText
-from knowgate.server.learning.audit import CallBudget
-from knowgate.server.learning.history_labels import label_by_feedback
+from knowgate.server.learning.audit import CallBudget, label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.trace import RequestTrace

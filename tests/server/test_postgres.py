@@ -189,18 +189,22 @@ def test_an_unusable_database_is_reported_at_startup_without_its_password(invent
     assert PASSWORD not in repr(options)
 
 
-def test_requests_with_keys_do_not_wait_while_the_database_is_down(tmp_path, database, monkeypatch, caplog):
+def test_requests_of_keys_with_a_rate_are_rejected_at_once_while_the_database_is_down(
+    tmp_path, database, monkeypatch, caplog
+):
     monkeypatch.setattr("knowgate.server.auth.access_control.BACKOFF_SECONDS", 10_000.0)
     server = postgres_server()
-    add_key(tmp_path / "keys.json", "app", rate=1)
+    add_key(tmp_path / "keys.json", "app", rate=100)
     (key,) = read_keys(tmp_path / "keys.json")
     limiter = RateLimiter(tmp_path / "keys.json", database=database)
     asyncio.run(limiter.admit(key))
     server.stop("fast")
     try:
         for _ in range(20):
-            asyncio.run(limiter.admit(key))  # one too many, but nobody counts
-        assert caplog.text.count("Request rates are not enforced") == 1  # then it is left alone for a while
+            with pytest.raises(ApiError, match="cannot count the requests") as caught:
+                asyncio.run(limiter.admit(key))
+            assert caught.value.status == 503
+        assert caplog.text.count("Keys with a rate are rejected") == 1  # the database is left alone for a while
     finally:
         server.start()
         limiter.close()

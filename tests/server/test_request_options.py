@@ -11,7 +11,8 @@ from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever
-from knowgate.server.chat.request_options import FilteredRetriever, PassageFilter
+from knowgate.server.chat.request_options import FilteredRetriever
+from knowgate.server.schemas import PassageFilter
 from knowgate.types import Passage
 from tests.server.conftest import KNOWN, UNKNOWN
 from tests.server.test_chat import ask

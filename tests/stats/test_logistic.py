@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from knowgate.stats.logistic import PROBABILITY_FLOOR, logit, sigmoid
+from knowgate.stats.metrics import PROBABILITY_FLOOR, logit, sigmoid
 
 
 def test_a_float_gives_a_float():

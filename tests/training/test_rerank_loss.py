@@ -7,11 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from knowgate.errors import ModelError  # noqa: E402
-from knowgate.training.reranker_losses import (  # noqa: E402
-    GroupLoss,
-    infonce,
-    listwise,
-)
+from knowgate.training.reranker_trainer import GroupLoss, infonce, listwise  # noqa: E402
 
 SCORES, TAU = [1.5, -0.25, 0.75, 0.1], 0.5
 

@@ -15,8 +15,7 @@ from rich.text import Text
 
 from knowgate.cli import answer_output
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
-from knowgate.cli.options import JsonOption, parse_path
-from knowgate.cli.pipeline_options import ConfigFile, NoRules, load_command_settings
+from knowgate.cli.options import ConfigFile, JsonOption, NoRules, load_command_settings, parse_path
 from knowgate.cli.questions import QuestionStream, read_arguments
 from knowgate.core.display import sanitize_text
 from knowgate.core.validation import parse_json

@@ -26,11 +26,8 @@ def list_gates() -> None:
     for name, point in find_plugins("knowgate.fitted_gates").items():
         rows.append((name, f"from another package: {point.value}{_fit_hint(name)}", "-", "-", "-"))
     print_table(("gate", "retrieves when", "needs", "extra cost", "reference"), rows)
-    typer.echo(
-        f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE}; {TEXT_ONLY_GATE} for an LLM that "
-        "returns only text",
-        err=True,
-    )
+    typer.echo(f"default: the packaged gate of the LLM (smollm has one), else {FALLBACK_GATE};", err=True)
+    typer.echo(f"         {TEXT_ONLY_GATE} for an LLM that returns only text", err=True)
     typer.echo("write options after a colon, as in logprob:mean or random:rate=0.3,seed=1", err=True)
 
 
@@ -40,8 +37,8 @@ def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...
 
 
 def _fit_hint(name: str) -> str:
-    """Say that a gate must be fitted before it can be used."""
-    return f" (first: knowgate fit {name})"
+    """Say that a gate must be fitted before it can be used. A constant gate is the result of a policy fit."""
+    return f" (first: knowgate fit {name})" if name != "constant" else ""
 
 
 @models_app.callback(invoke_without_command=True)

@@ -56,7 +56,7 @@ def create_command(name: str, function: Callable[..., None], renamed: Mapping[st
         function: The function. Each parameter that is an option model becomes one flag per field.
         renamed: New names of renamed options, keyed by their old names, which still work.
     """
-    from knowgate.cli.option_flags import expand_options  # imports pydantic, which is slow
+    from knowgate.cli.option_flags import expand_options
 
     app = typer.Typer(add_completion=False)
     app.command(name, cls=RenamedOptionsCommand)(expand_options(function))
@@ -146,6 +146,9 @@ RENAMED_OPTIONS = {
     "index": {"--kind": "--retriever"},
     "import-answers": {"--llm": "--model"},
     "eval-rerank": {"--margin": "--rerank-margin"},
+    "eval": {"--price-retrieval": "--price-search"},
+    "replay": {"--price-retrieval": "--price-search"},
+    "serve": {"--price-retrieval": "--price-search"},
 }
 _TABLE = {  # heading -> name of the command -> (module and function below knowgate.cli, summary)
     START_PANEL: {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},
@@ -158,7 +161,7 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
     },
     MEASURE_PANEL: {
         "label": ("label:label", "Sample and grade answers, to measure what the LLM knows."),
-        "import-answers": ("import_answers:import_answers", "Make a label run from answers recorded elsewhere."),
+        "import-answers": ("label:import_answers", "Make a label run from answers recorded elsewhere."),
         "report": ("report:report", "Show what the LLM knows and where retrieval helps, from label runs."),
         "eval-self": ("eval_self:eval_self", "Measure how well the LLM judges its own knowledge (KB-SAT)."),
         "prefer": ("prefer:prefer", "Measure how each passage changes the LLM's answers."),
@@ -166,7 +169,7 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
     FIT_PANEL: {
         "fit": ("fit:app", "Fit a gate to your LLM from label runs, or an arbiter or reranker."),
         "calibrate": ("calibrate:calibrate_command", "Choose a gate's threshold, with evidence."),
-        "export-judge": ("export_judge:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
+        "export-judge": ("hub:export_judge_command", "Export a gate's judge as a GGUF file for llama.cpp."),
         "refit": ("refit:refit", "Fit a gate again, on current traffic from the server's log."),
     },
     PROVE_PANEL: {

@@ -9,8 +9,7 @@ import typer
 from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_page_location, print_tables, print_text
-from knowgate.cli.gate_specs import split_gate_specs
-from knowgate.cli.options import GatesOption, parse_path
+from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
 from knowgate.core.options import Options, Share, WholeNumber
 from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
 from knowgate.evaluation.evaluation_summary import load_evaluation_summary
@@ -33,12 +32,12 @@ class CompareOptions(Options):
         description="Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % "
         "interval of the difference is below 0.",
     )
-    out: Path = Field(
-        default=Path("compare.html"),
-        description="HTML file to write the page to.",
+    out: Path | None = Field(
+        default=None,
+        description="HTML file to write a page to. Default: no page.",
         json_schema_extra={"metavar": "FILE"},
     )
-    html: bool = Field(default=True, description="Whether to write the HTML page.")
+    html: bool = Field(default=True, description="Not needed any more: without --out no page is written.")
     resamples: WholeNumber = Field(default=2_000, description="Number of bootstrap resamples for the intervals.")
 
 
@@ -58,7 +57,7 @@ def compare(
 ) -> None:
     """Compare two evaluations, such as before and after a change, or of two LLMs or two indexes.
 
-    Prints and writes the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
+    Prints the differences B - A with intervals. They are paired if A and B share enough questions. If A or B
     is a label run, it is evaluated first with --gates.
 
     Example: knowgate compare report-main report-branch --fail-if-worse 0.01
@@ -74,7 +73,7 @@ def compare(
         verdict = diff_report.build_diff_verdict(diff)
         notes = (diff_report.describe_pairing(diff), diff_report.describe_uncompared_gates(diff))
         print_text(" ".join(filter(None, [verdict.headline, verdict.details, *notes])))
-    if options.html:
+    if options.out is not None and options.html:
         diff_report.write_diff_page(diff, options.out)
         print_page_location(options.out)
     if worse:

@@ -65,6 +65,14 @@ def create_wide_console() -> Console:
     return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
+def create_table_console(max_width: int | None = None) -> Console:
+    """Create a console for tables like `create_wide_console`, but not wider than `max_width`."""
+    console = create_wide_console()
+    if max_width is None or console.width <= max_width:
+        return console
+    return create_console(soft_wrap=False, width=max_width)
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """Print an object as one line of JSON whose text cannot control the terminal."""
     has_utf8 = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"

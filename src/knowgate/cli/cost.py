@@ -156,7 +156,7 @@ def describe_break_even(comparison: CostComparison) -> str:
 
 def _describe_unpriced_calls(comparison: CostComparison) -> str:
     """Say that the total is unknown because LLM calls have no price, and at which price the gate pays."""
-    advice = "Set their price: --price-llm-call, --price-output-token and --price-input-token, or --price-gpu-hour."
+    advice = "Set their price: --price-token, --price-llm-call or --price-gpu-hour."
     if comparison.extra_calls is None or comparison.gated.calls is None:
         return f"Whether the gate is cheaper is unknown: the LLM calls have no price. {advice}"
     calls = f"{comparison.gated.calls:.2f} LLM calls per question where always retrieving makes 1"

@@ -8,16 +8,16 @@ from typing import Annotated
 
 import typer
 from pydantic import Field
+from rich.text import Text
 
-from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
-from knowgate.cli.gate_specs import split_gate_specs
+from knowgate.cli.console import STDERR_CONSOLE, create_table_console, print_json, print_page_location, print_text
 from knowgate.cli.label import labeling_progress_bar
-from knowgate.cli.options import GatesOption, parse_path
+from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
 from knowgate.cli.progress import show_arbitration_progress
 from knowgate.core.options import Options
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
-from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
+from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables, build_summary_tables
 from knowgate.evaluation.report.evaluation_verdict import build_verdict
 from knowgate.evaluation.report.report_folder import (
     PAGE_FILE,
@@ -31,6 +31,7 @@ from knowgate.evaluation.topics import describe_rules, propose_rules
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
 
+SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a terminal and a page
 OptionalRuns = Annotated[
     list[Path] | None,
     typer.Option(
@@ -63,19 +64,21 @@ def eval_(
         typer.Option(help="Questions that the LLM answers now, as comma-separated data specs. Replaces --labels."),
     ] = None,
     gates: GatesOption = None,
+    full: Annotated[bool, typer.Option("--full", help="Print all tables, not only the summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the tables.")] = False,
 ) -> None:
     """Compare gates and recommend one with a threshold.
 
-    The tables show accuracy, searches, ranking, calibration and cost of every gate on the same questions.
+    Prints the recommendation, then a table of all gates. --full adds tables of ranking, calibration and cost; they are
+    also in the report (--out).
 
     Example: knowgate eval --labels runs/test --gates logprob:min,flare,my-fusion --out report
     """
     check_trackers(mlflow=trackers.mlflow, wandb=trackers.wandb)
     if options.out is not None:
         check_report_folder(options.out)  # fail before the evaluation, not after it
-    if "price_search" not in report.model_fields_set and options.price_retrieval is not None:
-        report = report.replace(price_search=options.price_retrieval)
+    if "price_wrong" in options.model_fields_set:
+        options = options.replace(price_search=report.price_search)
     progress_bar = labeling_progress_bar() if data else nullcontext(lambda progress: None)
     arbiter = None if options.arbiter is None else str(options.arbiter)
     with progress_bar as on_progress, show_arbitration_progress(arbiter) as on_arbitrated:
@@ -88,17 +91,20 @@ def eval_(
             on_arbitrated=on_arbitrated,
         )
     _print_warnings(evaluation)
-    _print_evaluation(evaluation, report, as_json=as_json)
+    _print_evaluation(evaluation, report, full=full, as_json=as_json)
     if options.out is not None:
         write_report(evaluation, options.out, options=report)
         if report.html:
             print_page_location(options.out / PAGE_FILE)
     _log_to_trackers(evaluation, trackers)
     if data is not None:
-        labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
-        STDERR_CONSOLE.print(
-            f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {labels}"
-        )
+        _print_stored_runs(evaluation)
+
+
+def _print_stored_runs(evaluation: Evaluation) -> None:
+    """Print how to evaluate the stored answers again."""
+    labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
+    STDERR_CONSOLE.print(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {labels}")
 
 
 def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
@@ -119,13 +125,16 @@ def _print_warnings(evaluation: Evaluation) -> None:
             STDERR_CONSOLE.print(warning, style="yellow")
 
 
-def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, as_json: bool) -> None:
-    """Print either one JSON object, or the tables followed by the recommendation."""
+def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bool, as_json: bool) -> None:
+    """Print either one JSON object, or the recommendation followed by one table, or by all of them."""
     if as_json:
         print_json(build_summary(evaluation, report.max_loss))
         return
-    create_wide_console().print(render_tables(build_evaluation_tables(evaluation)))
     verdict = build_verdict(evaluation, report.assumptions, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
+    tables = build_evaluation_tables(evaluation) if full else build_summary_tables(evaluation)
+    create_table_console(None if full else SUMMARY_WIDTH).print(Text(), render_tables(tables))
+    if not full:
+        STDERR_CONSOLE.print("More tables: --full, or the report (--out DIR).")

@@ -9,8 +9,7 @@ import typer
 from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
-from knowgate.cli.gate_specs import split_gate_specs
-from knowgate.cli.options import JsonOption
+from knowgate.cli.options import JsonOption, split_gate_specs
 from knowgate.core.options import Count, Options
 from knowgate.data.questions import load_questions
 from knowgate.models import load_model

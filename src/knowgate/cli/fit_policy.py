@@ -13,8 +13,8 @@ from knowgate.cli.options import format_command_line, parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.training.fit_function import FitProgress
+from knowgate.training.policy.evidence import PolicyOptions
 from knowgate.training.policy.folder import format_result, list_shown_results
-from knowgate.training.policy.options import PolicyOptions
 from knowgate.training.policy.search import FittedPolicy, fit_policy
 
 
@@ -41,7 +41,8 @@ def fit_policy_command(
     """Fit a policy, unless a gate is named: then its own command runs."""
     if context.invoked_subcommand is not None:
         if labels or out:
-            raise typer.BadParameter(f"Write --labels and --out after the name: fit {context.invoked_subcommand} ...")
+            flag = "--labels" if labels else "--out"
+            raise typer.BadParameter(f"Write options of a command after its name: knowgate fit COMMAND {flag}.")
         return
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")

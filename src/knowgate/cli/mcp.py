@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.pipeline_options import ConfigFile, NoRules, load_command_settings
+from knowgate.cli.options import ConfigFile, NoRules, load_command_settings
 from knowgate.core.display import sanitize_text
 from knowgate.integrations.mcp import run_mcp_server
 from knowgate.pipeline.builder import build_pipeline

@@ -1,9 +1,10 @@
-"""Options and parsers that several commands share."""
+"""Flags and settings that several commands share."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,9 @@ import typer
 from knowgate.core.postgres.address import DatabaseAddress, is_postgres_address, parse_database_address
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import check_integer, expand_path, format_value
+from knowgate.data.runs.records import read_needs
 from knowgate.errors import BadSetting
+from knowgate.pipeline.settings import DecisionOptions, PipelineOptions, load_settings
 
 
 def parse_path(text: str) -> Path:
@@ -87,3 +90,66 @@ PromptsOption = Annotated[
         help="Wording of the prompts: free (for long answers), or your own TOML file.",
     ),
 ]
+
+
+NoRules = Annotated[bool, typer.Option("--no-rules", help="Turn off the rules that decide before the gate.")]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        parser=parse_path,
+        metavar="FILE",
+        help="Settings file. Default: knowgate.toml in this folder, if there is one.",
+    ),
+]
+
+
+def load_command_settings(config: Path | None, options: DecisionOptions, no_rules: bool) -> PipelineOptions:
+    """Combine the settings file with the flags of a command. Flags that were typed take precedence.
+
+    Args:
+        config: The settings file. Default: knowgate.toml in the current folder, if there is one.
+        options: Options from the flags.
+        no_rules: Whether `--no-rules` was typed.
+    """
+    if no_rules and "rules" in options.model_fields_set:
+        raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
+    values = {name: getattr(options, name) for name in options.model_fields_set}
+    return load_settings(config, **values, **({"rules": "none"} if no_rules else {}))
+
+
+def split_gate_specs(values: Sequence[str] | None, runs: Sequence[Path] = ()) -> list[str]:
+    """Split the values of `--gates` at commas into gates.
+
+    A comma inside the name of a recorded gate ('fusion, cheap') or before another option of a gate
+    ('dhicl:k=5,words=1/2') does not separate two gates.
+
+    Args:
+        values: Values of the flag; None means 'auto'.
+        runs: Label runs, in which scores of gates may be recorded under the names of the gates.
+    """
+    values = values or ["auto"]
+    has_comma = any("," in value for value in values)
+    recorded = {record.gate for run in runs for record in read_needs(run)} if has_comma else set()
+    specs: list[str] = []
+    for part in (part for value in values for part in _join_recorded_names(value.split(","), recorded)):
+        if specs and "=" in part and ":" not in part and part not in recorded:  # an option of the gate before it
+            specs[-1] += f",{part}"
+        elif part.strip():
+            specs.append(part.strip())
+    if not specs:
+        raise BadSetting("--gates names no gate. Leave --gates out to use every possible gate, or see: knowgate gates")
+    return specs
+
+
+def _join_recorded_names(pieces: Sequence[str], recorded: Collection[str]) -> Iterator[str]:
+    """Yield the pieces, with adjacent pieces joined if they form the name of a recorded gate.
+
+    If several names are possible, the longest one is used.
+    """
+    start = 0
+    while start < len(pieces):
+        ends = range(len(pieces), start, -1)
+        end = next((end for end in ends if ",".join(pieces[start:end]).strip() in recorded), start + 1)
+        yield ",".join(pieces[start:end])
+        start = end

@@ -10,8 +10,7 @@ import typer
 from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.options import parse_log_location
-from knowgate.cli.pipeline_options import ConfigFile
+from knowgate.cli.options import ConfigFile, parse_log_location
 from knowgate.cli.progress import show_progress
 from knowgate.cli.start import ConsoleReporter, print_result
 from knowgate.core.files import write_text

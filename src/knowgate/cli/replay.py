@@ -47,9 +47,6 @@ RISK_COLUMNS = {
 class ReplayPrices(Prices):
     """Prices as flags of `knowgate replay`."""
 
-    search: Price = Field(
-        default=0.0, description="Price of one search.", json_schema_extra={"flag": "--price-retrieval"}
-    )
     gpu_hour: Price = Field(default=0.0, json_schema_extra={"flag": None})
     llm_call: Price = Field(default=0.0, json_schema_extra={"flag": None})
 
@@ -88,7 +85,7 @@ def replay_command(
     evidence. It is unknown for thresholds with fewer than 100 such pairs of answers. On a label run, the risk is the
     share of correct answers lost.
 
-    Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-retrieval 0.001
+    Example: knowgate replay traffic.jsonl --thresholds 0.2,0.4,0.6 --price-search 0.001
     """
     requested = parse_thresholds(thresholds)
     location = parse_log_location(log)

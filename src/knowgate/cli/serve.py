@@ -10,7 +10,7 @@ import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.demo.comparison import demo_folder
-from knowgate.cli.pipeline_options import ConfigFile, NoRules, load_command_settings
+from knowgate.cli.options import ConfigFile, NoRules, load_command_settings
 from knowgate.core.display import sanitize_text
 from knowgate.core.redaction import redact_urls
 from knowgate.pipeline.settings import PipelineOptions

@@ -9,9 +9,16 @@ import typer
 from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_tables
-from knowgate.cli.gate_specs import split_gate_specs
 from knowgate.cli.option_flags import expand_options
-from knowgate.cli.options import GatesOption, LabelsOption, LimitOption, PlugInOption, parse_integers, parse_path
+from knowgate.cli.options import (
+    GatesOption,
+    LabelsOption,
+    LimitOption,
+    PlugInOption,
+    parse_integers,
+    parse_path,
+    split_gate_specs,
+)
 from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.options import Count, Options, Seed
 from knowgate.data.questions import load_questions
@@ -165,7 +172,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
 
     Example: knowgate sweep ik --labels runs/train --tokens 0,8,32 --rows 1000,5000 --grades contains,judge --judge M
     """
-    from knowgate.papers.ik_ablations import IkAblations, sweep_ik  # slow: imports the training libraries
+    from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
     sizes = _split(options.rows)
     numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))

@@ -89,7 +89,7 @@ class TextTable:
 
     def html(self) -> str:
         """Render the table as HTML, with all cells escaped."""
-        from knowgate.types.markup import render_html_table  # imports numpy, which the help page does not need
+        from knowgate.types.markup import render_html_table
 
         return render_html_table(self.columns, self.rows, self.title)
 

@@ -22,7 +22,7 @@ import numbers
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -56,15 +56,19 @@ UserPath = Annotated[Path, AfterValidator(expand_path)]
 class Options(BaseModel):
     """Base class of option models.
 
-    Options are immutable. Unknown fields and invalid values raise BadSetting.
+    Options are immutable. Unknown fields and invalid values raise BadSetting. `renamed` maps old names of fields to their
+    new names; both work.
     """
 
+    renamed: ClassVar[Mapping[str, str]] = {}
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True, protected_namespaces=())
 
     @model_validator(mode="wrap")
     @classmethod
     def _raise_bad_setting(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
-        """Convert pydantic's validation errors to BadSetting."""
+        """Accept fields under their old names, and convert pydantic's validation errors to BadSetting."""
+        if cls.renamed and isinstance(values, dict):
+            values = {cls.renamed.get(name, name): value for name, value in values.items()}
         try:
             return validate(values)
         except ValidationError as error:
@@ -91,13 +95,14 @@ def with_options(
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
         signature = _expand_signature(inspect.signature(function), model, argument)
+        known = {*model.model_fields, *model.renamed}
         takes_more_options = hasattr(function, "__options__") or any(
             parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()
         )
 
         @functools.wraps(function)
         def wrapper(*args: Any, **keywords: Any) -> Result:
-            fields = {name: keywords.pop(name) for name in list(keywords) if name in model.model_fields}
+            fields = {name: keywords.pop(name) for name in list(keywords) if name in known}
             if not takes_more_options and (unknown := [name for name in keywords if name not in signature.parameters]):
                 raise BadSetting(_describe_unknown(unknown[0], signature.parameters))
             options = keywords.pop(argument, None)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import check_unique_runs, warn_if_unfinished
 from knowgate.data.runs.rows import LabelRow
-from knowgate.data.runs.run_checks import check_unique_runs, warn_if_unfinished
 from knowgate.data.signals.samples import Effect
 from knowgate.evaluation import boundary_measures as measures
 from knowgate.evaluation.boundary_measures import INDICATORS, SIDES, TOLERANCE, QuestionFacts, RunSlice, SavingCurve

@@ -25,15 +25,21 @@ from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
 from knowgate.labels.options import count_shown_passages
-from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, bootstrap_p_value, summarize_resamples
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
+from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import PairedComparison, holm_correction, mcnemar_test
+from knowgate.stats.proportions import (
+    PairedComparison,
+    format_percent_estimate,
+    format_points_estimate,
+    holm_correction,
+    mcnemar_test,
+)
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
 CURVE_STEPS = 60
 COST_COLUMNS = ("LLM calls", "deciding, ms")
+AGAINST_ALWAYS = "against always"
 UNKNOWN_AMOUNT = "unknown"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 
@@ -303,7 +309,7 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
     All questions must have open-book answers, which all of these measures need.
     """
     columns = (
-        "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", "loss", "harm", "waste", "headroom",
+        "gate", "accuracy", "retrieval", *COST_COLUMNS, "matched random", "gain", AGAINST_ALWAYS, "harm", "waste", "headroom",
     )  # fmt: skip
     rows = [
         (
@@ -313,7 +319,7 @@ def build_answer_table(gates: Sequence[GateResult]) -> TextTable:
             *_format_cost_cells(gate),
             format_percent(gate.measures["random"].value),
             format_points_estimate(gate.measures["gain"]),
-            format_points_estimate(gate.measures["loss"]),
+            _format_against_always(gate),
             *(format_percent(gate.measures[name].value) for name in ("harm", "waste", "recovered")),
         )
         for gate in gates
@@ -330,24 +336,31 @@ def _format_cost_cells(gate: GateResult) -> tuple[str, str]:
 
 
 def build_short_table(gates: Sequence[GateResult]) -> TextTable:
-    """Build a narrow table with a row per gate: its AUROC and, with open-book answers, accuracy, rate and gain."""
+    """Build a narrow table with a row per gate: AUROC and, with open-book answers, what it gets right and costs."""
     has_open_answers = any("accuracy" in gate.measures for gate in gates)
     if not has_open_answers:
         rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
         return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
     full_rows = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
-    columns = ("gate", "accuracy", "retrieval", "LLM calls", "gain", "AUROC")
+    columns = ("gate", "accuracy", "retrieval", "LLM calls", AGAINST_ALWAYS, "AUROC")
     return TextTable("Gates compared", columns, tuple(full_rows))
 
 
 def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
     measures = gate.measures
     return (
-        format_percent_estimate(measures["accuracy"]),
+        format_percent(measures["accuracy"].value),
         format_percent(measures["rate"].value),
         f"{gate.cost.calls:.2f}",
-        format_points_estimate(measures["gain"]),
+        _format_against_always(gate),
     )
+
+
+def _format_against_always(gate: GateResult) -> str:
+    """Format accuracy minus the accuracy of always retrieving: the loss with its sign turned."""
+    loss = gate.measures["loss"]
+    low, high = (None if bound is None else -bound for bound in (loss.high, loss.low))
+    return format_points_estimate(Estimate(None if loss.value is None else -loss.value, low, high))
 
 
 def _format_auroc_cell(gate: GateResult) -> str:

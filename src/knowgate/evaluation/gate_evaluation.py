@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -70,13 +70,17 @@ class EvaluateOptions(LiveOptions):
         "with and without it. Its choices are stored in the runs.",
         json_schema_extra={"metavar": "DIR|rules"},
     )
-    price_retrieval: float | None = Field(
+    renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
+    price_search: float | None = Field(
         default=None,
+        json_schema_extra={"flag": None},  # `eval` takes the one of the report
         description="Price of one search. Adds a table in which each question gets the best of three actions: skip, "
         "retrieve once, or several times. Needs runs labeled with `iterative`.",
     )
     price_wrong: float = Field(
-        default=1.0, description="Price of a wrong answer, in the currency of `price_retrieval`."
+        default=1.0,
+        description="Price of a wrong answer, in the currency of the price of a search. Adds a table in which each question "
+        "gets the best of three actions: skip, retrieve once, or several times. Needs runs labeled with `iterative`.",
     )
     record: bool = Field(default=False, description="Whether to store the gates' decisions in the label runs.")
     resamples: int = Field(
@@ -195,9 +199,9 @@ def _evaluate_runs(
     fingerprint = choices.fingerprint if choices else None
     guarantees = read_guarantees(table, named, plug_in=options.plug_in, arbiter=fingerprint)
     evaluation = replace(evaluation, guarantees=guarantees)
-    if options.price_retrieval is not None:
+    if options.price_search is not None:
         once_right = choices.right if choices else table.always_right
-        price = compute_search_price(options.price_retrieval, options.price_wrong)
+        price = compute_search_price(options.price_search, options.price_wrong)
         actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
         evaluation = replace(evaluation, actions=actions)
     if second_look is not None:
@@ -233,17 +237,17 @@ def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequ
     return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
 
 
-def compute_search_price(price_retrieval: float, price_wrong: float) -> float:
+def compute_search_price(price_search: float, price_wrong: float) -> float:
     """Return the price of a search as a share of the price of a wrong answer.
 
     Raises:
         BadSetting: A price is negative or not finite, or a wrong answer costs nothing.
     """
-    for name, price in (("price_retrieval", price_retrieval), ("price_wrong", price_wrong)):
+    for name, price in (("price_search", price_search), ("price_wrong", price_wrong)):
         if not (math.isfinite(price) and price >= 0):
             raise BadSetting(f"{name}={price:g} is not a price. Use a number of at least 0.")
     if price_wrong == 0:
         raise BadSetting(
             "price_wrong=0 means that wrong answers cost nothing, so no search would pay. Use a price above 0."
         )
-    return price_retrieval / price_wrong
+    return price_search / price_wrong

@@ -25,9 +25,8 @@ from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate
-from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, compute_frontier
-from knowgate.stats.proportions import mcnemar_test
+from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
 from knowgate.types import PassageFilter
 
 log = logging.getLogger(__name__)

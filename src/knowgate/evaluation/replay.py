@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from knowgate.core.options import Options
 from knowgate.errors import BadInput
@@ -38,14 +38,19 @@ class Prices(Options):
     search: Price = Field(
         default=0.0, description="Price of one search.", json_schema_extra={"flag_name": "price-search"}
     )
+    token: Price | None = Field(
+        default=None,
+        description="Price of one token that the LLM reads or writes, e.g. 3e-7.",
+        json_schema_extra={"flag_name": "price-token"},
+    )
     input_token: Price = Field(
         default=0.0,
-        description="Price of one token of a prompt, e.g. 3e-7.",
+        description="Price of one token of a prompt, if it differs from `token`.",
         json_schema_extra={"flag_name": "price-input-token"},
     )
     output_token: Price = Field(
         default=0.0,
-        description="Price of one token that the LLM generates, e.g. 1.2e-6.",
+        description="Price of one token that the LLM generates, if it differs from `token`.",
         json_schema_extra={"flag_name": "price-output-token"},
     )
     llm_call: Price = Field(
@@ -58,6 +63,15 @@ class Prices(Options):
         description="Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
         json_schema_extra={"flag_name": "price-gpu-hour"},
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _set_both_token_prices(cls, values: Any) -> Any:
+        """Use the price of a token for prompts and for generated tokens, unless they have prices of their own."""
+        if not isinstance(values, dict) or values.get("token") is None:
+            return values
+        both = {"input_token": values["token"], "output_token": values["token"]}
+        return {**both, **{name: value for name, value in values.items() if name != "token"}}
 
     @property
     def are_given(self) -> bool:

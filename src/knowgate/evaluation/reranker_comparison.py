@@ -19,7 +19,7 @@ from knowgate.evaluation import rankers as ranking
 from knowgate.evaluation.rankers import NO_PASSAGES, ORACLE, RETRIEVER, EstimateTable, RankerMeasures, RankingResult
 from knowgate.evaluation.reranker_cache import CachedAnswerer
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
 from knowgate.types import Reranker
 
 

@@ -21,9 +21,8 @@ from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.offline_scoring import TableScores
 from knowgate.stats.bootstrap import Bootstrap, Estimate
-from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.stats.proportions import mcnemar_test
+from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate, mcnemar_test
 
 ACTIONS = ("skip", "one", "several")  # rounds of retrieval
 SEARCH_PRICES: tuple[float, ...] = (0.0, 0.01, 0.02, 0.05, 0.1)  # prices of a search, in correct answers
@@ -83,7 +82,7 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
     Returns:
         Probabilities; one row per question, one column per action.
     """
-    from knowgate.training.classifiers import fit_platt_scaling  # imports scikit-learn, which takes seconds
+    from knowgate.training.classifiers import fit_platt_scaling
 
     predictions = []
     for right in training.right.T:
@@ -166,13 +165,13 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            "price_retrieval compares skipping, one retrieval and several rounds, but no row has an answer after "
+            "price_search compares skipping, one retrieval and several rounds, but no row has an answer after "
             "several rounds. Label with iterative=True, or import such answers with `knowgate import-answers`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for price_retrieval, which fits expected gains on some questions "
+            f"{len(table.rows)} questions are too few for price_search, which fits expected gains on some questions "
             "and tests them on others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)

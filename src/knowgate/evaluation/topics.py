@@ -25,9 +25,8 @@ from knowgate.gates.rules.topic_rule import RuleAction, TopicRule
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, load_embedder
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.stats.bootstrap import Estimate, estimate_mean
-from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
-from knowgate.stats.proportions import Proportion, estimate_proportion
+from knowgate.stats.proportions import Proportion, estimate_proportion, format_points_estimate
 from knowgate.types import Vector
 
 AUTO_TOPICS = "auto"

@@ -23,9 +23,9 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.evaluation.replay import EventCost, TrafficEvent
 from knowgate.gates import load_gate
-from knowgate.gates.arbiters.answer_comparison import answers_agree
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.artifacts.gate_folder import is_artifact, read_artifact
+from knowgate.gates.calibration.changed_answers import answers_agree
 from knowgate.gates.calibration.threshold_calibration import select_usable_rows
 from knowgate.gates.offline_scoring import TableScores, score_gate
 

@@ -88,7 +88,7 @@ GATES = {
         paper="uqlm 2025; LM-Polygraph 2023",
     ),
     "tool": RegistryEntry(
-        "knowgate.gates.tool:ToolGate",
+        "knowgate.gates.prompt:ToolGate",
         "the LLM calls a search tool that it is offered, as in agent frameworks",
         needs="tools",
         cost="one prefill of 200 tokens; on a server one LLM call",
@@ -193,7 +193,7 @@ FITTED_GATES = {
         fit="knowgate.training.stack:fit_stack",
     ),
     "constant": RegistryEntry(
-        "knowgate.gates.constant:ConstantGate",
+        "knowgate.gates.baselines:ConstantGate",
         "always or never, as the policy that holds it says; `knowgate fit` without a gate name writes it",
         cost="nothing",
         extra="train",

@@ -11,7 +11,7 @@ from knowgate.errors import BadSetting, UnsupportedSignal
 from knowgate.gates.history_scope import bind_scope, open_history_store
 from knowgate.gates.scoring import parse_label_pair
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
-from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Neighbor, Question, Reading, ServedModel, Signal, Vector
 
 CalibrationSign = Literal["paper", "code", "none"]

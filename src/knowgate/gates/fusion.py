@@ -21,8 +21,7 @@ from knowgate.gates.artifacts.networks import TensorValidator, apply_network, cl
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.judges import build_self_assessment_prompt
-from knowgate.stats.logistic import logit
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import FloatArray, logit
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 
 GAIN_HEADS = ("closed", "open")  # P(right from memory), P(right with passages)

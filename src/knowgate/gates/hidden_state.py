@@ -14,8 +14,7 @@ from knowgate.gates.artifacts import networks
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.gates.artifacts.gate_manifest import CalibrationRecord, StatePosition, check_calibration
 from knowgate.gates.fitted_gate import FittedGate
-from knowgate.stats.logistic import sigmoid
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import FloatArray, sigmoid
 from knowgate.types import GateScores, Question, Reading, Vector
 
 # UAR asks four questions, each with a linear classifier (head) on the same hidden state. "intent": does the user ask

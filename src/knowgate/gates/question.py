@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.schema import read_record
-from knowgate.data.signals.answer_text import QUESTION_FEATURES, classify_question, question_features
-from knowgate.data.signals.word_frequency import (
+from knowgate.data.signals.answer_text import (
     BUCKETS,
     FREQUENCY_FEATURES,
     POPULARITY_FEATURES,
+    QUESTION_FEATURES,
+    classify_question,
     frequency_features,
     popularity_features,
+    question_features,
 )
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
 from knowgate.gates.fitted_gate import FittedGate

@@ -10,7 +10,7 @@ from typing import Self
 
 from knowgate.data.signals import samples
 from knowgate.errors import BadSetting, UnsupportedSignal
-from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import sigmoid
 from knowgate.types import Gate, ModelIdentity, Question, Reading, Signal, SignalRequest
 
 PAPER_CENTER = -6.0  # threshold of SeaKR's released settings; also used for readings without the size of the states

@@ -11,8 +11,7 @@ import numpy as np
 from knowgate.data.history.entries import HistoryScope, HistoryStore, RetrievalOutcome
 from knowgate.errors import BadSetting
 from knowgate.gates.history_scope import bind_scope, open_history_store
-from knowgate.stats.logistic import sigmoid
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray, FloatArray, sigmoid
 from knowgate.types import Gate, ModelIdentity, Neighbor, Question, Reading, Vector
 
 TIE_NEED = 0.5 + 1e-6  # just above the threshold: ties retrieve (SKR section 3.3)

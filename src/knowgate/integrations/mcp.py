@@ -30,7 +30,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.integrations.decider import Decider, run_in_model_thread
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.learning.history_labels import label_by_feedback
+from knowgate.server.learning.audit import label_by_feedback
 from knowgate.types import Answer, Decision, Passage
 
 MAX_STORED_ANSWERS = 1000  # answers kept in memory, so that feedback can refer to them

@@ -180,7 +180,7 @@ def sweep_transfer(
 
 def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None]) -> Path:
     """Fit a gate on one label run and return its folder."""
-    from knowgate.training.gate import fit, load_fit_function  # imports scikit-learn
+    from knowgate.training.gate import fit, load_fit_function
 
     name, text = split_spec(spec)
     known_options = read_fit_options(load_fit_function(name))

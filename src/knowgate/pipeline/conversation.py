@@ -14,20 +14,36 @@ from typing import Any
 from knowgate.core.text import tokenize
 from knowgate.errors import BadInput
 from knowgate.gates.rules.rule_set import load_rules
-from knowgate.models.prompts.questions import Exchange, build_condense_prompt, is_follow_up
+from knowgate.models.prompts.questions import (
+    REFERENCE_PATTERN,
+    Exchange,
+    build_condense_prompt,
+    is_follow_up,
+)
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Answer, Model, Question
 
 MAX_EXCHANGES = 4  # exchanges shown to the LLM
 MAX_REWRITE_TOKENS = 64
+MAX_JOINED_QUESTIONS = 3  # earlier questions that are put before a follow-up whole
+MIN_PLURAL_LENGTH = 4  # shorter words, such as "gas" or "its", keep their final s
 REWRITE_PREFIX = re.compile(r"^(rewritten|改写|question|问题|q)\s*[:：]\s*", re.IGNORECASE)
+QUESTION_END = re.compile(r"[?？][\"'”’)]*$")
+QUESTION_SENTENCE = re.compile(r"[^?？]+[?？]?")
+# Words that carry no topic, so a rewrite may drop or change them.
+_FUNCTION_WORDS = (
+    "a about also am an and any are as at be been but by can could did do does else for from had has have how i if in "
+    "instead is may me might must my no not of on or our please same shall should so some than the then to too us was "
+    "we well were what when where which who whom whose why will with would yes you your"
+)
+FUNCTION_WORDS = frozenset([*_FUNCTION_WORDS.split(), *"的了呢吗吧是在那哪里么什谁几多少怎为何有和也还这它他她们个"])
 
 
 def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) -> str:
     """Rewrite a follow-up question so that it can be understood without the conversation before it.
 
     Questions that are no follow-up, or that a rule decides (such as small talk), are returned unchanged. If the LLM's
-    rewrite is not plausible, the previous question is put before this one instead.
+    rewrite is no question, or lost the words of this one, the previous question is put before this one instead.
 
     Args:
         model: The LLM that rewrites.
@@ -40,18 +56,36 @@ def rewrite_follow_up(model: Model, exchanges: Sequence[Exchange], text: str) ->
     (completions,) = model.generate([build_condense_prompt(recent, text)], max_tokens=MAX_REWRITE_TOKENS)
     first_line = (completions[0].text.strip().splitlines() or [""])[0].strip()
     rewritten = REWRITE_PREFIX.sub("", first_line)
-    return rewritten if _is_plausible(rewritten, recent, text) else f"{recent[-1].question} {text}"
+    return rewritten if _is_plausible(rewritten, recent, text) else _concatenate(recent, text)
 
 
 def _is_plausible(rewritten: str, exchanges: Sequence[Exchange], text: str) -> bool:
     """Return whether a rewrite can be used.
 
-    It must share a word with the question and one with the conversation, and must not repeat an earlier question.
+    It must be a question, keep the words of the follow-up, add a word of the conversation, and not repeat an earlier
+    question.
     """
-    words = set(tokenize(rewritten))
-    earlier = set(tokenize(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges)))
+    words, kept = _find_content_words(rewritten), _find_content_words(REFERENCE_PATTERN.sub(" ", text))
+    earlier = _find_content_words(" ".join(f"{exchange.question} {exchange.answer}" for exchange in exchanges))
     is_repeated = any(tokenize(rewritten) == tokenize(exchange.question) for exchange in exchanges)
-    return bool(words & set(tokenize(text))) and bool(words & earlier) and not is_repeated
+    is_question = QUESTION_END.search(rewritten) is not None
+    return is_question and kept <= words and bool(words & earlier - kept) and not is_repeated
+
+
+def _find_content_words(text: str) -> set[str]:
+    """Return the words of a text that name its topic, in lower case and without plural s; Chinese as characters."""
+    words = {word for word in tokenize(text) if word not in FUNCTION_WORDS}
+    return {word if len(word) < MIN_PLURAL_LENGTH else word.removesuffix("s") for word in words}
+
+
+def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
+    """Put the previous question before a follow-up.
+
+    If the previous question was made in this way, only its first and its last part are kept: the first names the topic.
+    """
+    parts = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
+    kept = parts if len(parts) < MAX_JOINED_QUESTIONS else [parts[0], parts[-1]]
+    return " ".join([*kept, text])
 
 
 def _rewrite_question(model: Model, exchanges: Sequence[Exchange], text: str, id: str) -> Question:

@@ -9,7 +9,7 @@ from knowgate.data.signals.confidence import has_distinct_logits
 from knowgate.errors import UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import choose_answers
-from knowgate.gates.baselines import AlwaysGate, NeverGate
+from knowgate.gates.baselines import AlwaysGate, ConstantGate, NeverGate
 from knowgate.gates.calibration.deployment import has_guarantee_without_arbiter
 from knowgate.gates.rules.arithmetic import ARITHMETIC_RULE, compute_arithmetic
 from knowgate.gates.rules.rule_set import RuleSet
@@ -67,6 +67,8 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
         summary = f"the gate '{gate.name}' {'retrieves' if need > threshold else 'skips retrieval'} for every question"
     elif threshold < 0:
         summary = "this gate is set to retrieve for every question"
+    elif isinstance(gate, ConstantGate):
+        summary = "this policy skips retrieval for every question"
     else:
         digits = _count_digits(need, threshold) - 2
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"

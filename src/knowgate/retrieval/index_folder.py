@@ -22,8 +22,8 @@ from knowgate.core.validation import read_json
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
 from knowgate.retrieval import dense
 from knowgate.retrieval.bm25 import Bm25Retriever, load_bm25_matrix
+from knowgate.retrieval.dense import HybridRetriever
 from knowgate.retrieval.embeddings import load_embedder
-from knowgate.retrieval.hybrid import HybridRetriever
 from knowgate.retrieval.passage_store import OFFSETS_FILE, PASSAGES_FILE, PassageStore, read_array
 from knowgate.retrieval.tokenizer import Tokenizer, can_stem
 from knowgate.types import Embedder, Passage, Vector

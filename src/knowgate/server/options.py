@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -161,14 +162,20 @@ class ServeOptions(Options):
     )
     share_b: Share = Field(default=0.5, description="With `gate_b`: share of requests that the second gate decides.")
 
-    price_retrieval: float = Field(
+    renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
+    price_search: float = Field(
         default=0.0, ge=0, description="Price of one search, from which the dashboard computes savings."
     )
-    price_input_token: float = Field(
-        default=0.0, ge=0, description="Price of one prompt token, from which the dashboard computes savings."
+    price_token: float = Field(
+        default=0.0,
+        ge=0,
+        description="Price of one token that the LLM reads or writes, from which the dashboard computes savings.",
     )
-    price_output_token: float = Field(
-        default=0.0, ge=0, description="Price of one generated token, from which the dashboard computes savings."
+    price_input_token: float | None = Field(
+        default=None, ge=0, description="Price of one prompt token, if it differs from `price_token`."
+    )
+    price_output_token: float | None = Field(
+        default=None, ge=0, description="Price of one generated token, if it differs from `price_token`."
     )
 
     @field_validator("upstream")

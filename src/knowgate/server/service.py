@@ -21,7 +21,6 @@ from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
-from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.database import STORE_ERRORS
 from knowgate.server.json_api import (
     LARGE_BODY_BYTES,
@@ -33,7 +32,7 @@ from knowgate.server.json_api import (
     read_body,
 )
 from knowgate.server.learning.learner import TrafficLearner, build_learner, record_feedback
-from knowgate.server.load_limits import UPLOAD_FACTOR, RequestSlots, UploadBudget
+from knowgate.server.load_limits import UPLOAD_FACTOR, CircuitBreaker, RequestSlots, UploadBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import EventStreamResponse, run_while_connected
 from knowgate.server.telemetry.decision_log import DecisionLog, Deletion, RecentDecisions

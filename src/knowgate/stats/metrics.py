@@ -1,12 +1,4 @@
-"""Quality metrics of a gate's scores, computed for many bootstrap resamples at once.
-
-In all functions, `needs` are the scores of the gate: the need for retrieval of each question, from 0 (the LLM knows) to
-1 (retrieve). `needed` says which questions really needed retrieval.
-
-A bootstrap resample is given by weights: how often each question was drawn. The weighted metrics take weights for many
-resamples (resamples x questions) and return one value per resample, NaN if undefined. The unweighted metrics at the end
-are the same functions with all weights 1.
-"""
+"""Metrics of rankings and probabilities, and the logistic function."""
 
 from __future__ import annotations
 
@@ -14,10 +6,35 @@ import functools
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
+
+PROBABILITY_FLOOR = 1e-6  # probabilities are clipped this far from 0 and 1, so that their logits are finite
+
+
+@overload
+def sigmoid(z: float) -> float: ...
+@overload
+def sigmoid(z: NDArray[Any]) -> NDArray[Any]: ...
+def sigmoid(z: float | NDArray[Any]) -> float | NDArray[Any]:
+    """Return the logistic function 1 / (1 + e^-z) of a number or an array, without overflow warnings."""
+    with np.errstate(over="ignore"):  # e^-z overflows to infinity, which gives the correct limit 0
+        p = 1 / (1 + np.exp(-np.asarray(z)))
+    return float(p) if p.ndim == 0 else p
+
+
+@overload
+def logit(p: float, floor: float = PROBABILITY_FLOOR) -> float: ...
+@overload
+def logit(p: NDArray[Any], floor: float = PROBABILITY_FLOOR) -> NDArray[Any]: ...
+def logit(p: float | NDArray[Any], floor: float = PROBABILITY_FLOOR) -> float | NDArray[Any]:
+    """Return the inverse of `sigmoid`, log(p / (1 - p)), with p clipped to [floor, 1 - floor]."""
+    clipped = np.clip(p, floor, 1 - floor)
+    z = np.log(clipped / (1 - clipped))
+    return float(z) if z.ndim == 0 else z
+
 
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]

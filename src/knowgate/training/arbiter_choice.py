@@ -1,4 +1,4 @@
-"""Choose an arbiter: the rules, which cost nothing, unless a trained one is better on questions it did not see."""
+"""Fit the features arbiter, and choose between it, the rules and a LoRA arbiter by predictions out of fold."""
 
 from __future__ import annotations
 
@@ -8,10 +8,48 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knowgate.data.splits import Split
-from knowgate.gates.arbiters.fitted_rules import estimate_by_rules
+from knowgate.gates.arbiters import features as arbiter_features
+from knowgate.gates.arbiters.fitted_arbiter import estimate_by_rules
+from knowgate.gates.artifacts.networks import apply_network
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
+from knowgate.training.classifiers import Tensors, check_finite, fit_linear
 from knowgate.training.judges.ensemble import assign_folds
+
+
+def fit_features_arbiter(pairs: AnswerPairs) -> ArbiterResult:
+    """Fit two logistic regressions over cheap features: one per answer, each predicting whether it is right.
+
+    The features are log-probabilities, lengths, agreement, abstention and passages; those that some row lacks are left
+    out. So few weights need no rows for tuning or calibration, so they are trained on everything but the test split.
+    """
+    names = arbiter_features.list_answer_features(pairs.answers)
+    features = arbiter_features.build_answer_matrix(names, pairs.answers)
+    check_finite(features)
+    split = pairs.split
+    train = pairs.select_differing(np.concatenate([split.train, split.dev, split.calibration]))
+    tensors: Tensors = {}
+    for side, right in (("closed", pairs.closed_right), ("open", pairs.open_right)):
+        fitted = fit_linear(features[train], right[train])
+        tensors |= {f"{side}.{name}": block for name, block in fitted.items()}
+
+    def raw(indices: Sequence[int]) -> FloatArray:
+        rows = features[list(indices)]
+        columns = [apply_network(tensors, rows, f"{side}.") for side in arbiter_features.ANSWER_SIDES]
+        beliefs: FloatArray = np.stack(columns, axis=1)
+        return beliefs
+
+    return ArbiterResult(
+        "features",
+        {"features": names},
+        arbiter_features.get_required_signals(names),
+        wants_passages=bool(arbiter_features.PASSAGE_FEATURES & set(names)),
+        tensors=tensors,
+        raw=raw,
+        is_calibrated=True,  # a logistic regression of about ten features on hundreds of rows is well calibrated
+        notes=[f"uses {', '.join(names)}"],
+    )
+
 
 AUTO_FOLDS = 5
 FitPairs = Callable[[AnswerPairs, int], ArbiterResult]  # fits an arbiter on pairs, for the fold with this number

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.networks import apply_network
-from knowgate.stats.logistic import logit
-from knowgate.stats.metrics import BoolArray, FloatArray, auroc
+from knowgate.stats.metrics import BoolArray, FloatArray, auroc, logit
 from knowgate.training.examples import Examples
 from knowgate.types import Vector
 

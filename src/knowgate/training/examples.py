@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knowgate.core.text import normalize
+from knowgate.data.runs.records import name_runs
 from knowgate.data.runs.rows import LabelRow
-from knowgate.data.runs.run_checks import name_runs
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, fingerprint_text, fingerprint_text_loosely, split_questions
 from knowgate.errors import BadInput, BadSetting

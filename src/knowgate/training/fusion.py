@@ -19,8 +19,7 @@ from knowgate.gates.artifacts.networks import apply_network
 from knowgate.gates.fusion import GAIN_HEADS, TEXT_SIGNAL, embed_drafts
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
-from knowgate.stats.logistic import logit
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import FloatArray, logit
 from knowgate.training.classifiers import (
     Tensors,
     auroc_or_half,

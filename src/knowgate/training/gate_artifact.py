@@ -17,8 +17,13 @@ from knowgate.gates.artifacts import drift
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
 from knowgate.gates.calibration import threshold_choice
-from knowgate.gates.calibration.safety import NetLoss, SafetyLimits
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, GateOutcomes, ThresholdResult
+from knowgate.gates.calibration.threshold_choice import (
+    NEVER_RETRIEVE,
+    GateOutcomes,
+    NetLoss,
+    SafetyLimits,
+    ThresholdResult,
+)
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_quality
 from knowgate.stats.metrics import FloatArray

@@ -16,16 +16,7 @@ from knowgate.errors import BadInput, BadSetting, DeviceError, KnowgateError, Se
 from knowgate.gates.hidden_state import ProbeGate
 from knowgate.labels.grading import Grader, list_gold_answers
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, format_passages
-from knowgate.types import (
-    Model,
-    Passage,
-    Prompt,
-    Question,
-    Retriever,
-    ScoringModel,
-    SignalRequest,
-    TokenizingModel,
-)
+from knowgate.types import Model, Passage, Prompt, Question, Retriever, ScoringModel, SignalRequest, TokenizingModel
 
 ANSWER_TOKENS = 32
 FIT_PROBE_HINT = "Fit a probe with target='known' and balanced=True (`knowgate fit probe`)."

@@ -1,8 +1,7 @@
-"""Train a cross-encoder on groups (a question, its passages, a label for each), and open, cut and save it.
+"""Train a reranker: losses over one question's own passages (InfoNCE as in CBDR, and ListNet), and the training loop.
 
-The training loop is our own: AdamW, a linear schedule with warm-up, clipped gradients and bf16 on a GPU. The trainer of
-sentence-transformers would take the same steps through accelerate and a dataset on disk, with callbacks for progress
-and for Ctrl-C; for 40 lines less it adds two dependencies at run time, so it is not used.
+The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives; the paper's loss has
+only the question's own.
 """
 
 from __future__ import annotations
@@ -17,11 +16,71 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from knowgate.core.validation import MAX_COUNT, check_seed, format_value
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
+
+
+def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return -log(f+ / (f+ + sum f-)), f = exp(score / temperature), for each positive (CBDR, equations 4 and 5).
+
+    Positives of one question share its negatives, so each passage is read once for all of them.
+    """
+    logits = scores / temperature
+    negatives = torch.logsumexp(logits[~positive], dim=-1)
+    return torch.logaddexp(logits[positive], negatives) - logits[positive]
+
+
+def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Return the cross-entropy between the softmax of the shifts and that of the scores (ListNet).
+
+    Shifts are scaled to unit variance first, so that one temperature suits confidences and log-probabilities.
+    """
+    spread = shifts.std(correction=0).clamp(min=1e-6)
+    target = torch.softmax(shifts / spread / temperature, dim=-1)
+    return -(target * torch.log_softmax(scores, dim=-1)).sum()
+
+
+class GroupLoss(nn.Module):  # type: ignore[misc]
+    """Mean loss of a batch of groups: questions, their passages, and one label per passage.
+
+    Args:
+        model: A cross-encoder.
+        kind: "infonce" (labels are 1 for positives and 0 for negatives) or "listwise" (labels are shifts).
+        temperature: Temperature of the loss.
+    """
+
+    def __init__(self, model: Any, kind: str, temperature: float) -> None:
+        super().__init__()
+        self.model, self.kind, self.temperature = model, kind, temperature
+
+    def forward(
+        self, questions: Sequence[str], passages: Sequence[Sequence[str]], labels: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """Score all pairs in one pass and return the mean loss."""
+        pairs = [(question, text) for question, group in zip(questions, passages, strict=True) for text in group]
+        scores = self._score(pairs).split([len(group) for group in passages])
+        losses = [self._compute_loss(group, label) for group, label in zip(scores, labels, strict=True)]
+        return torch.cat(losses).mean()
+
+    def _compute_loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        if self.kind == "infonce":
+            return infonce(scores, label.to(scores.device) > 0, self.temperature)
+        return listwise(scores, label.to(scores), self.temperature)[None]
+
+    def _score(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
+        tokens = self.model.preprocess(pairs)
+        device = self.model.device
+        inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
+        scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
+        if not bool(torch.isfinite(scores).all()):
+            raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
+        return scores
+
 
 QUERY_TOKENS, PASSAGE_TOKENS = 128, 512  # CBDR 4.1.5, as are the rate, the weight decay and the single epoch
 LOSSES = ("infonce", "listwise")
@@ -117,7 +176,7 @@ def train_groups(
         import torch
     except ModuleNotFoundError as error:
         raise MissingExtra("training a reranker", "train") from error
-    from knowgate.training.reranker_losses import GroupLoss
+    pass
 
     compute_loss = GroupLoss(model, training.loss, training.temperature)
     optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))

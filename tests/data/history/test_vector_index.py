@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knowgate.data.history.vector_index import (
-    IndexLocation,
-    VectorIndex,
-    erase_rows,
-    open_ann_index,
-    write_ann_index,
-)
+from knowgate.data.history.vector_index import IndexLocation, VectorIndex, erase_rows, open_ann_index, write_ann_index
 
 
 def make_unit_vectors(rows, width=16, seed=0):

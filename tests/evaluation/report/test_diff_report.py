@@ -1,5 +1,6 @@
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,13 @@ def test_gates_of_one_side_only_are_listed(tmp_path, both, capsys):
     assert "Not compared" not in capsys.readouterr().out
 
 
+def test_compare_writes_no_page_unless_a_file_is_named(tmp_path, both, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert knowgate(["compare", *map(str, both)]) == 0
+    assert not list(Path.cwd().iterdir())
+
+
 def test_a_report_without_decisions_is_compared_by_its_intervals(both):
     for folder in both:
         (folder / "decisions.json").unlink()
@@ -165,7 +173,7 @@ def test_a_drop_that_may_be_chance_does_not_count():
     ]
     diff = diff_evaluations(*sides)
     assert diff.find_worse(0.01) == []
-    assert build_diff_verdict(diff).headline == "No difference between A and B is shown."
+    assert build_diff_verdict(diff).headline == "No significant difference between A and B."
 
 
 def test_sides_without_a_gate_in_common_are_rejected():

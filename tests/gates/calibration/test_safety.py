@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from knowgate.gates.calibration.guarantee import compute_net_p_value
-from knowgate.gates.calibration.safety import NetLoss, SafetyLimits, count_net_loss
+from knowgate.gates.calibration.threshold_choice import NetLoss, SafetyLimits, count_net_loss
 
 LIMITS = SafetyLimits()
 

@@ -48,7 +48,9 @@ def by_evaluation(table, tmp_path):
 
 
 def fitted(table, tmp_path):
-    rows = trial(table, IDS)
+    """A fit on fifty copies of the table: on fewer rows, no threshold is shown to be safe."""
+    table = table * 50
+    rows = trial(table, [f"q{i}" for i in range(len(table))])
     split = Split(train=NONE, dev=np.arange(len(table)), calibration=NONE, test=NONE)
     examples = Examples(rows, rows.open_right & ~rows.closed_right, "benefit", split)
     scores = FitResult(

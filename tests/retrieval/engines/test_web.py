@@ -11,8 +11,8 @@ from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.engines import web as web_store
-from knowgate.retrieval.engines.web import WebOptions, WebRetriever, convert_results, open_web, parse_web_options
-from knowgate.retrieval.engines.web_engines import WebResult
+from knowgate.retrieval.engines.web import WebRetriever, convert_results, open_web, parse_web_options
+from knowgate.retrieval.engines.web_engines import WebOptions, WebResult
 from tests.integrations.conftest import TABLE, UNKNOWN
 
 SEARXNG = {

@@ -7,8 +7,8 @@ from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RulesArbiter
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
 from knowgate.gates.calibration.guarantee import compute_net_p_value
-from knowgate.gates.calibration.safety import NetLoss
 from knowgate.gates.calibration.threshold_calibration import calibrate
+from knowgate.gates.calibration.threshold_choice import NetLoss
 from knowgate.integrations.hub import push_artifact
 from knowgate.models.fake import FakeModel
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG

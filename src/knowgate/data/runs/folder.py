@@ -27,8 +27,7 @@ from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import LabelRow, row_from_json, row_to_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
-from knowgate.stats.formats import format_proportion
-from knowgate.stats.proportions import estimate_proportion
+from knowgate.stats.proportions import estimate_proportion, format_proportion
 from knowgate.types import Vector
 from knowgate.types.markup import escape_html
 

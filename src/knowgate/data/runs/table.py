@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from knowgate.core.files import sha256_text
 from knowgate.data.runs.columns import COLUMN_NAMES, LabelColumns, fill_columns, warn_if_mixed
 from knowgate.data.runs.folder import RunFolder
-from knowgate.data.runs.records import RecordedNeeds, iterate_needs
+from knowgate.data.runs.records import RecordedNeeds, check_compatible, iterate_needs, name_runs, warn_if_unfinished
 from knowgate.data.runs.rows import (
     ANSWER_FREQUENCY,
     LabelRow,
@@ -28,7 +28,6 @@ from knowgate.data.runs.rows import (
     row_from_json,
     select_grader,
 )
-from knowgate.data.runs.run_checks import check_compatible, name_runs, warn_if_unfinished
 from knowgate.data.runs.storage import (
     PackedTexts,
     RowNumbers,

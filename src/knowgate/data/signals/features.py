@@ -14,7 +14,7 @@ import numpy as np
 from knowgate.data.signals import confidence
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END, SEAKR_SAMPLES, canonical_answer, certainty, log_determinant
-from knowgate.stats.logistic import sigmoid
+from knowgate.stats.metrics import sigmoid
 from knowgate.types import Question, Reading, Token, Vector
 
 MIN_PROBABILITY = 1e-6  # lower bound before taking logarithms

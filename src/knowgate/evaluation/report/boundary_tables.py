@@ -15,8 +15,7 @@ from knowgate.evaluation.boundary_measures import (
     SavingPoint,
     summarize_slice,
 )
-from knowgate.stats.formats import format_proportion
-from knowgate.stats.proportions import Proportion
+from knowgate.stats.proportions import Proportion, format_proportion
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"
 NO_MASK_ANSWERS = "no MASK answers in this run"

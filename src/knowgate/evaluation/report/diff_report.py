@@ -14,12 +14,12 @@ from knowgate.evaluation.report import html
 from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_tables import format_estimate
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import format_percent_estimate, format_points_estimate
 from knowgate.types.markup import escape_html
 
 MEASURE_NAMES = {"accuracy": "accuracy", "rate": "searches", "auroc": "AUROC"}
 MAX_TERMINAL_GATES = 12
-DIFF_LABELS = {"use": "Better", "leave": "Worse", "unknown": "No difference shown"}
+DIFF_LABELS = {"use": "Better", "leave": "Worse", "unknown": "No significant difference"}
 DIFF_DEFINITIONS = {
     "accuracy": "share of right final answers, each gate at its own threshold",
     "searches": "share of questions retrieved for",
@@ -39,7 +39,7 @@ class DiffVerdict:
     """Whether evaluation B is better or worse than evaluation A.
 
     Attributes:
-        level: 'use' if B is better, 'leave' if it is worse, 'unknown' if no difference is shown.
+        level: 'use' if B is better, 'leave' if it is worse, 'unknown' if neither is shown.
         headline: The verdict in a sentence.
         details: By how much, in a sentence.
     """
@@ -65,7 +65,7 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
         return DiffVerdict("use", "B is better than A.", _list_differences(risen))
     if not differences:
         return DiffVerdict("unknown", "B and A cannot be told apart by their answers.", "See how needs rank.")
-    return DiffVerdict("unknown", "No difference between A and B is shown.", _list_differences(differences))
+    return DiffVerdict("unknown", "No significant difference between A and B.", _list_differences(differences))
 
 
 def _list_differences(differences: dict[str, Estimate]) -> str:

@@ -31,8 +31,8 @@ from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, bui
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
-from knowgate.stats.formats import format_points_estimate
 from knowgate.stats.metrics import BoolArray
+from knowgate.stats.proportions import format_points_estimate
 from knowgate.types.markup import escape_html
 
 MAX_CHARTED_GATES = 4  # gates with charts of calibration and needs

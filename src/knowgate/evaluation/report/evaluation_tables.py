@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
-from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation, SliceTable, build_answer_table
+from knowgate.evaluation.gate_comparison import (
+    UNKNOWN_AMOUNT,
+    Evaluation,
+    SliceTable,
+    build_answer_table,
+    build_short_table,
+)
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
 
 COLUMN_DEFINITIONS = {
     "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
@@ -20,7 +26,6 @@ COLUMN_DEFINITIONS = {
     "retrieval": "share of questions with need above the threshold",
     "matched random": "accuracy of retrieving at random at the same rate: rate x always + (1 - rate) x never",
     "gain": "accuracy minus matched random, in points",
-    "loss": "accuracy of always retrieving minus accuracy, in points",
     "harm": "share of all questions skipped although open-book is right and closed-book wrong",
     "waste": "share of all questions retrieved for although closed-book is right",
     "headroom": "(accuracy - never) / (oracle - never)",
@@ -56,8 +61,8 @@ COLUMN_DEFINITIONS = {
     "accuracy, no arbiter": "accuracy of the gate as it is: after retrieval the open-book answer is given",
     "accuracy, cascade": "the same where, after retrieval, the arbiter chooses between that answer and the one from "
     "memory; 'always' is the arbiter alone",
-    "against always": "accuracy of the cascade minus that of always giving the open-book answer, in points, with a "
-    "95 % bootstrap interval; p: McNemar's exact test",
+    "against always": "accuracy minus the accuracy of always retrieving, in points, with a 95 % bootstrap interval; "
+    "below 0, right answers are lost; p: McNemar's exact test",
     "harmed": "share of questions always retrieving has right and the cascade wrong",
     "gained": "share of questions the cascade has right and always retrieving wrong",
     **{f"cascade at {rate:.0%}": f"accuracy of the cascade when {rate:.0%} of the questions, those of highest need, "
@@ -99,6 +104,19 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     if evaluation.second_looks:
         yield build_second_look_table(evaluation.second_looks)
     yield from build_gate_slice_tables(evaluation)
+    if evaluation.topics:
+        yield build_topic_table(evaluation.topics)
+
+
+def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
+    """Build the tables that the terminal shows by default: all gates, cascades if any, and topics if any."""
+    yield build_short_table(evaluation.gates)
+    if evaluation.cascade:
+        yield build_cascade_table(evaluation.cascade)
+    if evaluation.actions:
+        yield build_action_table(evaluation.actions)
+    if evaluation.second_looks:
+        yield build_second_look_table(evaluation.second_looks)
     if evaluation.topics:
         yield build_topic_table(evaluation.topics)
 

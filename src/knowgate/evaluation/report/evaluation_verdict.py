@@ -18,7 +18,7 @@ from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation
 from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Recommendation, recommend
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_points_estimate
+from knowgate.stats.proportions import format_points_estimate
 
 LEVEL_LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip

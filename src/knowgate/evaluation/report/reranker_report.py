@@ -18,7 +18,7 @@ from knowgate.evaluation.report.charts import DotRow, draw_dot_chart
 from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS, format_interval
 from knowgate.evaluation.reranker_comparison import RerankerComparison, build_reranker_tables, is_reranker
 from knowgate.stats.bootstrap import Estimate
-from knowgate.stats.formats import format_points_estimate
+from knowgate.stats.proportions import format_points_estimate
 from knowgate.types.markup import escape_html
 
 MAIN_MEASURE = "P@1"

@@ -30,7 +30,7 @@ FITTED_ARBITERS = {
         "two logistic regressions over log-probabilities, lengths, agreement and passages",
         cost="nothing",
         extra="train",
-        fit="knowgate.training.arbiter_features:fit_features_arbiter",
+        fit="knowgate.training.arbiter_choice:fit_features_arbiter",
     ),
     "lora": RegistryEntry(
         "knowgate.gates.arbiters.lora:LoraArbiter",
@@ -40,7 +40,7 @@ FITTED_ARBITERS = {
         fit="knowgate.training.arbiter_lora:fit_lora_arbiter",
     ),
     "fitted-rules": RegistryEntry(
-        "knowgate.gates.arbiters.fitted_rules:FittedRulesArbiter",
+        "knowgate.gates.arbiters.fitted_arbiter:FittedRulesArbiter",
         "the arbiter `rules`, written as a folder because no trained arbiter was better",
         cost="nothing",
         extra="train",

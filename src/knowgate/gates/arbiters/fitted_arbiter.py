@@ -1,4 +1,4 @@
-"""Fitted arbiters: the content of `arbiter.json` and the base class of arbiters that are loaded from a folder."""
+"""Fitted arbiters: folders that choose between the answer from memory and the one with passages."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from knowgate.core.schema import NonNegativeInt, UnitInterval, read_record
 from knowgate.errors import BadInput, ModelError
+from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import format_probabilities
 from knowgate.gates.artifacts import gate_manifest
 from knowgate.gates.artifacts.gate_folder import Artifact, ArtifactFormat, check_binding, is_artifact
@@ -181,3 +182,24 @@ class FittedArbiter(Arbiter):
             Belief(p_closed, p_open, format_probabilities(p_closed, p_open, self.note))
             for p_closed, p_open in zip(closed.tolist(), opened.tolist(), strict=True)
         ]
+
+
+class FittedRulesArbiter(FittedArbiter):
+    """Gives the closed-book answer if only the open-book answer says that it cannot tell.
+
+    Needs: the texts of both answers. Cost: nothing beyond the closed-book answer.
+    """
+
+    def check(self, tensors: TensorValidator) -> None:
+        """Raise BadInput if the folder holds weights, which rules do not have."""
+        tensors.finish()
+
+    def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
+        """Return the beliefs of the rules, closed-book and open-book."""
+        return estimate_by_rules(answers)
+
+
+def estimate_by_rules(answers: Sequence[AnswerPair]) -> FloatArray:
+    """Return the beliefs of the rules arbiter as a matrix: closed-book, open-book."""
+    beliefs = RULES_ARBITER.estimate(answers)
+    return np.array([[belief.closed, belief.open] for belief in beliefs]).reshape(len(answers), 2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from knowgate.core.schema import NonNegativeInt, NumberRange, UnitInterval, read_record
 from knowgate.errors import BadInput
-from knowgate.stats.logistic import PROBABILITY_FLOOR
+from knowgate.stats.metrics import PROBABILITY_FLOOR
 from knowgate.types import Signal
 
 MAX_TOKENS = 1_000_000  # larger numbers in a manifest are rejected as errors

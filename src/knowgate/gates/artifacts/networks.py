@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from knowgate.errors import ArtifactError, BadInput
 from knowgate.gates.artifacts.gate_folder import Tensors
-from knowgate.stats.logistic import PROBABILITY_FLOOR, logit, sigmoid
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import PROBABILITY_FLOOR, FloatArray, logit, sigmoid
 from knowgate.types import Vector
 
 MAX_WEIGHT = 1e30  # larger weights overflow

@@ -1,7 +1,7 @@
-"""Bound on the share of answers that a gate changes, compared with always retrieving.
+"""How many answers change if retrieval is skipped, by a comparison of their words, with an upper bound.
 
-A guarantee bounds how many right answers a gate loses. A running server cannot measure that, because it does not know
-which answers are right. It can measure how many answers change, and its alarm tests this share against the bound.
+The server's audits and `calibrate` use the same comparison, so that the measured share of changed answers can be
+compared with the bound that `calibrate` records.
 """
 
 from __future__ import annotations
@@ -10,11 +10,29 @@ from typing import Any
 
 import numpy as np
 
+from knowgate.core.text import contains_tokens, tokenize
 from knowgate.data.runs.table import LabelTable
-from knowgate.gates.arbiters.answer_comparison import answers_differ
+from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import upper_confidence_limit
+
+
+def answers_agree(first: str, second: str) -> bool:
+    """Return whether one answer contains the words of the other, in the same order.
+
+    Answers that agree may both be wrong.
+    """
+    first_tokens, second_tokens = tokenize(first), tokenize(second)
+    return contains_tokens(first_tokens, second_tokens) or contains_tokens(second_tokens, first_tokens)
+
+
+def answers_differ(closed_answer: str, open_answer: str) -> bool:
+    """Return whether the answers without and with passages differ.
+
+    If the answer without passages (`closed_answer`) says that the LLM does not know, they always differ.
+    """
+    return RULES_ARBITER.abstains(closed_answer) or not answers_agree(closed_answer, open_answer)
 
 
 def bound_changed_answers(

@@ -209,8 +209,7 @@ def calibrate(
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
-    arbiter = get_policy_arbiter(gate) if arbiter is None else arbiter
-    arbiter = None if arbiter == NO_ARBITER else arbiter
+    arbiter = None if (named := arbiter or get_policy_arbiter(gate)) == NO_ARBITER else named
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(

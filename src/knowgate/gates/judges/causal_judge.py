@@ -26,8 +26,7 @@ from knowgate.models import load_model
 from knowgate.models.llamacpp.classifier import LlamaCppClassifier
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.models.tokenization import LabelPromptTokens, TurnTemplate, encode_labels
-from knowgate.stats.logistic import sigmoid
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import FloatArray, sigmoid
 from knowgate.types import ModelIdentity
 
 if TYPE_CHECKING:

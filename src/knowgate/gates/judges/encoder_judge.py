@@ -18,8 +18,7 @@ import numpy as np
 from knowgate.errors import MissingExtra, WeightsError
 from knowgate.models import embedded_weights
 from knowgate.models.tokenization import LabelPromptTokens
-from knowgate.stats.logistic import sigmoid
-from knowgate.stats.metrics import FloatArray
+from knowgate.stats.metrics import FloatArray, sigmoid
 
 if TYPE_CHECKING:
     import torch

@@ -69,7 +69,7 @@ class TopicRule:
     @cached_property
     def model(self) -> Embedder:
         """The embedding model; its weights are loaded at the first question."""
-        from knowgate.retrieval.embeddings import load_embedder  # loaded only if there is a topic
+        from knowgate.retrieval.embeddings import load_embedder
 
         return load_embedder(self.embedder)
 

@@ -43,8 +43,10 @@ def is_follow_up(text: str) -> bool:
     The check prefers True in doubtful cases, because rewriting a question that is already independent does no harm.
     """
     text = text.strip()
-    is_short = len(text.split()) <= SHORT_QUESTION_WORDS and detect_language(text) == "en"
-    if is_short and not QUESTION_WORD_PATTERN.match(text):
+    words = text.split() if detect_language(text) == "en" else []
+    if 0 < len(words) <= SHORT_QUESTION_WORDS and not QUESTION_WORD_PATTERN.match(text):
+        return True
+    if len(words) == 2 and words[1].islower():  # "How heavy?", but not "What's NASA?"
         return True
     patterns = (FOLLOW_UP_START_PATTERN, REFERENCE_PATTERN, FOLLOW_UP_END_PATTERN)
     return any(pattern.search(text) for pattern in patterns)

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
-from knowgate.server.chat.background_search import BackgroundSearch
-from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse

@@ -1,13 +1,4 @@
-"""Decides and searches for requests. If a component fails, the request is still answered, in a simpler way.
-
-The names of failed components are listed in the field `degraded` of the response.
-
-| failure | response |
-|---|---|
-| gate: error, NaN, timeout, circuit breaker open, log locked | retrieve, `degraded` |
-| calibration for another LLM, prompt or index | always retrieve, `degraded` |
-| retriever: error, timeout, circuit breaker open | answer without passages, `degraded`; 503 with `strict` |
-"""
+"""Decide on chats with the gate, and search: in the background while the upstream generates a draft, or afterwards."""
 
 from __future__ import annotations
 
@@ -25,9 +16,9 @@ from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.request_options import FilteredRetriever, RequestOptions, read_request_options
-from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.arms import Experiment
+from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.draft import use_draft
 from knowgate.types import (
@@ -396,3 +387,30 @@ class FingerprintCachingRetriever:
         except Exception:
             self._expires = float("-inf")
             raise
+
+
+class BackgroundSearch:
+    """A search that runs in the background.
+
+    Its timings and failures are added to the trace of the request only if its passages are used.
+    """
+
+    def __init__(self, gate_service: GateService, rag: AdaptiveRAG, question: Question):
+        self._trace = RequestTrace()
+        self._task = asyncio.ensure_future(gate_service.search(rag, question, self._trace))
+
+    async def get_passages(self, trace: RequestTrace) -> tuple[Passage, ...]:
+        """Wait for the passages, and add the timings and failures of the search to the trace of the request."""
+        try:
+            return await self._task
+        finally:
+            self.cancel()
+            trace.degraded += self._trace.degraded
+            trace.milliseconds |= self._trace.milliseconds
+            trace.stages += self._trace.stages
+
+    def cancel(self) -> None:
+        """Cancel the search if it still runs."""
+        self._task.cancel()
+        # Asyncio logs exceptions of tasks that nobody reads, so read the exception here.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -24,8 +24,15 @@ from knowgate.server.chat.gate_service import GateService, describe_staleness
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer, capture_answer
 from knowgate.server.learning.arms import Experiment, ExperimentArm
-from knowgate.server.learning.audit import AuditJob, Auditor, AuditStore, CallBudget
-from knowgate.server.learning.history_labels import HistoryLabeler, label_by_agreement, label_by_feedback
+from knowgate.server.learning.audit import (
+    AuditJob,
+    Auditor,
+    AuditStore,
+    CallBudget,
+    HistoryLabeler,
+    label_by_agreement,
+    label_by_feedback,
+)
 from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse

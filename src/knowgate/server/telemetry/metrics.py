@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
-from knowgate.server.circuit_breaker import CircuitBreaker
 from knowgate.server.learning.learner import TrafficLearner
+from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.telemetry.trace import RequestTrace
 
 DURATION_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)

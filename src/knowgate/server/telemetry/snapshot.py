@@ -98,9 +98,13 @@ class DecisionTotals(BaseModel):
             skipped_tokens = skipped * self.passage_tokens / self.with_passages
             saved["tokens"] = skipped_tokens - self.draft_tokens
             saved["seconds"] = skipped * self.search_seconds / self.with_passages - self.draft_seconds
-            if options.price_retrieval or options.price_input_token or options.price_output_token:
-                money = skipped * options.price_retrieval + skipped_tokens * options.price_input_token
-                saved["money"] = money - self.draft_tokens * options.price_output_token
+            read, written = (
+                options.price_token if price is None else price
+                for price in (options.price_input_token, options.price_output_token)
+            )
+            if options.price_search or read or written:
+                money = skipped * options.price_search + skipped_tokens * read
+                saved["money"] = money - self.draft_tokens * written
         counts = {"decided": self.decided, "retrieved": self.retrieved, "degraded": self.degraded}
         return {**counts, "skipped": skipped, "saved": saved}
 

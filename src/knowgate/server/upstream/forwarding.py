@@ -19,8 +19,7 @@ from starlette.responses import Response
 
 from knowgate.gates.arbiters.arbitration import choose_answers
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
-from knowgate.server.chat.background_search import BackgroundSearch
-from knowgate.server.chat.gate_service import GateService
+from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
 from knowgate.server.json_api import ApiError, parse_request

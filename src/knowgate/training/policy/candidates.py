@@ -32,8 +32,7 @@ from knowgate.training.fit_function import FitProgressCallback, FitResult, Simpl
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate import list_fittable_gates, load_fit_function
 from knowgate.training.policy.choice import ArbiterCandidate, GateCandidate
-from knowgate.training.policy.evidence import FOLDS, Evidence
-from knowgate.training.policy.options import PolicyOptions
+from knowgate.training.policy.evidence import FOLDS, Evidence, PolicyOptions
 from knowgate.types import Signal, SignalRequest
 
 LOGPROB_FEATURES = ("min", "mean")

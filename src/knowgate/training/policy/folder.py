@@ -16,12 +16,11 @@ from knowgate.data.splits import fingerprint_question
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
+from knowgate.gates.baselines import CONSTANT_NEED
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, render_card_section, replace_card_section
 from knowgate.gates.calibration.guarantee import compute_net_p_value
-from knowgate.gates.calibration.safety import NetLoss
 from knowgate.gates.calibration.threshold_calibration import describe_setup
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, evaluate_threshold
-from knowgate.gates.constant import CONSTANT_NEED
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult

@@ -16,8 +16,7 @@ from knowgate.errors import BadSetting, MissingExtra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, GATE_KIND, GATE_MANIFEST
-from knowgate.gates.calibration.safety import NetLoss
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
@@ -52,9 +51,8 @@ from knowgate.training.policy.choice import (
     apply_policy,
     choose_policy,
 )
-from knowgate.training.policy.evidence import Evidence, load_evidence
+from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import ARBITER_WITH_DRAFTS, PolicyParts, make_constant_result, write_policy
-from knowgate.training.policy.options import PolicyOptions
 
 UNCALIBRATED_THRESHOLD = 0.5
 
