@@ -1,48 +1,71 @@
-"""benchmarks/RESULTS.md from the recorded runs in benchmarks/runs: `make results`. No LLM, no benchmark data needed.
+"""benchmarks/RESULTS.md and benchmarks/results/*.md from the recorded runs in benchmarks/runs: `make results`.
 
-Every table is computed anew from the rows and needs on record; nothing is copied from an earlier run of this script.
+Every table is computed from the recorded rows and needs. No LLM and no benchmark data are needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from benchmarks.tables.cbdr import cbdr_section, matrices
-from benchmarks.tables.common import HERE, MODELS
-from benchmarks.tables.dhicl import dhicl_section
+from benchmarks.tables.cbdr import cbdr_details, cbdr_section, matrices
+from benchmarks.tables.claims import claims_table
+from benchmarks.tables.common import HERE, MODELS, QWEN, SMOLLM
+from benchmarks.tables.dhicl import dhicl_details, dhicl_section
 from benchmarks.tables.gates import main_tables
 from benchmarks.tables.guarantee import guarantee_table
 from benchmarks.tables.ik import ik_section
 from benchmarks.tables.judge import draw_judge, judge_tables
-from benchmarks.tables.kbm import kbm_section
+from benchmarks.tables.kbm import kbm_details, kbm_section
 from benchmarks.tables.llama import llama_tables
+from benchmarks.tables.policy import policy_tables
 from benchmarks.tables.provenance import provenance_table
 
-SECTIONS = (
-    kbm_section,
-    ik_section,
-    cbdr_section,
-    dhicl_section,
-    llama_tables,
-    judge_tables,
-    matrices,
-    guarantee_table,
-)
+INTRO = HERE / "results_intro.md"
+PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "kbm.md": kbm_section,
+    "kbm-details.md": kbm_details,
+    "ik.md": ik_section,
+    "cbdr.md": cbdr_section,
+    "cbdr-details.md": cbdr_details,
+    "dh-icl.md": dhicl_section,
+    "dh-icl-details.md": dhicl_details,
+    "policy.md": policy_tables,
+    "judge.md": judge_tables,
+    "recorded-answers.md": llama_tables,
+    "gates-qwen.md": lambda: main_tables(QWEN, MODELS[QWEN]),
+    "gates-smollm.md": lambda: main_tables(SMOLLM, MODELS[SMOLLM]),
+    "transfer.md": matrices,
+    "guarantee.md": guarantee_table,
+    "runs.md": provenance_table,
+}
+CLAIMS_MARK = "<!-- claims -->"
+
+
+def render_page(section: Callable[[], Iterable[str]]) -> str:
+    """Render a section as a page of its own: its titles move up one level."""
+    return re.sub(r"^#(#+ )", r"\1", "\n".join(section()), flags=re.MULTILINE)
+
+
+def render_results() -> Iterator[tuple[str, str]]:
+    """Yield (path below `benchmarks`, text) of RESULTS.md and of every page."""
+    yield "RESULTS.md", INTRO.read_text(encoding="utf-8").replace(CLAIMS_MARK, claims_table())
+    for name, section in PAGES.items():
+        yield f"results/{name}", render_page(section)
 
 
 def main() -> None:
+    """Write all pages into a folder."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "RESULTS.md")
-    options = parser.parse_args()
-    parts = [(HERE / "results_intro.md").read_text(), *provenance_table()]
-    for model, title in MODELS.items():
-        parts += main_tables(model, title)
-    for section in SECTIONS:
-        parts += section()
-    options.out.write_text("\n".join(parts))
-    draw_judge(options.out.parent)
-    print(options.out.name, len("\n".join(parts)), "characters")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of RESULTS.md and results/")
+    folder: Path = parser.parse_args().out
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    for name, text in render_results():
+        (folder / name).write_text(text, encoding="utf-8")
+        print(name, len(text.splitlines()), "lines")
+    draw_judge(folder)
 
 
 if __name__ == "__main__":

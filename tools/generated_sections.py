@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.tables.judge import short_table
+from benchmarks.policy_white_box import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
+from benchmarks.tables.policy import headline_table
 from knowgate.gates import render_gate_table
 from tools.pages import EXAMPLES
 from tools.structure import ROOT, layer_table
@@ -17,8 +18,8 @@ def example() -> str:
 
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"black box": short_table},
-    "docs/which-gate.md": {"gates": render_gate_table},
+    "README.md": {"policies": headline_table},
+    "docs/which-gate.md": {"learning curve": curve_table, "gates": render_gate_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }

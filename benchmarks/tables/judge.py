@@ -57,7 +57,7 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
         "share. `python benchmarks/judge.py --json` prints the headline.\n"
     )
     yield from _main(chosen)
-    yield f"![Accuracy against share of questions retrieved for]({FIGURE})\n"
+    yield f"![Accuracy against share of questions retrieved for](../{FIGURE})\n"
     yield from _cascade(chosen)
     yield from _again(judges.get(AGAIN), chosen)
     yield from _by_set(chosen)
@@ -65,29 +65,6 @@ def judge_tables(home: Path = HOME, wanted: str | None = None) -> Iterator[str]:
     yield from _three_actions(chosen)
     yield from _all_judges(judges)
     yield from speed_table(home)
-
-
-def short_table(home: Path = HOME) -> str:
-    """What README shows: searches, right answers, and the difference from always retrieving."""
-    judge = read_judge(home, "cascade")
-    answers, points = judge.test.answers, {one.wanted: one for one in cascade_points(judge, "judge")}
-    lines = [
-        ("never retrieve", point_of(answers.closed, answers, rate=0.0)),
-        ("always retrieve", point_of(answers.open, answers)),
-        ("always, and the arbiter gives the better answer", point_of(judge.test.given, answers)),
-        ("the judge skips a fifth, then the arbiter", points[0.8]),
-        ("the judge skips half, then the arbiter", points[0.5]),
-    ]
-    rows = [
-        (
-            name,
-            f"{one.rate:.0%}",
-            f"{100 * (one.accuracy.value or 0):.1f} %",
-            _interval(one.against_always, signed=True),
-        )
-        for name, one in lines
-    ]
-    return table(("", "searches", "right", "points against always, 95 % interval"), rows).strip()
 
 
 # --- accuracy at a share of retrievals ------------------------------------------------------------

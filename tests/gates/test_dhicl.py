@@ -129,6 +129,28 @@ def test_time_sensitive_examples_can_be_left_out(log):
         assert len(left) == 5
 
 
+def test_balanced_examples_are_half_known_and_the_most_similar_comes_first(log):
+    model = FakeModel()
+    scope = HistoryScope(model.fingerprint, AnswerPrompts().fingerprint)
+    labels = [KnowledgeLabel.KNOWN] * 4 + [KnowledgeLabel.UNKNOWN] * 40
+    log.add([LogEntry(f"Where is town {i}?", label, scope) for i, label in enumerate(labels)])
+    plain, balanced = (
+        bind_gate(DhiclGate(log, k=8, balanced=flag), model, AnswerPrompts()).find_neighbors(
+            [Question("Where is it?")]
+        )[0]
+        for flag in (False, True)
+    )
+    assert [n.label for n in balanced].count(KnowledgeLabel.KNOWN) == 4
+    assert len(plain) == len(balanced) == 8
+    assert [n.similarity for n in balanced] == sorted((n.similarity for n in balanced), reverse=True)
+
+
+@pytest.mark.parametrize("options", [{"cold": True}, {"k": 1}])
+def test_balanced_examples_need_similar_ones_and_two_of_them(options):
+    with pytest.raises(BadSetting, match="balanced=true"):
+        DhiclGate(balanced=True, **options)
+
+
 def test_an_empty_log_says_how_to_fill_it(log):
     with pytest.raises(BadSetting, match=r"is empty\. Fill it: `knowgate history import`"):
         bind_gate(DhiclGate(log), FakeModel(), AnswerPrompts())

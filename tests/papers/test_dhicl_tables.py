@@ -81,6 +81,7 @@ def test_every_table_shows_accuracy_and_rate_with_never_always_and_random(setup,
         "dhicl:sign=none",
         "dhicl:sign=code",
         "dhicl:time_sensitive=false",
+        "dhicl:balanced=true",
         "prompt",
     ]
     assert list(cells(cold))[2:] == ["dhicl", "dhicl:cold=true"]
@@ -121,7 +122,7 @@ def test_signs_share_one_pass(setup, model):
     messages: list[str] = []
     build_dhicl_tables([run], variants, model=model, notify=messages.append)
     assert "run: dhicl, dhicl:sign=none, dhicl:sign=code" in messages
-    assert len(messages) == 6  # that one, no time-sensitive rows, no history, cold, 5 examples, other words
+    assert len(messages) == 7  # that one, no time-sensitive rows, balanced, no history, cold, 5 examples, other words
 
 
 def test_label_words_that_the_model_rejects_are_left_out_with_a_message(setup, model, monkeypatch):
@@ -168,3 +169,12 @@ def test_gates_are_timed_without_the_warm_up_questions(model):
 def test_too_few_questions_cannot_be_timed(model):
     with pytest.raises(BadInput, match="2 questions are too few"):
         time_gates(["prompt"], questions()[:2], model, AnswerPrompts())
+
+
+def test_a_learned_cut_stands_beside_that_of_the_paper(setup, model):
+    run, variants = setup
+    *_, cut = build_dhicl_tables([run], variants, model=model, cut_questions=30)
+    assert cut.title.startswith("Cut learned by leave-one-out from 30 logged questions, 50.0 % known")
+    assert [name.partition(" ")[2] for name in list(cells(cut))[2:]] == ["(paper)", "(learned)"]
+    with pytest.raises(BadSetting, match="set `model`"):
+        build_dhicl_tables([run], variants, cut_questions=30)

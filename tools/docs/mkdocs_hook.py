@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))  # mkdocs loads this file by its path
 from mkdocs.exceptions import PluginError
 
 from tools import structure
-from tools.docs import commands, gate_sections, reference, settings_table
+from tools.docs import commands, gate_sections, reference, savings, settings_table
 
 MARKER = re.compile(r"<!-- (from code|example): (.+?) -->")
 SECTIONS: Mapping[str, Callable[[], str]] = {
@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "layers": structure.layer_table,
     "measures": structure.measure_table,
     "names": reference.markdown,
+    "savings": savings.markdown,
     "settings": settings_table.markdown,
 }
 

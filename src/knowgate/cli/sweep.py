@@ -221,6 +221,12 @@ class DhiclSweepOptions(Options):
         default=None,
         description="Embedding model that finds similar logged questions. Default: the one stored with the log.",
     )
+    learn_cut: int = Field(
+        default=0,
+        ge=0,
+        description="Number of logged questions to learn a cut from by leave-one-out, beside the paper's 0.5. It needs "
+        "`model`. Default: none.",
+    )
 
 
 @app.command()
@@ -240,6 +246,7 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
         variants,
         model=load_model(options.model) if options.model else None,
         other_gates=split_gate_specs(options.gates, labels) if options.gates else [],
+        cut_questions=options.learn_cut,
         notify=STDERR_CONSOLE.print,
     )
     _print(tables, markdown)

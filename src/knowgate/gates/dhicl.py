@@ -35,6 +35,8 @@ class DhiclGate(Gate):
             code does, 'none' applies no correction.
         cold: Use fixed random examples instead of similar ones (section 4.8).
         time_sensitive: Also show logged questions whose answers change with time, as unknown (Table 4 omits them).
+        balanced: Show as many known as unknown examples, the most similar of each, so that the LLM cannot copy the
+            share of known questions in the log.
         embedder: Embedding model for the similarity: 'mpnet', 'm3e' or a sentence-transformers name. Default: that of
             the log. A log that was written with a different embedding model is rejected.
         tenant: Tenant whose logged questions are used.
@@ -51,6 +53,7 @@ class DhiclGate(Gate):
     sign: CalibrationSign = "paper"
     cold: bool = False
     time_sensitive: bool = True
+    balanced: bool = False
     embedder: str | None = None
     tenant: str = ""
     scope: HistoryScope | None = None
@@ -60,6 +63,11 @@ class DhiclGate(Gate):
         parse_label_pair(self.words, self.name)
         if self.k < 1:
             raise BadSetting(f"gate 'dhicl': k, the number of examples, is {self.k}, but it must be at least 1.")
+        if self.balanced and (self.cold or self.k == 1):
+            raise BadSetting(
+                "gate 'dhicl': balanced=true shows similar known and unknown examples, so it needs k of at least 2 and "
+                "cold=false."
+            )
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -86,8 +94,14 @@ class DhiclGate(Gate):
             raise BadSetting("gate 'dhicl' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         store = open_history_store(self.history, self.embedder)
         excluded = () if self.time_sensitive else (KnowledgeLabel.TIME_SENSITIVE,)
+        texts = [question.text for question in questions]
+        if self.balanced:
+            hidden = (KnowledgeLabel.UNKNOWN, KnowledgeLabel.TIME_SENSITIVE)
+            known = store.search(texts, self.k // 2, self.scope, hidden)
+            unknown = store.search(texts, self.k - self.k // 2, self.scope, (KnowledgeLabel.KNOWN, *excluded))
+            return [_merge_by_similarity(*pair) for pair in zip(known, unknown, strict=True)]
         if not self.cold:
-            return store.search([question.text for question in questions], self.k, self.scope, excluded)
+            return store.search(texts, self.k, self.scope, excluded)
         examples = store.sample(self.k + 1, self.scope, exclude=excluded)  # one more, in case it is the question itself
         return [_exclude_question(question, examples)[: self.k] for question in questions]
 
@@ -130,6 +144,11 @@ class DhiclGate(Gate):
             f"{'not ' if need > 0.5 else ''}to know this one"
             for known, need in zip(examples, needs, strict=True)
         ]
+
+
+def _merge_by_similarity(known: Sequence[Neighbor], unknown: Sequence[Neighbor]) -> tuple[Neighbor, ...]:
+    """Merge two lists of examples, the most similar first."""
+    return tuple(sorted((*known, *unknown), key=lambda neighbor: -neighbor.similarity))
 
 
 def _exclude_question(question: Question, neighbors: Sequence[Neighbor]) -> tuple[Neighbor, ...]:

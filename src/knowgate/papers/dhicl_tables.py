@@ -14,21 +14,26 @@ import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
 from knowgate.data.history import open_history
+from knowgate.data.history.entries import KnowledgeLabel
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.dhicl import DhiclGate
+from knowgate.gates.history_scope import open_history_store
 from knowgate.gates.offline_scoring import TableScores, score_gate
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.labels.history_entries import scope_from_settings
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.papers.sweeps import format_auroc
-from knowgate.types import Gate, Model
+from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.types import Gate, Model, Question
 
 EXAMPLE_COUNTS = (5, 10, 20, 30, 40, 50, 60, 70)  # Figure 6
 LABEL_WORD_PAIRS = ("true/false", "false/true", "yes/no", "bar/foo", "foo/bar", "1/2", "2/1", "ile/ore", "ore/ile")
 DECISION_BATCH = 32  # questions per forward pass
+CUT_GRID = 101  # candidate cuts, at the quantiles of the needs
+MIN_CLASS_SIZE = 5  # known and unknown logged questions that a cut needs at least
 DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 
@@ -59,6 +64,8 @@ class DhiclVariants:
         """Return the gates of each table except the first: table title -> gate name -> gate."""
         gate = self.standard
         ablations = [gate, replace(gate, sign="none"), replace(gate, sign="code"), replace(gate, time_sensitive=False)]
+        if self.k > 1:
+            ablations.append(replace(gate, balanced=True))
         return {
             "Ablations (Table 4)": {**self._name_gates(ablations), DIRECT_GATE: PromptGate()},
             "Cold start (Table 5)": self._name_gates([gate, replace(gate, cold=True)]),
@@ -91,6 +98,7 @@ def build_dhicl_tables(
     model: Model | None = None,
     prompts: AnswerPrompts | None = None,
     other_gates: Sequence[str] = (),
+    cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
     """Build all tables, with columns for each run.
@@ -103,12 +111,15 @@ def build_dhicl_tables(
         model: LLM that decides now; None to use stored decisions only.
         prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
+        cut_questions: Number of logged questions to learn a cut from; 0 for none. It needs a model.
         notify: Called with a message before each variant decides.
 
     Raises:
         BadInput: A run has no stored decisions of the standard gate.
-        BadSetting: A run was made with another LLM or other prompts.
+        BadSetting: A run was made with another LLM or other prompts, or a cut is to be learned without a model.
     """
+    if cut_questions and model is None:
+        raise BadSetting("a cut is learned by the LLM itself: set `model`, or leave `learn_cut` at 0.")
     tables = {}
     for run in runs:
         if model is not None:
@@ -121,10 +132,35 @@ def build_dhicl_tables(
         others = {gate: score_gate(table, gate) for gate in other_gates}
         main_scores[run_name] = {**others, **scores[run_name]}
     main_names = [*dict.fromkeys(other_gates), variants.make_name(variants.standard)]
-    return [
+    result = [
         _build_table("Accuracy (retrieval rate) (Table 1)", tables, main_scores, main_names),
         *(_build_table(title, tables, scores, list(gates)) for title, gates in variants.list_tables().items()),
     ]
+    if model is not None and cut_questions:
+        notify(f"learning a cut from {cut_questions} logged questions")
+        learned = learn_cut(variants.standard, model, cut_questions, prompts)
+        result.append(_build_cut_table(learned, main_names[-1], tables, main_scores))
+    return result
+
+
+def _build_cut_table(
+    learned: LearnedCut,
+    standard: str,
+    tables: Mapping[str, LabelTable],
+    scores: Mapping[str, Mapping[str, TableScores]],
+) -> TextTable:
+    """Build the table of the standard gate at the paper's cut and at the learned one."""
+    cuts = {"0.5 (paper)": 0.5, f"{learned.cut:.3f} (learned)": learned.cut}
+    rows = {
+        run: {name: replace(scores[run][standard], threshold=cut) for name, cut in cuts.items()}
+        for run in tables
+        if standard in scores[run]
+    }
+    title = (
+        f"Cut learned by leave-one-out from {learned.questions} logged questions, {format_percent(learned.known_share)} "
+        f"known; balanced accuracy there {learned.balanced_accuracy:.3f}, at 0.5 {learned.at_half:.3f}"
+    )
+    return _build_table(title, {run: tables[run] for run in rows}, rows, list(cuts))
 
 
 def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
@@ -236,3 +272,78 @@ def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, 
     accuracy = float(np.where(retrieve, opened, closed).mean())
     random = rate * float(opened.mean()) + (1 - rate) * float(closed.mean())
     return (f"{format_percent(accuracy)} ({format_percent(rate)})", format_percent(random), auroc)
+
+
+# --- a cut learned from the log ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LearnedCut:
+    """A cut learned from a log.
+
+    Attributes:
+        cut: Retrieve if the need is above this value.
+        questions: Number of logged questions it was learned from.
+        known_share: Share of them that the LLM knows.
+        balanced_accuracy: Mean share of right verdicts over known and unknown questions at the cut.
+        at_half: The same at the paper's cut of 0.5.
+    """
+
+    cut: float
+    questions: int
+    known_share: float
+    balanced_accuracy: float
+    at_half: float
+
+
+def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: AnswerPrompts | None = None) -> LearnedCut:
+    """Learn the cut of a DH-ICL gate from its log by leave-one-out.
+
+    An LLM that is shown mostly unknown examples says "unknown" to nearly everything, so the best cut depends on the
+    log, the number of examples and the label words. Each logged question is decided with its neighbors, which never
+    include the question itself, and the verdict is compared with its label.
+
+    Args:
+        gate: The gate with its history log.
+        model: LLM that decides. It makes one pass per question.
+        questions: Number of logged questions to draw. Time-sensitive questions are left out.
+        prompts: Prompts that the log was made with.
+
+    Raises:
+        BadSetting: The sample has too few known or too few unknown questions.
+    """
+    prompts = prompts or AnswerPrompts()
+    bound = bind_gate(gate, model, prompts)
+    if not isinstance(bound, DhiclGate) or bound.scope is None:
+        raise BadSetting("learn_cut needs a DH-ICL gate with a history log.")
+    store = open_history_store(gate.history, gate.embedder)
+    sample = store.sample(questions, bound.scope, exclude=(KnowledgeLabel.TIME_SENSITIVE,))
+    known = np.array([entry.label == KnowledgeLabel.KNOWN for entry in sample], dtype=bool)
+    if min(known.sum(), (~known).sum()) < MIN_CLASS_SIZE:
+        raise BadSetting(
+            f"a cut cannot be learned from {len(known)} logged questions, {known.sum()} of them known: at least "
+            f"{MIN_CLASS_SIZE} known and {MIN_CLASS_SIZE} unknown ones are needed. Log more questions or draw more."
+        )
+    needs: list[float] = []
+    for start in range(0, len(sample), DECISION_BATCH):
+        batch = [Question(entry.question) for entry in sample[start : start + DECISION_BATCH]]
+        needs += score_questions(bound, batch, read_questions(model, [bound], batch, prompts))
+    return summarize_cut(np.array(needs, dtype=float), known)
+
+
+def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
+    """Find the best cut for given needs and labels, and compare it with 0.5."""
+    cut = find_best_cut(needs, known)
+    accuracies = (compute_balanced_accuracy(needs > value, known) for value in (cut, 0.5))
+    return LearnedCut(cut, len(needs), float(known.mean()), *accuracies)
+
+
+def find_best_cut(needs: FloatArray, known: BoolArray) -> float:
+    """Return the cut with the best balanced accuracy; the smallest of several equally good ones."""
+    cuts = np.unique(np.quantile(needs, np.linspace(0, 1, CUT_GRID)))
+    return float(max(cuts, key=lambda cut: compute_balanced_accuracy(needs > cut, known)))
+
+
+def compute_balanced_accuracy(retrieve: BoolArray, known: BoolArray) -> float:
+    """Return the mean of two shares: unknown questions retrieved for, and known questions skipped."""
+    return float((retrieve[~known].mean() + (~retrieve)[known].mean()) / 2)

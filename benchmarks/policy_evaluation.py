@@ -1,0 +1,236 @@
+"""Choose policies on train rows and evaluate them on test rows, as `policy_protocol.md` says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks.policy_predictions import (
+    ANSWER,
+    CLOSED,
+    MEMBERS,
+    MIXED,
+    MIXED_SETS,
+    QUESTION,
+    RECORDED_ARBITER,
+    Predictions,
+    fit_calibration,
+    list_trained_sets,
+    load_predictions,
+    make_arbiters,
+    make_gates,
+)
+from benchmarks.policy_sets import RECORDED_SETS
+from knowgate.stats.metrics import auroc
+from knowgate.training.policy.choice import (
+    ALWAYS,
+    CONSTANT_GATES,
+    NEVER,
+    PolicyChoice,
+    PolicyResult,
+    apply_policy,
+    choose_policy,
+    list_rate_thresholds,
+)
+
+RESAMPLES = 10_000
+TARGET_RATES = {"llama3_8b": (0.84, 0.60), "gpt4_nq": (0.10,), "chatgpt_nq": (0.85,), "davinci3_nq": (0.85,)}
+RATE_MARGIN = 0.01  # a policy for a target share of searches is chosen for this much less
+NEWS = "gpt3_realtimeqa"
+LLAMA4 = "llama4_realtimeqa"
+HEADLINES = 7  # five LLMs, mixed traffic and Llama-4; each is compared with always and with never
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A policy with the name that tables show, and the judge behind it."""
+
+    title: str
+    judge: str
+    policy: PolicyResult
+
+
+@cache
+def choose(name: str) -> PolicyChoice:
+    """Choose the policy of a recorded set on its train rows."""
+    train, calibration = load_predictions(name).train, fit_calibration(name)
+    return choose_policy(
+        make_gates(train, calibration),
+        train.closed,
+        train.open,
+        make_arbiters(train, calibration),
+        folds=train.folds,
+    )
+
+
+def choose_for_rate(name: str, rate: float) -> PolicyResult:
+    """Return the policy with the most right answers on train rows among those with few enough searches."""
+    train, calibration = load_predictions(name).train, fit_calibration(name)
+    arbiters = {"": None, **{arbiter.name: arbiter.takes_closed for arbiter in make_arbiters(train, calibration)}}
+    results = []
+    for gate in make_gates(train, calibration):
+        limit = float(np.quantile(gate.needs, 1 - rate + RATE_MARGIN))
+        for threshold in (limit, *(value for value in list_rate_thresholds(gate.needs) if value > limit)):
+            for arbiter, takes_closed in arbiters.items():
+                setting = make_setting(gate.name, arbiter, threshold)
+                results.append(apply_policy(setting, gate.needs, train.closed, train.open, takes_closed, like=gate))
+    return max(results, key=lambda result: (result.right, -result.searches))
+
+
+def make_setting(gate: str, arbiter: str, threshold: float) -> PolicyResult:
+    """Make a policy that was not evaluated yet."""
+    chosen = choose("gpt4_nq").always
+    return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, 0.0, chosen.loss, 0.0)
+
+
+def right_answers(rows: Predictions, setting: Setting) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return which rows a policy retrieves for, and which it answers right."""
+    calibration, policy = fit_calibration(setting.judge), setting.policy
+    if policy.gate in CONSTANT_GATES:
+        retrieved = np.full(len(rows.closed), policy.gate == ALWAYS)
+    else:
+        needs = {gate.name: gate.needs for gate in make_gates(rows, calibration)}[policy.gate]
+        retrieved = needs > policy.threshold
+    given = rows.open
+    if policy.arbiter:
+        takes_closed = {each.name: each.takes_closed for each in make_arbiters(rows, calibration)}[policy.arbiter]
+        given = np.where(takes_closed, rows.closed, rows.open)
+    return retrieved, np.where(retrieved, given, rows.closed)
+
+
+def compare(right: np.ndarray[Any, Any], other: np.ndarray[Any, Any], comparisons: int = 1) -> Json:
+    """Return the difference of two shares of right answers with its interval, by a paired bootstrap."""
+    difference = right.astype(int) - other.astype(int)
+    n = len(difference)
+    shares = [float((difference == value).mean()) for value in (-1, 0, 1)]
+    counts = np.random.default_rng(0).multinomial(n, shares, RESAMPLES)
+    means = (counts[:, 2] - counts[:, 0]) / n
+    low, high = np.quantile(means, [0.025, 0.975])
+    strict = np.quantile(means, [0.025 / comparisons, 1 - 0.025 / comparisons])
+    return {
+        "value": round(float(difference.mean()), 5),
+        "low": round(float(low), 5),
+        "high": round(float(high), 5),
+        "excludes_zero_corrected": bool(strict[0] > 0 or strict[1] < 0),
+    }
+
+
+def describe(rows: Predictions, setting: Setting) -> Json:
+    """Evaluate a policy on test rows."""
+    policy = setting.policy
+    retrieved, right = right_answers(rows, setting)
+    reads_draft = policy.gate.startswith("judge") or bool(policy.arbiter)
+    has_adapters = policy.gate not in CONSTANT_GATES or policy.arbiter == "adapter"
+    return {
+        "policy": setting.title,
+        "gate": policy.gate,
+        "arbiter": policy.arbiter or "none",
+        "threshold": round(float(np.clip(policy.threshold, -1, 2)), 5),
+        "searches": round(float(retrieved.mean()), 5),
+        "right": round(float(right.mean()), 5),
+        "against_always": compare(right, rows.open, 2 * HEADLINES),
+        "against_never": compare(right, rows.closed, 2 * HEADLINES),
+        "llm_calls": round(1 + float(retrieved.mean()) * reads_draft, 5),
+        "models": MEMBERS * (has_adapters + (policy.arbiter == RECORDED_ARBITER)),
+    }
+
+
+def list_settings(name: str) -> list[Setting]:
+    """List the policies of the protocol for a recorded set with train rows; the chosen one first."""
+    always_arbiter = make_setting(ALWAYS, "adapter", choose(name).always.threshold)
+    settings = [
+        Setting("chosen", name, choose(name).chosen),
+        Setting("always, trained arbiter", name, always_arbiter),
+    ]
+    if load_predictions(name).arbiter.any():
+        recorded = replace(always_arbiter, arbiter=RECORDED_ARBITER)
+        settings.append(Setting("always, arbiter on record", name, recorded))
+    for rate in TARGET_RATES.get(name, ()):
+        settings.append(Setting(f"at most {rate:.0%} of the searches", name, choose_for_rate(name, rate)))
+    return settings
+
+
+def evaluate(rows: Predictions, settings: Sequence[Setting], llm: str) -> Json:
+    """Evaluate policies on test rows; the first is the headline."""
+    results = [describe(rows, setting) for setting in settings]
+    return {
+        "llm": llm,
+        "n": len(rows.closed),
+        "never": round(float(rows.closed.mean()), 5),
+        "always": round(float(rows.open.mean()), 5),
+        "oracle": round(float((rows.closed | rows.open).mean()), 5),
+        "policy": results[0],
+        "others": results[1:],
+    }
+
+
+@cache
+def evaluate_all() -> Json:
+    """Evaluate every recorded LLM and mixed traffic."""
+    results = {
+        name: evaluate(load_predictions(name).test, list_settings(name), RECORDED_SETS[name].llm)
+        for name in list_trained_sets()
+    }
+    unfitted = Setting("chosen for text-davinci-003, without news", "davinci3_nq", choose("davinci3_nq").chosen)
+    results[NEWS]["others"].append(describe(load_predictions(NEWS, "davinci3_nq").test, unfitted))
+    results[LLAMA4] = evaluate_llama4()
+    results[MIXED] = evaluate(load_predictions(MIXED).test, list_settings(MIXED), "text-davinci-003 and GPT-3")
+    results[MIXED]["parts"] = describe_parts()
+    return results
+
+
+def evaluate_llama4() -> Json:
+    """Evaluate Llama-4, which has no train rows, with the policies of the other LLMs; that of the other news set first."""
+    sources = [NEWS, *(name for name in (*list_trained_sets(), MIXED) if name != NEWS)]
+    settings = [Setting(f"chosen for {name}", name, choose(name).chosen) for name in sources]
+    results = [describe(load_predictions(LLAMA4, setting.judge).test, setting) for setting in settings]
+    rows = load_predictions(LLAMA4, NEWS).test
+    return {**evaluate(rows, settings[:1], RECORDED_SETS[LLAMA4].llm), "policy": results[0], "others": results[1:]}
+
+
+def describe_parts() -> Json:
+    """Describe mixed traffic by part: searches, right answers, and AUROC of known beside the fit on that part alone."""
+    rows = load_predictions(MIXED).test
+    setting = Setting("chosen", MIXED, choose(MIXED).chosen)
+    retrieved, right = right_answers(rows, setting)
+    parts = {}
+    for name in MIXED_SETS:
+        member, alone = rows.sets == name, load_predictions(name).test
+        own_retrieved, _ = right_answers(alone, Setting("chosen", name, choose(name).chosen))
+        parts[name] = {
+            "searches": round(float(retrieved[member].mean()), 5),
+            "searches_alone": round(float(own_retrieved.mean()), 5),
+            "right": round(float(right[member].mean()), 5),
+            "always": round(float(rows.open[member].mean()), 5),
+            "never": round(float(rows.closed[member].mean()), 5),
+        }
+        for title, read in (("question", QUESTION), ("answer", ANSWER)):
+            mixed = auroc(rows.closed[member], rows.logits[member][:, read, CLOSED])
+            own = auroc(alone.closed, alone.logits[:, read, CLOSED])
+            parts[name][f"auroc_{title}"] = [round(mixed or 0, 4), round(own or 0, 4)]
+    return parts
+
+
+def list_train_choices() -> list[str]:
+    """Describe the choice of each recorded set on its train rows; looks at no test row."""
+    lines = []
+    for name in (*list_trained_sets(), MIXED):
+        choice = choose(name)
+        lines.append(
+            f"{name}: {choice.chosen.name}, searches {choice.chosen.searches:.1%}, right {choice.chosen.right:.2%} "
+            f"(always {choice.always.right:.2%}, never {choice.never.right:.2%}; out of fold "
+            f"{choice.estimate.right:.2%} at {choice.estimate.searches:.1%}). {choice.reason}"
+        )
+        lines += [f"   {each.name}: {each.right:.2%} at {each.searches:.1%}" for each in choice.tried[:6]]
+        for rate in TARGET_RATES.get(name, ()):
+            result = choose_for_rate(name, rate)
+            lines.append(f"   at most {rate:.0%}: {result.name} {result.right:.2%} at {result.searches:.1%}")
+    return lines
+
+
+__all__ = ["NEVER", "choose", "evaluate_all", "list_train_choices"]

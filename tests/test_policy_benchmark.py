@@ -1,0 +1,89 @@
+"""The policy benchmark: policies chosen on train rows, from records that hold numbers only."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import policy, policy_evaluation
+from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
+from knowgate.training.policy import choice
+
+pytestmark = pytest.mark.records
+
+
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["policy.py", "--json"])
+    policy.main()
+    return json.loads(capsys.readouterr().out)
+
+
+def test_prints_one_object_per_recorded_llm_and_one_for_mixed_traffic(printed):
+    assert list(printed) == [
+        "llama3_8b", "gpt4_nq", "chatgpt_nq", "davinci3_nq", "gpt3_realtimeqa", "llama4_realtimeqa", MIXED,
+    ]  # fmt: skip
+    for result in printed.values():
+        assert result["oracle"] >= max(result["never"], result["always"])
+        chosen = result["policy"]
+        assert 0 <= chosen["searches"] <= 1 <= chosen["llm_calls"] <= 2
+        assert chosen["models"] <= 4
+        for key, other in (("against_always", "always"), ("against_never", "never")):
+            assert chosen[key]["value"] == pytest.approx(chosen["right"] - result[other], abs=2e-5)
+            assert chosen[key]["low"] <= chosen[key]["value"] <= chosen[key]["high"]
+
+
+def test_gpt4_needs_few_searches(printed):
+    chosen = printed["gpt4_nq"]["policy"]
+    assert chosen["searches"] < 0.2
+    assert chosen["against_always"]["value"] > 0.01
+
+
+def test_the_choice_does_not_depend_on_test_rows(monkeypatch):
+    expected = policy_evaluation.choose("gpt4_nq").chosen
+    rows = load_predictions("gpt4_nq")
+    is_test = rows.folds < 0
+    changed = dataclasses.replace(
+        rows,
+        closed=np.where(is_test, ~rows.closed, rows.closed),
+        logits=np.where(is_test[:, None, None], 0.0, rows.logits),
+    )
+    monkeypatch.setattr(policy_evaluation, "load_predictions", lambda name, judge="": changed)
+    assert policy_evaluation.choose.__wrapped__("gpt4_nq").chosen == expected
+
+
+def test_a_policy_that_is_unsafe_on_other_questions_is_chosen_again_with_stricter_limits(monkeypatch):
+    chosen = policy_evaluation.choose("llama3_8b").chosen
+    assert chosen.gate == "judge, gain"
+    assert chosen.loss.mean <= choice.ChoiceOptions().max_loss / 2
+    monkeypatch.setattr(choice, "LOSS_SHARES", (1.0,))
+    assert policy_evaluation.choose.__wrapped__("llama3_8b").chosen.gate == choice.ALWAYS
+
+
+def test_gates_of_the_question_cost_no_second_call():
+    rows: Predictions = load_predictions("gpt4_nq").train
+    gates = {gate.name: gate for gate in make_gates(rows, fit_calibration("gpt4_nq"))}
+    assert not gates["question, gain"].reads_draft
+    assert gates["judge, gain"].reads_draft
+    assert all(((gate.needs >= 0) & (gate.needs <= 1)).all() for gate in gates.values())
+
+
+def test_a_difference_has_the_interval_of_its_paired_rows():
+    same = policy_evaluation.compare(np.ones(100, dtype=bool), np.ones(100, dtype=bool))
+    assert (same["value"], same["low"], same["high"], same["excludes_zero_corrected"]) == (0, 0, 0, False)
+    better = policy_evaluation.compare(np.ones(100, dtype=bool), np.arange(100) < 50, 14)
+    assert better["low"] < better["value"] == 0.5 < better["high"]
+    assert better["excludes_zero_corrected"]
+
+
+def test_records_hold_ids_and_numbers_only():
+    for file in sorted(HOME.glob("*.jsonl.gz")):
+        with gzip.open(file, "rt", encoding="utf-8") as lines:
+            for row in map(json.loads, lines):
+                assert not [key for key, value in row.items() if isinstance(value, str) and key != "id"]
+                assert " " not in row["id"]
