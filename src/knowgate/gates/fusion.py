@@ -255,7 +255,8 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
         "lowered by": [column for column in strong if contributions[column] < 0],
     }
     return "; ".join(
-        f"{side} " + ", ".join(describe_feature(names[column], float(values[column])) for column in columns)
+        f"{side} "
+        + ", ".join(dict.fromkeys(describe_feature(names[column], float(values[column])) for column in columns))
         for side, columns in sides.items()
         if columns
     )

@@ -108,7 +108,8 @@ class PipelineOptions(DecisionOptions):
     )
     second_look: PlainText | None = Field(
         default=None,
-        description="Folder of a fitted kbm gate that judges the retrieved passages and drops those that it finds useless.",
+        description="Folder of a fitted kbm gate that judges the retrieved passages and drops those that it expects to do "
+        "more harm than good; `DIR,verdict=own` drops those that it finds insufficient, as in the KBM paper.",
     )
     log: PlainText | None = Field(
         default=None,

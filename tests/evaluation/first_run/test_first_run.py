@@ -252,25 +252,3 @@ def test_its_own_settings_file_is_brought_up_to_date_unless_somebody_changed_it(
     assert load_settings().gate == "logprob:min"
     first.config.write_text('gate = "never"\n', encoding="utf-8")
     assert world.run().config != first.config
-
-
-def test_enough_questions_end_in_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("knowgate.evaluation.first_run.gate_selection.MIN_POLICY_ROWS", 60)
-    monkeypatch.setattr("knowgate.training.policy.candidates.DEFAULT_GATES", ())  # they need an embedding model
-    made = make_world(tmp_path).run(count=N, max_loss=0.3)
-    assert made.choice.is_policy
-    assert read_artifact(Path(made.choice.gate)).manifest["policy"]["gate"] not in ("always", "never")
-    settings = load_settings()
-    assert (settings.gate, settings.threshold, settings.arbiter) == ("knowgate-start/policy", None, None)
-    assert "loses at most" in made.choice.guarantee
-
-
-def test_a_policy_that_is_not_proven_is_only_proposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("knowgate.evaluation.first_run.gate_selection.MIN_POLICY_ROWS", 60)
-    monkeypatch.setattr("knowgate.training.policy.candidates.DEFAULT_GATES", ())  # they need an embedding model
-    made = make_world(tmp_path).run(count=N, max_loss=0.01)
-    assert (made.choice.gate, made.choice.guarantee, made.choice.is_policy) == (ALWAYS_RETRIEVE_GATE, "", False)

@@ -176,12 +176,11 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 def describe_feature(name: str, value: float) -> str:
     """Describe the value of a feature in words, for the explanation of a decision.
 
-    The feature of a probe (a classifier on hidden states) is shown as the need for retrieval that it predicts.
+    A probe (a classifier on hidden states) is named by the place of its states, without its layer and value.
     """
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)
     probe = PROBE_NAME.fullmatch(name)
-    need = f"need {sigmoid(value):.0%}"
     if probe is None:
-        return f"{name} ({need})"
-    return f"its inner state {POSITION_WORDS[probe['position']]} the answer ({need} by layer {probe['layer']})"
+        return f"{name} (need {sigmoid(value):.0%})"
+    return f"its inner state {POSITION_WORDS[probe['position']]} the answer"
