@@ -72,7 +72,10 @@ def test_the_judge_is_asked_once_and_its_verdicts_are_stored(run, tmp_path):
     assert first == {"a": True, "b": True, "c": False, "d": False}
     assert judge_run_passages(run, trial.rows, folder, judge) == first
     assert judge.asked == ["a", "b", "c", "d"]
-    assert read_usefulness(run)[0].judge == "judge"
+    assert read_usefulness(run)[0].judge == "judge, better than without"
+    judge_run_passages(run, trial.rows, f"{folder},verdict=own", judge)
+    assert [record.judge for record in read_usefulness(run)] == ["judge, better than without", "judge"]
+    assert len(judge.asked) == 8
 
 
 def test_a_refitted_judge_is_asked_again(run, tmp_path):

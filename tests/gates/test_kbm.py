@@ -74,7 +74,27 @@ def test_a_reloaded_gate_gives_the_same_scores(made):
 def test_the_passage_filter_keeps_helpful_passages(made):
     good, bad = [Passage("1", "x x x")], [Passage("2", "a b c")]
     questions = [Question("901 a c e b d?"), Question("902 a c e b d?"), Question("903 f g h i j?")]
-    assert made.gate().are_useful(questions, [good, bad, []]) == [True, False, False]
+    paper = load_gate(f"{made.folder / 'mastery'},verdict=own")
+    assert paper.are_useful(questions, [good, bad, []]) == [True, False, False]
+    assert made.gate().are_useful(questions[:1], [good]) == [True]
+    assert made.gate().are_useful(questions, [[], [], []]) == [False, False, False]
+
+
+def test_passages_are_dropped_only_if_the_judge_expects_less_with_them(made, monkeypatch):
+    """Confidences by hand: with passages .3, .3, .6; without .1, .4, .7. None but the last is sufficient."""
+    from knowgate.gates import kbm
+
+    def confidence(judge, head, prompts):
+        values = {"901": (0.3, 0.1), "902": (0.3, 0.4), "903": (0.6, 0.7)}
+        return np.array(
+            [pair["some words" not in text] for text in prompts for key, pair in values.items() if key in text]
+        )
+
+    monkeypatch.setattr(kbm, "compute_kbm_confidence", confidence)
+    questions, shown = [Question(f"90{i} a c e b d?") for i in (1, 2, 3)], [[Passage("1", "some words")]] * 3
+    assert made.gate().are_useful(questions, shown) == [True, False, False]
+    paper = load_gate(f"{made.folder / 'mastery'},verdict=own")
+    assert paper.are_useful(questions, shown) == [False, False, True]
 
 
 def test_the_own_verdict_is_the_raw_label_of_the_judge(made):

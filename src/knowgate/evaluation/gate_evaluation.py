@@ -60,8 +60,9 @@ class EvaluateOptions(LiveOptions):
     )
     second_look: str | Path | None = Field(
         default=None,
-        description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it finds useless. "
-        "Adds a table of the results with and without this judge.",
+        description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more "
+        "harm than good. `DIR,verdict=own` drops those that it finds insufficient, as in the paper. Adds a table of the "
+        "results with and without this judge.",
         json_schema_extra={"metavar": "DIR"},
     )
     arbiter: Any = Field(
@@ -184,7 +185,7 @@ def _evaluate_runs(
     arbiter = find_policy_arbiter(named) if arbiter is None else arbiter
     table = load_label_table(runs, max_in_memory=MAX_ROWS_IN_MEMORY, grader=options.grader)
     if options.drop_seen:
-        judges = [second_look] if second_look else []
+        judges = [second_look.removesuffix(",verdict=own")] if second_look else []
         table = drop_seen_rows(table, [*named, *judges], get_arbiter_folder(arbiter))
     scores = score_gates(table, scored, plug_in=options.plug_in)
     if options.record:

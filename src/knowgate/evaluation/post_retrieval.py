@@ -22,7 +22,7 @@ from knowgate.errors import BadSetting
 from knowgate.evaluation.gate_results import estimate_column_means
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.offline_arbitration import ArbiterChoices
-from knowgate.gates.artifacts.gate_folder import read_artifact
+from knowgate.gates.artifacts.gate_folder import FittedGateSpec, parse_fitted_spec, read_artifact
 from knowgate.gates.offline_scoring import TableScores, check_unseen
 from knowgate.stats.bootstrap import Bootstrap, Estimate
 from knowgate.stats.metrics import BoolArray, FloatArray, compute_frontier
@@ -32,6 +32,7 @@ from knowgate.types import PassageFilter
 log = logging.getLogger(__name__)
 CASCADE_RATES: tuple[float, ...] = (0.9, 0.8, 0.7, 0.6, 0.5)  # retrieval rates whose accuracy the table shows
 SECOND_LOOK_BATCH = 32
+COMPARED = ", better than without"  # name of the rule that compares with and without passages
 
 
 # --- cascade: gate, then arbiter ------------------------------------------------------------------
@@ -188,40 +189,47 @@ class SecondLookResult:
     words_twice: float | None
 
 
-def judge_passages(table: LabelTable, folder: str) -> BoolArray:
-    """Return whether the judge in `folder` finds the passages of each row useful.
+def judge_passages(table: LabelTable, spec: str) -> BoolArray:
+    """Return whether a judge finds the passages of each row useful.
 
     Args:
         table: Rows with passages.
-        folder: Folder of a fitted KBM gate.
+        spec: Folder of a fitted KBM gate; 'FOLDER,verdict=own' filters by the paper's rule.
 
     Raises:
         BadSetting: The gate cannot judge passages, was fitted on these rows, or the rows hold no texts.
     """
-    check_unseen(table, folder)
-    judge = _load_judge(folder)
+    check_unseen(table, _parse_judge_spec(spec).folder)
+    judge = _load_judge(spec)
     useful = np.zeros(len(table.rows), dtype=bool)
     for run in table.split_by_run():
         rows = list(table.subset(run.numbers).rows)
-        verdicts = judge_run_passages(run.path, rows, folder, judge)
+        verdicts = judge_run_passages(run.path, rows, spec, judge)
         useful[run.numbers] = [verdicts[row.id] for row in rows]
     return useful
 
 
-def _load_judge(folder: str) -> PassageFilter:
-    judge = load_gate(folder, plug_in=True).passage_filter
+def _parse_judge_spec(spec: str) -> FittedGateSpec:
+    return parse_fitted_spec(spec) or FittedGateSpec(spec)
+
+
+def _load_judge(spec: str) -> PassageFilter:
+    judge = load_gate(spec, plug_in=True).passage_filter
     if judge is None:
-        raise BadSetting(f"second_look={folder!r} cannot judge passages. Use the folder of a fitted kbm gate.")
+        raise BadSetting(f"second_look={spec!r} cannot judge passages. Use the folder of a fitted kbm gate.")
     return judge
 
 
-def judge_run_passages(run: Path, rows: Sequence[LabelRow], folder: str, judge: PassageFilter) -> dict[str, bool]:
+def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: PassageFilter) -> dict[str, bool]:
     """Return the judge's verdicts on the rows of one run, by row id.
 
-    Stored verdicts are reused. New ones are stored beside the rows.
+    Stored verdicts are reused. New ones are stored beside the rows, under the name of the judge and of its rule. Runs of
+    version 0.1 hold verdicts of the paper's rule under the bare name.
     """
+    folder, verdict = _parse_judge_spec(spec)
     artifact = read_artifact(folder)
-    name, fingerprint = artifact.path.name, str(artifact.manifest["checksum"])
+    name = artifact.path.name + ("" if verdict == "own" else COMPARED)
+    fingerprint = str(artifact.manifest["checksum"])
     stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
     verdicts = dict(stored[0].useful) if stored else {}
     unjudged = [row for row in rows if row.id not in verdicts]

@@ -24,8 +24,9 @@ KBM_LABELS = ("True", "False")
 KBM_HEADS = ("mastery", "certainty")
 MASTERY_START, CERTAINTY_START = '{"mastery": "', '", "certainty": "'
 PASSAGE_EXAMPLES = "passage_lessons"  # the option that counts the training examples with passages
-# Passages are kept from this uncalibrated confidence on. The calibration is only valid for questions without passages.
-USEFUL_CONFIDENCE = 0.5
+# With verdict=own, passages are kept from this uncalibrated confidence on, as in the paper. The calibration is only valid
+# for questions without passages.
+SUFFICIENT_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,10 @@ class KbmGate(FittedGate):
     wrong, so that thresholds are comparable between gates. The spec `DIR,verdict=own` decides as the paper does, by the
     more probable label.
 
-    A judge that was trained with passages can also filter them after retrieval. It drops the passages of questions that
-    it expects the LLM to answer wrong even with them.
+    A judge that was trained with passages can also filter them after retrieval. It drops passages only if it expects the
+    LLM to do worse with them than without. The spec `DIR,verdict=own` filters as the paper does: it drops the passages of
+    questions that it expects the LLM to answer wrong even with them, which costs right answers where the LLM knows
+    little.
 
     Needs: nothing of the LLM. Cost per question: one prefill of the judge (90 tokens) for mastery, two for certainty.
     Reference: Zhang et al. (KBM), sections 4, 5.3 and 5.4, Figure 14.
@@ -85,17 +88,26 @@ class KbmGate(FittedGate):
         return self
 
     def are_useful(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[bool]:
-        """Return whether each question can be answered with its passages; False if it has none.
+        """Return whether to keep the passages of each question; False if it has none.
+
+        Passages are kept if P(True) with them is at least that without them; with verdict=own, if it is at least 0.5.
 
         Raises:
             BadSetting: The judge was trained without passages.
         """
         self._check_passage_training()
         max_tokens = int(self.artifact.options["max_tokens"])
-        pairs = list(zip(questions, passages, strict=True))
-        prompts = [render_kbm_prompt(self.judge, question, items, max_tokens) for question, items in pairs if items]
-        confidences = iter(compute_kbm_confidence(self.judge, self.head, prompts).tolist() if prompts else [])
-        return [bool(items) and next(confidences) >= USEFUL_CONFIDENCE for _, items in pairs]
+        pairs = [(question, items) for question, items in zip(questions, passages, strict=True) if items]
+        if not pairs:
+            return [False] * len(questions)
+        prompts = [render_kbm_prompt(self.judge, question, items, max_tokens) for question, items in pairs]
+        with_passages = compute_kbm_confidence(self.judge, self.head, prompts)
+        if self.verdict == "own":
+            kept = iter((with_passages >= SUFFICIENT_CONFIDENCE).tolist())
+        else:
+            bare = [build_kbm_prompt(question) for question, _ in pairs]
+            kept = iter((with_passages >= compute_kbm_confidence(self.judge, self.head, bare)).tolist())
+        return [bool(items) and next(kept) for items in passages]
 
     def _check_passage_training(self) -> None:
         """Raise BadSetting if the judge was trained without passages. Older folders do not record this and pass."""

@@ -428,5 +428,13 @@ class AdaptiveRAG:
 
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
-        if tasks:
+        if not tasks:
+            return
+        if self.prompts.sentences is None:
             yield from generate(self.model, tasks, self.max_tokens)
+            return
+        yield from execution.generate_batch(self.model, tasks, self.max_tokens)
+        for state in states:  # The answer may be replaced by a quotation, so it is shown when it is complete.
+            state.quote(self.prompts.check_open_answer(state.question, state.passages, state.text))
+            if not (state.may_retrieve_again or state.may_show):
+                yield TextEvent(state.text)

@@ -169,7 +169,7 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray, weights: FloatArray | 
 
 
 def fit_mlp(
-    train: LabeledFeatures, dev: LabeledFeatures, *, seeds: Sequence[int] = SEEDS, in_full: bool = False
+    train: LabeledFeatures, dev: LabeledFeatures, *, seeds: Sequence[int] = SEEDS, by_accuracy: bool = False
 ) -> Tensors:
     """Train CBDR's network once per seed; each network keeps its weights of the best epoch on the dev data.
 
@@ -179,9 +179,9 @@ def fit_mlp(
         train: Training rows.
         dev: Rows that choose the epoch.
         seeds: One member of the ensemble for each.
-        in_full: Train for all 30 epochs of 125 updates as in the paper, even on little data, and keep the epoch with
-            the best dev accuracy (the last one of equals). The raw confidence grows with the number of updates, and
-            the paper's threshold beta = .95 assumes that many.
+        by_accuracy: Keep the epoch with the best dev accuracy, the last one of equals, as in the paper. Default: by
+            AUROC. An epoch is one pass over the rows, so few rows get few updates: the raw confidence grows with the
+            number of updates, and on few rows it would only show how far the network overfits.
     """
     tensors = fit_standardization(train.features)
     weights = np.ones(len(train.features)) if train.weights is None else train.weights
@@ -190,7 +190,7 @@ def fit_mlp(
     stop = threading.Event()
     with _open_worker_pool(len(seeds)) as pool:
         try:
-            work = functools.partial(_train_member, scaled_train, scaled_dev, stop=stop, in_full=in_full)
+            work = functools.partial(_train_member, scaled_train, scaled_dev, stop=stop, by_accuracy=by_accuracy)
             members = list(pool.map(work, seeds))
         finally:
             stop.set()  # After Ctrl-C, the other threads stop after their current batch.
@@ -218,12 +218,12 @@ def _open_worker_pool(workers: int) -> Iterator[ThreadPoolExecutor]:
 
 
 def _train_member(
-    train: LabeledFeatures, dev: LabeledFeatures, seed: int, *, stop: threading.Event, in_full: bool
+    train: LabeledFeatures, dev: LabeledFeatures, seed: int, *, stop: threading.Event, by_accuracy: bool
 ) -> LayerWeights:
     """Train one network and return the weights of its best epoch on the dev data.
 
-    If the dev data has one class only, the last epoch counts as the best. Stops early when `stop` is set or, without
-    `in_full`, after PATIENCE epochs without improvement.
+    If the dev data has one class only, the last epoch counts as the best. Stops early when `stop` is set or after
+    PATIENCE epochs without improvement.
     """
     import torch
 
@@ -231,7 +231,7 @@ def _train_member(
     network = _Network(train.features.shape[1], seed)
     batches, updates = network.iterate_batches(n_rows), -(-n_rows // BATCH_SIZE)  # rounded up
     rate = LEARNING_RATE if updates <= MAX_UPDATES else LARGE_DATA_LEARNING_RATE
-    updates = MAX_UPDATES if in_full else min(updates, MAX_UPDATES)
+    updates = min(updates, MAX_UPDATES)
     optimizer = torch.optim.Adam(itertools.chain(*network.layers), lr=rate, fused=True)
     arrays = (train.features, train.needed.astype(np.int64), dev.features)
     inputs, classes, dev_inputs = (torch.from_numpy(array) for array in arrays)
@@ -249,11 +249,11 @@ def _train_member(
             losses = torch.nn.functional.cross_entropy(logits, classes[rows], reduction="none")
             ((losses * weights[rows]).sum() / weights[rows].sum()).backward()
             optimizer.step()
-        score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=in_full)
+        score = _score_epoch(network.compute_margins(dev_inputs), dev.needed, by_accuracy=by_accuracy)
         epochs_without_gain += 1
-        if score is None or score > best_score or (in_full and score == best_score):
+        if score is None or score > best_score or (by_accuracy and score == best_score):
             best, best_score, epochs_without_gain = network.copy_weights(), -1.0 if score is None else score, 0
-        if epochs_without_gain >= PATIENCE and not in_full:
+        if epochs_without_gain >= PATIENCE:
             break
     return best
 

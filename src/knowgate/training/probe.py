@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
@@ -28,10 +29,12 @@ from knowgate.training.examples import Examples, map_questions_to_needs
 from knowgate.training.fit_function import ExampleRequirements, FitResult
 from knowgate.types import Signal, SignalRequest, Vector
 
+log = logging.getLogger(__name__)
 ProbePosition = Literal["pre", "post"]
 ProbeKind = Literal["mlp", "linear"]
 DRAFT_TOKENS = 32  # length of the drafts in label runs; the state after the draft is that of its last token
 BALANCED_SIZES = {"train": 1_000, "dev": 300, "test": 500}  # questions of each class; CBDR section 4.1
+MIN_KNOWN_ROWS = 300  # training questions of each class below which the raw confidence is not to be trusted
 
 
 def fit_probe(
@@ -52,7 +55,7 @@ def fit_probe(
     features = stack_hidden_states(examples.readings, number, position)
     check_finite(features)
     even = balance_examples(examples, seed) if balanced else None
-    tensors = train_probe(features, even.examples if even else examples, kind, in_full=balanced)
+    tensors = train_probe(features, even.examples if even else examples, kind, by_accuracy=balanced)
 
     def raw(indices: Sequence[int]) -> FloatArray:
         return apply_network(tensors, features[list(indices)])
@@ -64,10 +67,10 @@ def fit_probe(
     return FitResult("probe", options, frozenset({Signal.HIDDEN}), request, tensors, raw, notes)
 
 
-def train_probe(features: Vector, examples: Examples, kind: ProbeKind, *, in_full: bool = False) -> Tensors:
+def train_probe(features: Vector, examples: Examples, kind: ProbeKind, *, by_accuracy: bool = False) -> Tensors:
     """Train the network or the best linear classifier on the train split, tuned on the dev split."""
     train, dev = select_train_and_dev(features, examples)
-    return fit_mlp(train, dev, in_full=in_full) if kind == "mlp" else tune_linear(train, dev).tensors
+    return fit_mlp(train, dev, by_accuracy=by_accuracy) if kind == "mlp" else tune_linear(train, dev).tensors
 
 
 def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: float) -> FloatArray:
@@ -103,7 +106,7 @@ class BalancedExamples:
 def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
     """Draw CBDR's number of questions of each class for each split, or as many as the rarer class has.
 
-    The calibration split stays as it is.
+    The calibration split stays as it is. Warns if there are too few training questions for a fixed threshold.
     """
     if examples.target != "known":
         raise BadSetting(
@@ -118,7 +121,15 @@ def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
     sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
     note = f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")
-    return BalancedExamples(replace(examples, split=replace(split, **drawn)), [note])
+    notes = [note]
+    if counts["train"] < MIN_KNOWN_ROWS:
+        notes.append(
+            f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "
+            "how far the probe overfits, so a fixed beta such as 0.95 means little. Label more questions, or use the "
+            "calibrated need"
+        )
+        log.warning("the balanced probe has %s", notes[-1])
+    return BalancedExamples(replace(examples, split=replace(split, **drawn)), notes)
 
 
 def draw_balanced(indices: NDArray[np.int64], needed: BoolArray, limit: int, seed: int) -> NDArray[np.int64]:
