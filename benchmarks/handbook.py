@@ -4,9 +4,12 @@
 
 The 60 questions are in `first_hour/handbook.jsonl`. Thirty (`development`) were used to choose what the LLM is shown: how
 many sentences of the passages, selected how. Thirty (`blind`) were written after that was frozen, from handbook pages that
-no development question uses; no setting was changed since. Every question is retrieved for, with three passages, as
-`knowgate ask` does. An answer is right if it contains a gold answer and no number that is neither in the passages nor in
-the question. The share that counts is that among questions whose best passage is from the right page.
+no development question uses. Since then one condition was added, for questions about other things: nothing is quoted from
+a passage that has no more than half of the question's words. It changed no answer of either half.
+
+Every question is retrieved for, with three passages, as `knowgate ask` does. An answer is right if it contains a gold
+answer and no number that is neither in the passages nor in the question. The share that counts is that among questions
+whose best passage is from the right page.
 """
 
 from __future__ import annotations

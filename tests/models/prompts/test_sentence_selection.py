@@ -61,6 +61,10 @@ def test_an_answer_that_is_not_in_the_passages_is_replaced_by_their_best_sentenc
     assert given == (answer if is_kept else "A staff lunch costs 4.60 euro and includes soup.")
 
 
+def test_nothing_is_quoted_from_a_passage_about_something_else():
+    assert quote_unless_grounded("What is the capital of Japan?", "Tokyo", [CANTEEN, GARAGE]) == "Tokyo"
+
+
 def test_only_the_embedded_llm_is_shown_sentences_and_its_closed_book_prompt_stays_the_same():
     embedded = FakeModel({}, name="smollm")
     prompts, plain = load_answer_prompts(model=embedded), AnswerPrompts()

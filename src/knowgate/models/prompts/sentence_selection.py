@@ -88,7 +88,8 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
 def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
     """Return the answer if its content words are in the selected sentences or the question, else the best sentence.
 
-    An answer that only repeats words of the question is replaced, too.
+    An answer that only repeats words of the question is replaced, too. Nothing is quoted from a passage that has no more
+    than half of the question's words, because it is about something else.
 
     Args:
         question: The question.
@@ -106,7 +107,9 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
     if stated <= known and not stated <= asked:
         return answer
     best = select_sentences(question, passages, 1)
-    return best[0].text if best else answer
+    source = next((passage.text for passage in passages if best and passage.id == best[0].id), "")
+    is_relevant = 2 * len(asked & _find_terms(source)) > len(asked)
+    return best[0].text if best and is_relevant else answer
 
 
 def split_sentences(text: str) -> list[str]:
