@@ -94,7 +94,7 @@ def test_what_is_wrong_is_one_sentence_and_nothing_is_left_behind(
 
 def test_on_a_terminal_it_asks_again_for_what_cannot_be_used(call: Call, lamps: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(command, "is_terminal", lambda: True)
-    answers = b"nowhere\nlamps\nsmoll\nfake:t.json\nnone.txt\nq.jsonl\n"
+    answers = b"nowhere\nlamps\nsmoll\nfake:t.json\nnone.txt\nq.jsonl\n\n"
     outcome = call("start", stdin=answers)
     assert outcome.code == 0
     assert "the folder or file 'nowhere' does not exist" in outcome.err

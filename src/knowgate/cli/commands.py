@@ -186,7 +186,7 @@ _TABLE = {  # heading -> name of the command -> (module and function below knowg
         "pull": ("hub:pull", "Download a fitted gate from the Hugging Face hub or a shared folder."),
         "gates": ("catalog:list_gates", "List the gates."),
         "models": ("catalog:models_app", "List LLM backends and cached weights; download weights."),
-        "rules": ("rules:app", "List and test the rules that decide before the gate."),
+        "rules": ("rules:app", "List and test the routing rules, which decide before the gate."),
         "keys": ("keys:app", "Manage the API keys of the server."),
         "history": ("history:app", "Manage the log of questions that the gates dhicl and skr learn from."),
         "doctor": ("doctor:doctor", "Check the installation, and say how to fix what is missing."),

@@ -92,7 +92,7 @@ PromptsOption = Annotated[
 ]
 
 
-NoRules = Annotated[bool, typer.Option("--no-rules", help="Turn off the rules that decide before the gate.")]
+NoRules = Annotated[bool, typer.Option("--no-rules", help="Turn off the routing rules, which decide before the gate.")]
 ConfigFile = Annotated[
     Path | None,
     typer.Option(

@@ -19,7 +19,7 @@ from knowgate.core.display import sanitize_text
 from knowgate.gates.rules.rule_set import load_rules
 from knowgate.gates.rules.topic_rule import RuleMatch
 
-app = typer.Typer(help="List the rules that decide before the gate, or test them on questions.")
+app = typer.Typer(help="List the routing rules, which decide before the gate, or test them on questions.")
 RulesFile = Annotated[
     Path | None,
     typer.Option(
@@ -33,7 +33,7 @@ RulesFile = Annotated[
 
 @app.callback(invoke_without_command=True)
 def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
-    """List the rules in order. The first rule that matches a question decides."""
+    """List the routing rules in order. The first rule that matches a question decides."""
     if context.invoked_subcommand:
         return
     table = Table("rule", "does", "because", box=None)

@@ -21,10 +21,10 @@ from knowgate.data.questions import guess_data_spec
 from knowgate.errors import KnowgateError
 from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, read_progress
+from knowgate.evaluation.first_run.plan import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.models import load_model
 
-RECOMMENDED_QUESTIONS = 240  # With that many, a trained gate can be proven on the held-out ones.
 FLAGS = {name: f"--{name.replace('_', '-')}" for name in FirstRunOptions.model_fields}
 
 
@@ -37,9 +37,9 @@ def start(
 ) -> None:
     """Make a gate for your documents and your LLM, and prove on your questions that it loses few answers.
 
-    Builds an index, answers a hundred questions with and without passages, fits and calibrates a gate, and writes a
-    report and knowgate.toml. If no gate can be proven, the settings always retrieve. After an interruption, run the
-    same command again to continue.
+    First says what your questions can prove and how long it takes. Then builds an index, answers the questions with and
+    without passages, fits a gate, or a policy if there are 500 questions, and writes a report and knowgate.toml. If
+    nothing can be proven, the settings always retrieve. After an interruption, run the same command again to continue.
 
     Example: knowgate start --docs handbook/ --questions questions.jsonl
     """
@@ -104,7 +104,7 @@ def is_terminal() -> bool:
 
 
 def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOptions:
-    """Prompt for the documents, the LLM and the questions, except those that were given as flags.
+    """Prompt for the documents, the LLM, the questions and their number, except those that were given as flags.
 
     Args:
         options: Options so far; they are the defaults of the prompts.
@@ -120,6 +120,12 @@ def prompt_for_options(options: FirstRunOptions, given: set[str]) -> FirstRunOpt
         text = "A file with questions of your users (press Enter if you have none; the LLM then writes some)"
         answer = _prompt_until_valid(text, options.questions, guess_data_spec, may_be_empty=True)
         options = options.replace(questions=answer)
+    if "count" not in given:
+        text = (
+            f"How many questions to label ({options.count} show a direction, {RECOMMENDED_QUESTIONS} can prove a gate, "
+            f"{POLICY_QUESTIONS} a policy)"
+        )
+        options = options.replace(count=typer.prompt(text, default=options.count, type=int, err=True))
     return options
 
 

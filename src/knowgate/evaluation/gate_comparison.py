@@ -359,8 +359,7 @@ def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
 def _format_against_always(gate: GateResult) -> str:
     """Format accuracy minus the accuracy of always retrieving: the loss with its sign turned."""
     loss = gate.measures["loss"]
-    low, high = (None if bound is None else -bound for bound in (loss.high, loss.low))
-    return format_points_estimate(Estimate(None if loss.value is None else -loss.value, low, high))
+    return format_points_estimate(Estimate(*(None if x is None else -x for x in (loss.value, loss.high, loss.low))))
 
 
 def _format_auroc_cell(gate: GateResult) -> str:

@@ -91,8 +91,9 @@ def label_and_decide(
     sources = split_data_specs(data)
     names = make_record_names(gates)
     named_gates = {name: gate for name, gate in zip(names, gates, strict=True) if gate != AUTO_GATES}
-    prompts = load_answer_prompts(options.prompts)
-    decider = LiveDecider.create(named_gates, resolve_model(options.model), prompts, options)
+    model = resolve_model(options.model)
+    prompts = load_answer_prompts(options.prompts, model=model)
+    decider = LiveDecider.create(named_gates, model, prompts, options)
     answer_options = {name: getattr(options, name) for name in AnswerOptions.model_fields}
     # The workers of a cluster load the index and the reranker by name. In this process, they are loaded once for all
     # data sets.
@@ -100,11 +101,11 @@ def label_and_decide(
         answer_options["index"] = None if options.index is None else as_retriever(options.index)
         answer_options["rerank"] = None if options.rerank is None else as_reranker(options.rerank)
     label_options = LabelOptions(**answer_options, samples=0, max_tokens=MAX_TOKENS, layers=LAYERS)
-    model = options.model if decider.is_remote else decider.model
+    labeled_model = options.model if decider.is_remote else decider.model
     runs = []
     for source in sources:
         folder = out / "runs" / make_folder_name(source)
-        run = label(source, out=folder, model=model, options=label_options, on_progress=on_progress)
+        run = label(source, out=folder, model=labeled_model, options=label_options, on_progress=on_progress)
         decider.record(run)
         runs.append(run.path)
     return LiveRuns(runs, names)
@@ -127,8 +128,8 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
         BadSetting: The runs were made with another LLM or other prompts.
     """
     table = load_label_table(runs, layers=())
-    prompts = load_answer_prompts(options.prompts)
     model = resolve_model(options.model)
+    prompts = load_answer_prompts(options.prompts, model=model)
     _check_same_model(table, model, prompts)
     deciding = [gate for gate in gates if gate != AUTO_GATES and not can_score(table, gate, plug_in=options.plug_in)]
     names = make_record_names(deciding)

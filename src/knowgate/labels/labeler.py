@@ -290,10 +290,7 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add the passages to all rows, and the open-book answers to the rows that have passages.
-
-        Masked and iterative answers are also generated and added if the plan asks for them.
-        """
+        """Add passages to all rows, open-book answers to those with passages, and masked and iterative ones if planned."""
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
@@ -302,7 +299,9 @@ class Labeler:
         if not numbers:
             return rows
         answered = [questions[number] for number in numbers]
-        open_rows = self._add_answers([rows[number] for number in numbers], answered, "open", opened)
+        shown = [rows[number].passages for number in numbers]
+        checked = list(map(self.prompts.check_open_reading, answered, shown, opened))
+        open_rows = self._add_answers([rows[number] for number in numbers], answered, "open", checked)
         if self.plan.mask:
             open_rows = self._add_masked_answers(open_rows, answered)
         if self.plan.iterative:

@@ -91,7 +91,7 @@ def _build_labeler(llm: Model, options: LabelOptions) -> Labeler:
         llm,
         grader,
         plan,
-        load_answer_prompts(options.prompts, options.lang),
+        load_answer_prompts(options.prompts, options.lang, llm),
         as_retriever(options.index) if options.index is not None else None,
         _load_reranker(options.rerank, llm),
         second_grader=second_grader,

@@ -19,7 +19,7 @@ from knowgate.gates.arbiters.policy_arbiter import load_policy_arbiter
 from knowgate.gates.calibration import deployment
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions
-from knowgate.models.prompts.answers import AnswerPrompts, fit_passages
+from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, load_answer_prompts
 from knowgate.pipeline import decisions, execution
 from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_question, batch_questions
 from knowgate.pipeline.question_state import QuestionState, measure_time
@@ -71,7 +71,7 @@ class AdaptiveRAG:
         k: Maximum number of passages shown to the LLM.
         second_look: Drops passages that it judges useless. Default: keep all.
         rerank_margin: Skip reranking if the best score leads the second by this share. Default: always rerank.
-        prompts: Wording of the answer prompts.
+        prompts: Wording of the answer prompts. Default: `load_answer_prompts(model=model)`.
         max_tokens: Maximum length of an answer in tokens.
         log: Stores retrieved questions with a label: known if the answers with and without passages agree.
         arbiter: Chooses, after retrieval, between the draft (the answer without passages) and the open-book answer.
@@ -98,7 +98,7 @@ class AdaptiveRAG:
     k: int = 3
     second_look: PassageFilter | None = None
     rerank_margin: float | None = None
-    prompts: AnswerPrompts = field(default_factory=AnswerPrompts)
+    prompts: AnswerPrompts = None  # type: ignore[assignment]  # replaced by the default prompts of the model
     max_tokens: int = 32
     log: TrafficLog | None = None
     arbiter: Arbiter | None = RULES_ARBITER
@@ -113,6 +113,8 @@ class AdaptiveRAG:
                 raise BadSetting(f"{name}='{value}' is a text, not an object. Load it first: {loader}('{value}').")
         if not isinstance(self.gate, Gate):
             raise BadSetting(f"gate={self.gate!r} is not a gate. Load one first, such as load_gate('logprob:mean').")
+        if self.prompts is None:
+            object.__setattr__(self, "prompts", load_answer_prompts(model=self.model))
         if self.threshold is not None:
             check_number(self.threshold, "the threshold")
         if self.rerank_margin is not None:
@@ -428,5 +430,13 @@ class AdaptiveRAG:
 
     def _answer_open_book(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         tasks = [GenerationTask(state, self.prompts.open(state.question, state.passages)) for state in states]
-        if tasks:
+        if not tasks:
+            return
+        if self.prompts.sentences is None:
             yield from generate(self.model, tasks, self.max_tokens)
+            return
+        yield from execution.generate_batch(self.model, tasks, self.max_tokens)
+        for state in states:  # The answer may be replaced by a quotation, so it is shown when it is complete.
+            state.quote(self.prompts.check_open_answer(state.question, state.passages, state.text))
+            if not (state.may_retrieve_again or state.may_show):
+                yield TextEvent(state.text)

@@ -51,7 +51,8 @@ def build_pipeline(
     retriever = build_retriever(settings) if retrieves else None
     if retrieves and retriever is None and (gate is None or gate.name != "never"):
         raise BadSetting("there are no documents to retrieve from. Give `docs` or `index`, or use gate='never'.")
-    model, prompts = model or build_model(settings.model, record), build_prompts(settings)
+    model = model or build_model(settings.model, record)
+    prompts = build_prompts(settings, model)
     if gate is None and is_text_only(model):
         log.warning(describe_text_only(model.name))
     rag = AdaptiveRAG(
@@ -139,9 +140,9 @@ def build_model(spec: str, record: Path | None = None) -> Model:
     return RecordingModel(model, record)
 
 
-def build_prompts(settings: DecisionOptions) -> AnswerPrompts:
-    """Load the wording of the answer prompts."""
-    return load_answer_prompts(settings.prompts, settings.lang)
+def build_prompts(settings: DecisionOptions, model: Model) -> AnswerPrompts:
+    """Load the answer prompts for an LLM."""
+    return load_answer_prompts(settings.prompts, settings.lang, model)
 
 
 def build_retriever(settings: PipelineOptions) -> Retriever | None:

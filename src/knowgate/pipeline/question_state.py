@@ -17,6 +17,7 @@ NOTE_TEXTS = {
     DecisionNote.DRAFT_GIVEN: "the answer from memory was given",
     DecisionNote.LABELS_UNLISTED: "the server lists none of the gate's labels among its top tokens, so they are tied",
     DecisionNote.WOULD_SKIP: "the gate would have skipped",
+    DecisionNote.QUOTED: "quoted, because the LLM's own answer was not in the passages",
 }
 
 
@@ -84,6 +85,13 @@ class QuestionState:
         """Store a generated answer, and add its tokens to those of earlier rounds of retrieval."""
         self.text, self.completion = completion.text, completion
         self.n_tokens += completion.n_tokens
+
+    def quote(self, text: str) -> None:
+        """Replace the open-book answer by a quotation from the passages, unless it is the same text."""
+        if text == self.text or self.completion is None:
+            return
+        self.text, self.completion = text, replace(self.completion, text=text, finished=True)
+        self.notes.append(DecisionNote.QUOTED)
 
     def build_answer(self, batch_size: int) -> Answer:
         """Build the answer record; `batch_size` is the number of questions that were processed together."""

@@ -49,8 +49,8 @@ class DecisionOptions(Options):
     )
     rules: PlainText = Field(
         default="packaged",
-        description="Rules that decide before the gate (small talk, arithmetic, recent events): packaged, none, or a "
-        "TOML file with your own rules. See `knowgate rules`.",
+        description="Routing rules, which decide before the gate (small talk, arithmetic, recent events): packaged, none, "
+        "or a TOML file with your own rules. See `knowgate rules`.",
         json_schema_extra={"metavar": "FILE"},
     )
     lang: PlainText | None = Field(
@@ -103,8 +103,8 @@ class PipelineOptions(DecisionOptions):
     arbiter: PlainText | None = Field(
         default=None,
         description="Arbiter that chooses, after retrieval, between the answer from memory and the answer with "
-        "passages: the folder of a fitted arbiter, rules, or none. Default: the arbiter of the policy, if the gate is "
-        "one; else rules, if the gate reads a complete draft answer.",
+        "passages: the folder of a fitted arbiter, rules (the rules arbiter), or none. Default: the arbiter of the "
+        "policy, if the gate is one; else the rules arbiter, if the gate reads a complete draft answer.",
     )
     second_look: PlainText | None = Field(
         default=None,

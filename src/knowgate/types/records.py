@@ -265,6 +265,7 @@ class DecisionNote(StrEnum):
     NOT_RERANKED = "not reranked"  # the reranker was skipped, because the retriever's scores were clear enough
     RETRIEVED_AGAIN = "retrieved again"  # once for each round of retrieval after the first
     DRAFT_GIVEN = "draft given"  # passages were retrieved, but the arbiter chose the closed-book answer
+    QUOTED = "quoted"  # a small LLM's answer was not grounded in the passages; their best sentence is given instead
     LABELS_UNLISTED = "labels unlisted"  # the server returned probabilities for none of the gate's labels
     WOULD_SKIP = "would skip"  # the gate or a rule decided to skip, but shadow mode retrieves everything
 

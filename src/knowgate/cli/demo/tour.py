@@ -158,7 +158,7 @@ class RecordedPoint:
     """Recorded results of the gate at one threshold.
 
     Attributes:
-        searched: Share of questions that were searched for.
+        searched: Share of questions that were retrieved for.
         right: Share of right answers.
         gain: Share of right answers minus the share with always searching.
         low: Lower end of the 95 % interval of the gain.
@@ -180,8 +180,8 @@ class DemoRecord:
         predictions: File of predictions from which the results were computed.
         questions: Number of questions.
         never: Share of right answers without searching.
-        always: Share of right answers if every question is searched for.
-        weighed: Share of right answers if every question is searched for and an arbiter chooses between the answers
+        always: Share of right answers if every question is retrieved for.
+        weighed: Share of right answers if every question is retrieved for and an arbiter chooses between the answers
             with and without passages.
         oracle: Share of right answers if the better of the two answers were always chosen.
         points: Results of the gate at several thresholds.
@@ -271,7 +271,7 @@ class DemoTour:
         page.print_paragraph(
             "These messages are chosen by hand, because the embedded LLM is small and knows little. They illustrate; the "
             f"proof is part 3. Each search waits {self._wait_seconds:g} s, about what a hosted search takes "
-            "(--search-seconds). always: every message is searched for. gated: a rule decides, or the gate searches if "
+            "(--search-seconds). always: retrieves for every message. gated: a routing rule decides, or the gate retrieves if "
             "the need is high (0: the LLM knows, 1: it must search). An answer that two modes share is generated once "
             "and counted in both."
         )

@@ -19,9 +19,11 @@ from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput, KnowgateError, MissingExtra
 from knowgate.evaluation.first_run.labeling import LabeledParts
-from knowgate.evaluation.first_run.options import ProgressReporter
+from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
+from knowgate.evaluation.first_run.plan import MIN_POLICY_ROWS
 from knowgate.gates import default_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+from knowgate.gates.calibration.evidence import summarize_threshold
 from knowgate.gates.calibration.guarantee import compute_required_rows
 from knowgate.gates.calibration.threshold_calibration import Calibration, calibrate
 from knowgate.gates.fitted_gate import FittedGate
@@ -30,6 +32,7 @@ from knowgate.stats.bootstrap import Estimate, estimate_auroc
 from knowgate.training.examples import MIN_GRADED_ROWS
 from knowgate.training.fit_function import FitProgress
 from knowgate.training.gate import fit
+from knowgate.training.policy.search import FittedPolicy, fit_policy
 from knowgate.types import Model
 
 UNTRAINED_GATE = "logprob:min"  # the best without fitting, on most data sets of benchmarks/RESULTS.md
@@ -41,6 +44,8 @@ NO_GUARANTEE_MESSAGE = (
 NOT_PROVEN = "nothing is proven"
 MIN_SKIP_RATE = 0.02  # a gate that skips fewer searches is not worth its upkeep
 CONFIDENCE = 0.95
+POLICY_FOLDER = "policy"
+ALLOWED_MEAN_LOSS = 0.01  # the loss that is seen may not be larger; the loss that is proven is `max_loss`
 COMMON_LOSSES = (0.02, 0.01)  # losses that people ask for
 
 
@@ -54,6 +59,7 @@ class GateChoice:
         guarantee: What is proven about it, in one sentence; '' if nothing is.
         alternatives: Gates that were tried and not chosen.
         explanations: How the choice was made, in sentences.
+        is_policy: Whether the gate is the folder of a policy, which contains its arbiter.
     """
 
     gate: str = ALWAYS_RETRIEVE_GATE
@@ -61,6 +67,7 @@ class GateChoice:
     guarantee: str = ""
     alternatives: tuple[str, ...] = ()
     explanations: tuple[str, ...] = ()
+    is_policy: bool = False
 
     def to_record(self) -> dict[str, Any]:
         """Convert to plain data with the keys of the progress file."""
@@ -70,13 +77,15 @@ class GateChoice:
             "proven": self.guarantee,
             "others": list(self.alternatives),
             "said": list(self.explanations),
+            **({"policy": True} if self.is_policy else {}),
         }
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> GateChoice:
         """Create a choice from the data of the progress file."""
         alternatives, explanations = tuple(record["others"]), tuple(record["said"])
-        return cls(record["gate"], record["threshold"], record["proven"], alternatives, explanations)
+        is_policy = bool(record.get("policy"))
+        return cls(record["gate"], record["threshold"], record["proven"], alternatives, explanations, is_policy)
 
 
 @dataclass(frozen=True)
@@ -261,6 +270,54 @@ class GateSelector:
             tuple(gate for gate in tried if gate != chosen),
             (*first, *self.explanations),
         )
+
+
+def fit_first_policy(labeled: LabeledParts, options: FirstRunOptions, reporter: ProgressReporter) -> GateChoice | None:
+    """Fit a policy on the parts 'fit' and 'calibration'. The part 'test' is left for the report.
+
+    Args:
+        labeled: The label runs.
+        options: Options of the first run.
+        reporter: Receives the progress.
+
+    Returns:
+        The policy as a choice; always retrieving, if the policy is not proven. None if there are too few graded
+        questions or a policy cannot be fitted on them: then a gate is selected instead.
+    """
+    runs = labeled.runs("fit", "calibration")
+    n = count_graded_questions(runs)
+    if n < MIN_POLICY_ROWS:
+        return None
+    reporter.say(f"Fitting a policy on {n} questions: gate, arbiter and threshold together. This takes some minutes.")
+
+    def show(progress: FitProgress) -> None:
+        reporter.show("fitting a policy", progress.done, progress.total, progress.unit)
+
+    try:
+        policy = fit_policy(
+            runs,
+            out=options.out / POLICY_FOLDER,
+            max_loss=min(ALLOWED_MEAN_LOSS, options.max_loss),
+            loss_bound=options.max_loss,
+            seed=options.seed,
+            watch=show,
+        )
+    except KnowgateError as error:
+        reporter.warn(f"No policy was fitted: {error} A gate is chosen instead.")
+        return None
+    return _make_choice(policy, options.max_loss)
+
+
+def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
+    """Choose the policy if it saves searches and its guarantee is within the limit; else always retrieve."""
+    evidence = policy.gate.artifact.manifest.get("guarantee")
+    saves = policy.gate.threshold != ALWAYS_RETRIEVE
+    if evidence is not None and saves and evidence["epsilon"] <= max_loss:
+        guarantee = summarize_threshold(policy.gate.threshold, "guarantee", evidence)
+        return GateChoice(str(policy.path), None, guarantee, (), policy.summary, is_policy=True)
+    limit = f"It is not proven to lose at most {100 * max_loss:g} % of the answers."
+    explanations = (*policy.summary, *([limit] if saves else []))
+    return GateChoice(ALWAYS_RETRIEVE_GATE, None, "", (str(policy.path),) if saves else (), explanations)
 
 
 def count_graded_questions(runs: Sequence[Path]) -> int:

@@ -132,9 +132,7 @@ def label_parts(
     An interrupted run continues where it stopped, and failed questions are tried again. Without gold answers, returns
     copies of the label runs that are graded by agreement.
     """
-    prompts = load_packaged_templates("answer").fingerprint
-    inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
-    folder = out / "labels" / sha256_text(*map(str, inputs))[:8]
+    folder = _get_label_folder(questions, out, model, retriever, seed)
     rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
     by_id, n_before = {question.id: question for question in questions.every}, 0
@@ -160,6 +158,20 @@ def label_parts(
     key = sha256_text(folder.name, str(rounds.n_questions), str(errors.count(None)))[:16]
     labeled = LabeledParts(folder, rounds, key)
     return labeled if questions.has_gold else _grade_by_agreement(labeled)
+
+
+def _get_label_folder(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, seed: int) -> Path:
+    prompts = load_packaged_templates("answer").fingerprint
+    inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
+    return out / "labels" / sha256_text(*map(str, inputs))[:8]
+
+
+def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, *, seed: int) -> int:
+    """Count the questions that an earlier or interrupted run has labeled; `label_parts` does not repeat them."""
+    folder = _get_label_folder(questions, out, model, retriever, seed)
+    runs = [RunFolder(folder / each.name) for each in read_rounds(folder).rounds if (folder / each.name).is_dir()]
+    done = {id for run in runs for id, error in run.done().items() if error is None}
+    return len(done & {question.id for question in questions.questions})
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:

@@ -18,8 +18,9 @@ from knowgate.evaluation.first_run.gate_selection import (
     NO_GUARANTEE_MESSAGE,
     GateChoice,
     GateSelector,
+    fit_first_policy,
 )
-from knowgate.evaluation.first_run.labeling import LabeledParts, check_label_runs, label_parts
+from knowgate.evaluation.first_run.labeling import LabeledParts, check_label_runs, count_labeled, label_parts
 from knowgate.evaluation.first_run.options import (
     INDEX_FOLDER,
     FirstRunOptions,
@@ -27,6 +28,7 @@ from knowgate.evaluation.first_run.options import (
     SilentReporter,
     open_progress,
 )
+from knowgate.evaluation.first_run.plan import report_label_time, report_plan
 from knowgate.evaluation.first_run.questions import (
     FirstRunQuestions,
     check_index_is_listable,
@@ -107,10 +109,13 @@ class _FirstRun:
         self.progress = open_progress(options.out, options)
         with self.progress.record_options():
             loaded = load_first_run_questions(options, self.reporter) if options.questions else None
+            report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)
         questions = loaded or self._write_questions(index, retriever, model)
+        n_labeled = count_labeled(questions, options.out, model, retriever, seed=options.seed)
+        report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
         labeled = label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter)
         runs = labeled.runs("fit", "calibration", "test")
         check_label_runs(runs)
@@ -151,6 +156,8 @@ class _FirstRun:
 
     def _select_gate(self, labeled: LabeledParts, model: Model) -> GateChoice:
         def work() -> dict[str, Any]:
+            if (policy := fit_first_policy(labeled, self.options, self.reporter)) is not None:
+                return {"choice": policy.to_record()}
             selector = GateSelector(labeled, model, self.options.out, self.options.max_loss, self.reporter)
             return {"choice": selector.select().to_record()}
 
@@ -272,7 +279,9 @@ def render_config(options: FirstRunOptions, choice: GateChoice, caveats: list[st
     lines += ["# " + " ".join(comment.split()) for comment in comments]
     lines += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values]
     lines += [f"threshold = {choice.threshold:g}"] if choice.threshold is not None else []
-    if choice.guarantee:
+    if choice.is_policy:
+        lines.append("# The gate is a policy: it contains its threshold and its arbiter.")
+    elif choice.guarantee:
         lines.append('arbiter = "none"  # the guarantee was proven without one')
     else:
         lines += [f"# to try: gate = {json.dumps(_name_gate(gate))}" for gate in choice.alternatives]

@@ -9,6 +9,7 @@ from pathlib import Path
 from knowgate.core.files import sha256_text
 from knowgate.core.text import render_choices
 from knowgate.errors import BadSetting
+from knowgate.models.prompts.sentence_selection import quote_unless_grounded, select_sentences
 from knowgate.models.prompts.templates import (
     LANGUAGES,
     TemplateSet,
@@ -17,9 +18,12 @@ from knowgate.models.prompts.templates import (
     load_template_variant,
     load_templates,
 )
-from knowgate.types import Model, Passage, Prompt, Question
+from knowgate.types import Model, Passage, Prompt, Question, Reading
 
 TEMPLATE_VARIANTS = ("free",)  # 'free' asks for long answers in whole sentences
+# The embedded LLM (135 million parameters) loses the answer in longer prompts; see benchmarks/handbook.py.
+EMBEDDED_MODELS = ("smollm", "llamacpp:smollm")
+EMBEDDED_MODEL_SENTENCES = 1
 # Example passages that `open_fingerprint` formats, so that it changes with the format of passages.
 SPECIMEN_PASSAGES = (Passage("1", "Text.", "Title"), Passage("2", "# More text."))
 
@@ -31,10 +35,13 @@ class AnswerPrompts:
     Args:
         templates: The templates; by default those of the package.
         lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
+        sentences: For small LLMs: show only so many sentences of the passages, those that fit the question best, and
+            quote the best one if the answer is not grounded in the passages. None to show all and quote nothing.
     """
 
     templates: TemplateSet = field(default_factory=lambda: load_packaged_templates("answer"))
     lang: str | None = None
+    sentences: int | None = None
 
     def __post_init__(self) -> None:
         if self.lang is not None and self.lang not in LANGUAGES:
@@ -49,7 +56,8 @@ class AnswerPrompts:
     def open_fingerprint(self) -> str:
         """Hash of example open-book prompts; changes if the templates or the format of passages change."""
         questions = [Question("?", lang=lang, choices=choices) for lang in LANGUAGES for choices in ((), ("a", "b"))]
-        return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in questions))[:16]
+        sentences = [] if self.sentences is None else [f"{self.sentences} sentences, quoted"]
+        return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in questions), *sentences)[:16]
 
     def language(self, question: Question) -> str:
         """Return the language ('en' or 'zh') in which a question's prompts are written."""
@@ -62,21 +70,39 @@ class AnswerPrompts:
 
     def open(self, question: Question, passages: Sequence[Passage]) -> Prompt:
         """Return the open-book prompt, which shows the passages before the question."""
+        if self.sentences is not None:
+            passages = select_sentences(question.text, passages, self.sentences)
         key = "choice_open" if question.choices else "open"
         values = {"query": _format_query(question), "evidence": format_passages(passages)}
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
+    def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
+        """Return the answer to give after retrieval: the LLM's, or a quotation if a small LLM invented something."""
+        if self.sentences is None or question.choices:
+            return answer
+        return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
-def load_answer_prompts(file: Path | None = None, lang: str | None = None) -> AnswerPrompts:
+    def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
+        """Return a reading whose draft is the answer that `check_open_answer` gives."""
+        if self.sentences is None or reading.draft is None:
+            return reading
+        text = self.check_open_answer(question, passages, reading.draft.text)
+        return replace(reading, draft=replace(reading.draft, text=text))
+
+
+def load_answer_prompts(file: Path | None = None, lang: str | None = None, model: Model | None = None) -> AnswerPrompts:
     """Load the prompts for answering questions.
 
     Args:
         file: A TOML file with templates, or 'free' for the package's variant that asks for long answers. None loads
             the default templates.
         lang: Language of all prompts ('en' or 'zh'); None to use the language of each question.
+        model: The LLM. With the default templates, the embedded LLM is shown only the best sentences of the passages.
     """
     if file is None:
-        return AnswerPrompts(load_packaged_templates("answer"), lang)
+        is_embedded = model is not None and model.name in EMBEDDED_MODELS
+        sentences = EMBEDDED_MODEL_SENTENCES if is_embedded else None
+        return AnswerPrompts(load_packaged_templates("answer"), lang, sentences)
     if str(file) in TEMPLATE_VARIANTS:
         return AnswerPrompts(load_template_variant(str(file), like="answer"), lang)
     return AnswerPrompts(load_templates(file, like="answer"), lang)
