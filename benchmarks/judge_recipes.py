@@ -18,7 +18,7 @@ import numpy as np
 from knowgate.core.text import normalize
 from knowgate.data.questions import load_questions
 from knowgate.data.splits import fingerprint_text_loosely
-from knowgate.models.prompts.judges import (
+from knowgate.models.prompts.questions import (
     build_arbiter_prompt,
     build_correctness_prompt,
     build_search_correctness_prompt,

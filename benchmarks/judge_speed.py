@@ -33,7 +33,7 @@ from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
 from knowgate.gates.judges.encoder_judge import PairEncoder, is_encoder_spec, resolve_encoder
 from knowgate.models.gguf import find_gguf_file, write_gguf
 from knowgate.models.llamacpp.classifier import LlamaCppClassifier
-from knowgate.models.prompts.judges import build_correctness_prompt
+from knowgate.models.prompts.questions import build_correctness_prompt
 from knowgate.retrieval.embeddings import SentenceEmbedder
 
 CORES, QUESTIONS, ANSWER = 2, 20, 64

@@ -12,7 +12,7 @@ from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import load_answer_prompts
-from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.types import Gate, Signal, SignalRequest
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 from tests.support.invented import write_invented

@@ -13,7 +13,7 @@ from knowgate.gates.kbm import render_kbm_prompt
 from knowgate.gates.scoring import score_questions
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.models.prompts.judges import build_kbm_prompt
+from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import load_second_look
 from knowgate.stats.metrics import auroc

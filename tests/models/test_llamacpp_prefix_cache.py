@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.models.llamacpp.decoding import MAX_PREFIX_TOKENS, MIN_PREFIX_TOKENS, PREFIX_ROWS, EnginePrefixCache
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.models.tokenization import count_common_tokens, find_common_prefix
 from knowgate.types import Question, SignalRequest
 

@@ -20,8 +20,8 @@ from knowgate.core.validation import expand_path
 from knowgate.data.questions import guess_data_spec
 from knowgate.errors import KnowgateError
 from knowgate.evaluation.first_run.gate_selection import NO_GUARANTEE_MESSAGE
+from knowgate.evaluation.first_run.labeling import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.options import DEFAULT_CONFIG, FirstRunOptions, read_progress
-from knowgate.evaluation.first_run.plan import POLICY_QUESTIONS, RECOMMENDED_QUESTIONS
 from knowgate.evaluation.first_run.runner import FirstRunResult, first_run
 from knowgate.models import load_model
 

@@ -20,7 +20,7 @@ from knowgate.gates.artifacts.gate_manifest import StatePosition
 from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
 from knowgate.gates.judges import compute_gain_needs
-from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.stats.metrics import FloatArray, logit
 from knowgate.types import Embedder, LabelPrompt, Question, Reading, ServedModel, SignalRequest, Vector
 

@@ -15,7 +15,7 @@ from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import TensorValidator
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, CausalJudge, JudgeOptions, load_judge
-from knowgate.models.prompts.judges import build_kbm_prompt
+from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Passage, Question, Reading

@@ -9,7 +9,7 @@ from typing import Literal, Self
 from knowgate.data.signals.confidence import ASSESSMENT_LABELS, SELF_ASSESSMENT, self_assessment_logit
 from knowgate.errors import BadSetting
 from knowgate.gates.scoring import parse_label_pair
-from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.models.tools import TOOL_CALL
 from knowgate.stats.metrics import sigmoid
 from knowgate.types import Gate, LabelPrompt, ModelIdentity, Question, Reading, ServedModel, Signal, TokenizingModel

@@ -24,7 +24,7 @@ from knowgate.labels.passages import (
     count_truncated,
 )
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages_batch
-from knowgate.models.prompts.judges import build_self_assessment_prompt
+from knowgate.models.prompts.questions import build_self_assessment_prompt
 from knowgate.types import (
     Completion,
     Model,

@@ -14,12 +14,7 @@ from typing import Any
 from knowgate.core.text import tokenize
 from knowgate.errors import BadInput
 from knowgate.gates.rules.rule_set import load_rules
-from knowgate.models.prompts.questions import (
-    REFERENCE_PATTERN,
-    Exchange,
-    build_condense_prompt,
-    is_follow_up,
-)
+from knowgate.models.prompts.questions import REFERENCE_PATTERN, Exchange, build_condense_prompt, is_follow_up
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Answer, Model, Question
 

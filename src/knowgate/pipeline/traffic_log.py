@@ -187,7 +187,7 @@ class LogWriter(threading.Thread):
 
 def close_connection(store: HistoryStore) -> None:
     """Close the connection of this thread to a history in an SQLite file. Other histories share their connections."""
-    from knowgate.data.history.sqlite_store import SqliteHistory  # slow to import, and often not used
+    from knowgate.data.history.sqlite_store import SqliteHistory
 
     if isinstance(store, SqliteHistory):
         store.close()

@@ -14,7 +14,7 @@ from knowgate.core.options import Count, WholeNumber, with_options
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.lora import ARBITER_LABELS, ARBITER_TEMPLATES, encode_answer_pairs
 from knowgate.gates.judges.causal_judge import CausalJudge
-from knowgate.models.prompts.judges import ARBITER_SIDES
+from knowgate.models.prompts.questions import ARBITER_SIDES
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.arbiter_pairs import AnswerPairs, ArbiterResult
 from knowgate.training.fit_function import FitProgressCallback, ignore_progress

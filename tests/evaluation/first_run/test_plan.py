@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.evaluation.first_run.plan import Provability, format_duration, report_label_time, report_plan
+from knowgate.evaluation.first_run.labeling import Provability, format_duration, report_label_time, report_plan
 from knowgate.models.fake import FakeModel
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.index import build_index

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from knowgate.gates.judges.causal_judge import CausalJudge, load_judge_base
-from knowgate.models.prompts.judges import build_correctness_prompt
+from knowgate.models.prompts.questions import build_correctness_prompt
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.types import Question
 from tests.support.tiny_models import save_word_llama

@@ -3,7 +3,7 @@
 import pytest
 
 from knowgate.models.prompts.answers import AnswerPrompts
-from knowgate.models.prompts.judges import build_ik_prompt, build_kbm_prompt
+from knowgate.models.prompts.questions import build_ik_prompt, build_kbm_prompt
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.types import Passage, Question
 

@@ -18,9 +18,8 @@ import numpy as np
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput, KnowgateError, MissingExtra
-from knowgate.evaluation.first_run.labeling import LabeledParts
+from knowgate.evaluation.first_run.labeling import MIN_POLICY_ROWS, LabeledParts
 from knowgate.evaluation.first_run.options import FirstRunOptions, ProgressReporter
-from knowgate.evaluation.first_run.plan import MIN_POLICY_ROWS
 from knowgate.gates import default_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.evidence import summarize_threshold

@@ -20,7 +20,14 @@ from knowgate.evaluation.first_run.gate_selection import (
     GateSelector,
     fit_first_policy,
 )
-from knowgate.evaluation.first_run.labeling import LabeledParts, check_label_runs, count_labeled, label_parts
+from knowgate.evaluation.first_run.labeling import (
+    LabeledParts,
+    check_label_runs,
+    count_labeled,
+    label_parts,
+    report_label_time,
+    report_plan,
+)
 from knowgate.evaluation.first_run.options import (
     INDEX_FOLDER,
     FirstRunOptions,
@@ -28,7 +35,6 @@ from knowgate.evaluation.first_run.options import (
     SilentReporter,
     open_progress,
 )
-from knowgate.evaluation.first_run.plan import report_label_time, report_plan
 from knowgate.evaluation.first_run.questions import (
     FirstRunQuestions,
     check_index_is_listable,

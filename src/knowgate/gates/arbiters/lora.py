@@ -13,7 +13,7 @@ from knowgate.core.schema import NumberRange, read_record
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
 from knowgate.gates.artifacts.networks import TensorValidator
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, CausalJudge, JudgeOptions, load_judge
-from knowgate.models.prompts.judges import ARBITER_SIDES, build_arbiter_prompt
+from knowgate.models.prompts.questions import ARBITER_SIDES, build_arbiter_prompt
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import AnswerPair

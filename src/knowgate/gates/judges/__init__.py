@@ -15,7 +15,7 @@ from knowgate.core.schema import NumberRange
 from knowgate.core.text import render_choices
 from knowgate.gates.judges import causal_judge
 from knowgate.gates.judges.encoder_judge import load_encoder_judge
-from knowgate.models.prompts.judges import build_correctness_prompt, build_ik_prompt, build_search_correctness_prompt
+from knowgate.models.prompts.questions import build_correctness_prompt, build_ik_prompt, build_search_correctness_prompt
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import ModelIdentity, Question

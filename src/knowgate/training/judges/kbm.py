@@ -20,7 +20,7 @@ from knowgate.gates import kbm as kbm_gate
 from knowgate.gates.fitted_gate import RAW_THRESHOLD
 from knowgate.gates.judges.causal_judge import CausalJudge
 from knowgate.gates.kbm import KBM_HEADS, KBM_LABELS, PASSAGE_EXAMPLES
-from knowgate.models.prompts.judges import build_kbm_prompt
+from knowgate.models.prompts.questions import build_kbm_prompt
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
