@@ -19,7 +19,7 @@ END = b"data: " + chunk("", "stop") + b"\n\ndata: [DONE]\n\n"
 SHAPES = {
     "blank lines": [WORD, *[b"\n" * 65_536] * 32, END],
     "comments": [WORD, *[b": x\n\n" * 13_000] * 16, END],
-    "short lines": [WORD, *[b"a\n" * 32_768] * 8, END],
+    "short lines": [WORD, *[b"a\n" * 16_384] * 4, END],
     "words": [*[WORD * 100] * 60, END],
 }
 

@@ -416,8 +416,10 @@ async def forward_stream(
     size = 0
     try:
         async for line in chain_lines(first_lines, remaining_lines):
-            event.append(await run_for_size(len(line), partial(annotator.annotate, line)) if annotator else line)
             size += len(line)
+            if annotator is not None and line.startswith(b"data:"):
+                line = await run_for_size(len(line), partial(annotator.annotate, line))
+            event.append(line)
             if line in BLANK_LINES:
                 yield b"".join(event)
                 event, size = [], 0
