@@ -39,6 +39,7 @@ SETS = {
     "hotpotqa_ctx": DataSet(1_000, 500, "hotpotqa", ("--iterative",)),
     "squad_ctx": DataSet(1_000, 500, "squad"),
     "webqa_zh_ctx": DataSet(1_000, 500, "zh"),
+    "cmrc2018_ctx": DataSet(1_000, 500, "zh"),
     "openbookqa": DataSet(1_000, 500, "pooled"),
     "mmlu": DataSet(1_000, 500, "pooled"),
     "cmmlu": DataSet(325, 500, "zh"),

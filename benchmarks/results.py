@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from benchmarks.graders import graders_table
 from benchmarks.tables.cbdr import cbdr_details, cbdr_section, matrices
 from benchmarks.tables.claims import claims_table
 from benchmarks.tables.common import HERE, MODELS, QWEN, SMOLLM
@@ -22,6 +23,7 @@ from benchmarks.tables.kbm import kbm_details, kbm_section
 from benchmarks.tables.llama import llama_tables
 from benchmarks.tables.policy import policy_tables
 from benchmarks.tables.provenance import provenance_table
+from benchmarks.text_systems import systems_tables
 
 INTRO = HERE / "results_intro.md"
 PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
@@ -34,7 +36,9 @@ PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
     "dh-icl-details.md": dhicl_details,
     "policy.md": policy_tables,
     "judge.md": judge_tables,
+    "systems.md": systems_tables,
     "recorded-answers.md": llama_tables,
+    "graders.md": graders_table,
     "gates-qwen.md": lambda: main_tables(QWEN, MODELS[QWEN]),
     "gates-smollm.md": lambda: main_tables(SMOLLM, MODELS[SMOLLM]),
     "transfer.md": matrices,
@@ -50,10 +54,11 @@ def render_page(section: Callable[[], Iterable[str]]) -> str:
 
 
 def render_results() -> Iterator[tuple[str, str]]:
-    """Yield (path below `benchmarks`, text) of RESULTS.md and of every page."""
+    """Yield (path below `benchmarks`, text) of RESULTS.md and of every page that has records."""
     yield "RESULTS.md", INTRO.read_text(encoding="utf-8").replace(CLAIMS_MARK, claims_table())
     for name, section in PAGES.items():
-        yield f"results/{name}", render_page(section)
+        if text := render_page(section):
+            yield f"results/{name}", text
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ MODELS = {
     SMOLLM: "SmolLM2-135M-Instruct (the embedded model, run in bf16 on one H200)",
 }
 DATA = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "webqa_zh_ctx", "openbookqa")  # with gates of both LLMs
-OPEN = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "temporalqa_ctx", "webqa_zh_ctx")
+OPEN = ("triviaqa_ctx", "nq_ctx", "squad_ctx", "hotpotqa_ctx", "temporalqa_ctx", "webqa_zh_ctx", "cmrc2018_ctx")
 CHOICE = ("openbookqa", "mmlu", "strategyqa_ctx", "cmmlu", "ceval")
 GROUPS = {"Open questions": OPEN, "Multiple choice": CHOICE}
 FRESH = "freshqa"  # closed-book only: there is no corpus for it

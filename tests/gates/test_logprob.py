@@ -93,9 +93,7 @@ def test_a_draft_without_tokens_is_rejected(draft_tokens):
 
 
 def test_the_reason_names_the_draft_and_its_probability():
-    assert LogprobGate("first").explain(ASKED, [Reading(DRAFT)]) == [
-        "the first word of its draft 'Par is' was 50 % certain"
-    ]
+    assert LogprobGate("first").explain(ASKED, [Reading(DRAFT)]) == ["the first word of its draft was 50 % certain"]
 
 
 def test_a_draft_made_longer_for_another_gate_is_cut():

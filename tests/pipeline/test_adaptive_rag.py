@@ -231,7 +231,7 @@ def test_where_no_passage_fits_at_all_the_answer_is_closed_book_and_says_so():
 
 def test_the_reason_gives_need_threshold_and_the_gates_words():
     assert build().decide(QUESTION_UNKNOWN).reason == (
-        "the LLM may not know (need 80 %, threshold 50 %): the first word of its draft 'red' was 20 % certain"
+        "the LLM may not know (need 80 %, threshold 50 %): the first word of its draft was 20 % certain"
     )
     assert build().decide(QUESTION_KNOWN).reason.startswith("the LLM probably knows (need 10 %, threshold 50 %): ")
 

@@ -4,9 +4,11 @@ import socket
 import threading
 
 import pytest
+from starlette.datastructures import Headers
 
 import knowgate as kg
 from knowgate.server.options import ServeOptions
+from knowgate.server.upstream.client import UpstreamClient
 from tests.server.test_chat import ask
 
 
@@ -54,3 +56,10 @@ def test_an_invalid_url_is_rejected_without_its_login(url):
     with pytest.raises(kg.KnowgateError, match="is not a valid URL") as caught:
         ServeOptions(upstream=url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_login_in_the_url_is_sent_as_a_header_and_not_with_the_key_of_the_client():
+    client = UpstreamClient("http://me:secret@127.0.0.1:1/v1", ServeOptions())
+    headers = client._build_headers(Headers({"authorization": "Bearer sk-client"}))
+    assert headers["Authorization"] == "Basic bWU6c2VjcmV0"
+    assert client.url == "http://127.0.0.1:1/v1"

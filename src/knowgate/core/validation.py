@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from knowgate.core.redaction import redact_secrets
 from knowgate.errors import BadInput, BadSetting
 
 MAX_TEXT_BYTES = 256 << 20  # maximum size of a file that is read into memory at once
@@ -113,11 +114,12 @@ def check_parsed_value(value: Any, where: str, *, allow_surrogates: bool = False
 
 
 def format_value(value: object, maximum: int = 80) -> str:
-    """Return the repr of a value for an error message, cut to `maximum` characters."""
+    """Return the repr of a value for an error message, without secrets and cut to `maximum` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a number of thousands of digits"
+    text = redact_secrets(text)
     return text if len(text) <= maximum else f"{text[:maximum]}..."
 
 

@@ -22,11 +22,11 @@ STATISTICS: dict[str, Callable[[Sequence[Token]], float]] = {
     "margin": confidence.mean_margin,
 }
 STATISTIC_LABELS = {
-    "first": "the first word of its draft {draft!r} was {value} certain",
-    "mean": "the words of its draft {draft!r} were {value} certain on average",
-    "min": "the least certain word of its draft {draft!r} was {value} certain",
-    "entropy": "its draft {draft!r} was {value} certain, by entropy",
-    "margin": "the words of its draft {draft!r} led their alternatives by {value}",
+    "first": "the first word of its draft was {} certain",
+    "mean": "the words of its draft were {} certain on average",
+    "min": "the least certain word of its draft was {} certain",
+    "entropy": "its draft was {} certain, by entropy",
+    "margin": "the words of its draft led their alternatives by {}",
 }
 
 
@@ -72,12 +72,9 @@ class LogprobGate(Gate):
         return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
-        """State the draft of each question and the value of its statistic."""
+        """State the value of the statistic. The draft itself is not quoted, because reasons are logged and sent."""
         sentence = STATISTIC_LABELS[self.statistic]
-        return [
-            sentence.format(draft=reading.draft.text if reading.draft else "", value=f"{100 * (1 - need):.0f} %")
-            for reading, need in zip(readings, self.score(questions, readings), strict=True)
-        ]
+        return [sentence.format(f"{100 * (1 - need):.0f} %") for need in self.score(questions, readings)]
 
 
 @dataclass(frozen=True)

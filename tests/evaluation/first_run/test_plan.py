@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from knowgate.evaluation.first_run.plan import Provability, format_duration, report_plan
+from knowgate.evaluation.first_run.plan import Provability, format_duration, report_label_time, report_plan
+from knowgate.models.fake import FakeModel
+from knowgate.retrieval import load_retriever
+from knowgate.retrieval.index import build_index
+from knowgate.types import Question
 
 
 class Reporter:
@@ -44,7 +48,23 @@ def test_a_strict_limit_proposes_more_questions():
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(20, "less than a minute"), (60, "a minute"), (200, "4 minutes"), (7200, "2.0 hours")],
+    [(20, "less than a minute"), (60, "about a minute"), (200, "about 4 minutes"), (7200, "about 2.0 hours")],
 )
 def test_durations_are_in_words(seconds, text):
     assert format_duration(seconds) == text
+
+
+def test_labeled_questions_need_no_time():
+    reporter = Reporter()
+    report_label_time([Question("Why?")], 1, FakeModel(), None, reporter)
+    assert not reporter.messages
+
+
+def test_the_time_of_labeling_is_estimated_from_one_question(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.txt").write_text("Lamps are green.", encoding="utf-8")
+    build_index(tmp_path / "docs", tmp_path / "index")
+    reporter = Reporter()
+    questions = [Question(f"Which color has lamp {i}?") for i in range(5)]
+    report_label_time(questions, 2, FakeModel(), load_retriever(str(tmp_path / "index")), reporter)
+    assert reporter.messages[0].startswith("Labeling 3 questions takes less than a minute (")

@@ -93,7 +93,13 @@ def report_label_time(
     if n <= 0:
         return
     seconds = time_question(questions[-1], model, retriever)
-    reporter.say(f"Labeling {n} questions takes about {format_duration(n * seconds)} ({seconds:.1f} s each).")
+    is_policy = len(questions) >= POLICY_QUESTIONS
+    rest = (
+        "Fitting a policy takes some minutes more."
+        if is_policy
+        else "Choosing a gate and the report take a minute more."
+    )
+    reporter.say(f"Labeling {n} questions takes {format_duration(n * seconds)} ({seconds:.1f} s each). {rest}")
 
 
 def time_question(question: Question, model: Model, retriever: Retriever) -> float:
@@ -107,10 +113,10 @@ def time_question(question: Question, model: Model, retriever: Retriever) -> flo
 
 
 def format_duration(seconds: float) -> str:
-    """Format a duration in words: 'less than a minute', '5 minutes', '1.5 hours'."""
+    """Format a duration in words: 'less than a minute', 'about 5 minutes'."""
     if seconds < 60:
         return "less than a minute"
     if seconds < 5400:
         minutes = math.ceil(seconds / 60)
-        return f"{minutes} minutes" if minutes > 1 else "a minute"
-    return f"{seconds / 3600:.1f} hours"
+        return f"about {minutes} minutes" if minutes > 1 else "about a minute"
+    return f"about {seconds / 3600:.1f} hours"

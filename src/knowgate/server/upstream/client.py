@@ -7,6 +7,7 @@ environment. If there is none, and this server has no API keys of its own, the A
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +30,7 @@ FORWARDED_REQUEST_HEADERS = (
     "openai-organization", "openai-project", "openai-beta", "x-request-id", "traceparent", "tracestate"
 )  # fmt: skip
 MAX_CONNECTIONS = 256
+MAX_STATUS = 599
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
 
@@ -36,12 +38,16 @@ class UpstreamClient:
     """Sends requests to the upstream, over a pool of connections that is opened at the first request.
 
     Args:
-        url: URL of the upstream, ending in /v1.
+        url: URL of the upstream, ending in /v1. It may hold a user name and a password.
         options: Options of the server, of which the timeouts and `keys` are used.
     """
 
     def __init__(self, url: str, options: ServeOptions):
-        self.url = url
+        address = URL(url)
+        self.url = str(address.with_user(None)) if address.user is not None else url
+        # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
+        login = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
+        self._login = f"Basic {login}" if address.user else ""
         self.breaker = CircuitBreaker("upstream")
         self._forwards_keys = options.keys is None
         self._connect_timeout = options.connect_seconds
@@ -106,6 +112,10 @@ class UpstreamClient:
         except (ClientError, OSError) as error:
             self.breaker.record_failure()
             raise make_connection_error(error) from None
+        if not 200 <= response.status <= MAX_STATUS:
+            response.close()
+            self.breaker.record_failure()
+            raise ApiError(502, f"the upstream sent the invalid HTTP status {response.status}.", "upstream_invalid")
         if response.status < 500:
             self.breaker.record_success()
         else:
@@ -133,7 +143,9 @@ class UpstreamClient:
         headers["Content-Type"] = "application/json"
         headers["Accept-Encoding"] = "identity"  # without compression, streams can be forwarded as they are
         key, _ = find_api_key()
-        if key:
+        if self._login:
+            headers["Authorization"] = self._login
+        elif key:
             headers["Authorization"] = f"Bearer {key}"
         elif self._forwards_keys and "authorization" in client_headers:
             headers["Authorization"] = client_headers["authorization"]
