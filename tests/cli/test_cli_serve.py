@@ -13,12 +13,28 @@ from tests.cli.conftest import Call
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list:
-    """The arguments of `run_server`, which is not called."""
+    """The arguments of `run_server`, which only reports that the server has started."""
     import knowgate.cli.serve as command
 
     found = []
-    monkeypatch.setattr(command, "run_server", lambda *given: found.append(given))
+
+    def run_server(*given):
+        found.append(given[:3])
+        given[3]()
+
+    monkeypatch.setattr(command, "run_server", run_server)
     return found
+
+
+def test_nothing_is_announced_if_the_server_does_not_start(call: Call, docs: Path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        outcome = call(
+            "serve", "--upstream", "http://b/v1", "--docs", docs, "--gate", "never", "--port", taken.getsockname()[1]
+        )
+    assert outcome.code != 0
+    assert "Serving" not in outcome.err
 
 
 def test_the_demo_serves_the_handbook_and_prints_requests_to_try(call: Call, started: list):

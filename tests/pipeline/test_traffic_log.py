@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from knowgate.data.history.entries import KnowledgeLabel, LabelSource
+from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LabelSource, LogEntry
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import BadSetting
 from knowgate.gates import load_gate
@@ -177,3 +177,29 @@ def test_drafts_without_a_log_are_refused(tmp_path):
     (tmp_path / "a.txt").write_text("something to find")
     with pytest.raises(BadSetting, match="`log_drafts` has no effect without a log"):
         build_pipeline(load_settings(model="fake", gate="always", docs=tmp_path, log_drafts=True))
+
+
+def test_a_canceled_wait_does_not_stop_the_writer_and_flush_keeps_it(tmp_path):
+    store, gate = SqliteHistory(tmp_path / "log.db", HashEmbedder()), threading.Event()
+    add, threads = store.add, set()
+    store.add = lambda entries: (gate.wait(20), threads.add(threading.get_ident()), add(entries))[2]
+    log, scope = TrafficLog(store), HistoryScope("m", "p")
+    entries = [LogEntry(f"Who is {i}?", KnowledgeLabel.KNOWN, scope, LabelSource.HUMAN) for i in range(2)]
+    futures = [log.log_entries([entry]) for entry in entries]
+    assert futures[1].cancel()
+    gate.set()
+    assert futures[0].result(20)
+    log.flush()
+    log.flush()
+    assert (store.count(scope), len(threads), log.problem) == (2, 1, "")
+    log.close()
+
+
+def test_entries_that_cannot_be_written_are_counted(tmp_path):
+    store = SqliteHistory(tmp_path / "log.db", HashEmbedder())
+    store.add = lambda entries: 1 / 0
+    log = TrafficLog(store)
+    entry = LogEntry("Who?", KnowledgeLabel.KNOWN, HistoryScope("m", "p"), LabelSource.HUMAN)
+    assert not log.log_entries([entry]).result(20)
+    assert log.problem == "1 labels could not be written to the history"
+    log.close()

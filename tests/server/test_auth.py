@@ -77,6 +77,12 @@ def test_token_budgets_in_key_files_of_earlier_versions_are_ignored(tmp_path):
     assert [(key.name, key.rate) for key in read_keys(tmp_path / "keys.json")] == [("app", 60)]
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x1b[31m", "a" * 101])
+def test_a_key_needs_a_printable_name(tmp_path, name):
+    with pytest.raises(kg.KnowgateError, match="1 to 100 characters"):
+        add_key(tmp_path / "keys.json", name)
+
+
 def test_a_broken_key_file_is_reported_with_the_field(tmp_path):
     (tmp_path / "keys.json").write_text('{"keys": [{"name": 3}]}')
     with pytest.raises(kg.KnowgateError, match=r"not a file of API keys: keys\.0\.name: it must be a text"):

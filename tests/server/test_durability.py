@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 
 import httpx
@@ -60,6 +61,30 @@ def test_a_durable_server_answers_after_the_decision_is_stored(serve, tmp_path):
     id = ask(address).headers["x-knowgate-id"]
     with closing(sqlite3.connect(tmp_path / "d.db")) as database:
         assert database.execute("SELECT id FROM decisions").fetchall() == [(id,)]
+
+
+def test_the_deadline_covers_the_wait_for_a_durable_decision(serve, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db"), "durable": True, "deadline": 1.0}
+    address, _ = serve(gate="never", options=options)
+    with closing(sqlite3.connect(tmp_path / "d.db", isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        start = time.monotonic()
+        with ThreadPoolExecutor(3) as pool:
+            replies = list(pool.map(lambda _: ask(address), range(3)))
+        assert time.monotonic() - start < 5
+        assert [(reply.status_code, reply.json()["error"]["code"]) for reply in replies] == [(503, "log_down")] * 3
+        database.execute("COMMIT")
+    wait_until(lambda: ask(address).status_code == 200)
+
+
+def test_a_canceled_wait_does_not_stop_the_writer(tmp_path):
+    log = DecisionLog(str(tmp_path / "d.db"), stores_questions=False)
+    log._thread.submit(time.sleep, 0.2)
+    assert log.append({"id": "kg-1"}, None).cancel()
+    log.run_blocking(lambda store: None)
+    assert log.append({"id": "kg-2"}, None).result(timeout=10) is None
+    assert log.run_blocking(lambda store: store.fetch_rows("SELECT COUNT(*) FROM decisions")) == [(2,)]
+    log.close()
 
 
 def test_feedback_that_cannot_be_stored_is_not_acknowledged(serve, tmp_path):

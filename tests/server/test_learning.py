@@ -1,7 +1,9 @@
 """Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
 import sqlite3
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import httpx
@@ -14,8 +16,9 @@ from knowgate.pipeline.traffic_log import TrafficLog
 from knowgate.server.app import create_app
 from knowgate.server.chat.request_options import RequestOptions
 from knowgate.server.learning.answers import StreamText
-from knowgate.server.learning.audit import CallBudget, label_by_feedback
+from knowgate.server.learning.audit import label_by_feedback
 from knowgate.server.learning.loss_monitor import LossMonitor
+from knowgate.server.load_limits import CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.telemetry.trace import RequestTrace
 from tests.server.conftest import KNOWN, UNKNOWN
@@ -208,13 +211,45 @@ def test_no_request_is_audited_while_the_budget_is_spent(serve, stub, tmp_path):
 def test_a_budget_refills_up_to_one_hour_of_calls():
     now = [0.0]
     budget = CallBudget(2, clock=lambda: now[0])
-    budget.spend()
-    budget.spend()
-    assert not budget.allows_call()
+    assert [budget.reserve("", 1) for _ in range(3)] == [True, True, False]
+    assert "used up" in budget.describe_pause(1)
     now[0] = 1800.0
-    assert budget.allows_call()
+    assert (budget.reserve("", 1), budget.reserve("", 1)) == (True, False)
     now[0] = 1e6
-    assert (budget.allows_call(), budget.remaining) == (True, 2.0)
+    assert (budget.allows("", 1), budget.remaining) == (True, 2.0)
+    assert budget.describe_pause(1) == ""
+
+
+def test_calls_that_were_not_made_return_to_the_budget():
+    budget = CallBudget(2, clock=lambda: 0.0)
+    assert (budget.reserve("", 2), budget.allows("", 1)) == (True, False)
+    budget.release("", 1)
+    assert (budget.reserve("", 1), budget.allows("", 1)) == (True, False)
+
+
+def test_no_key_can_use_more_than_half_of_what_is_left_of_the_budget():
+    now = [0.0]
+    budget = CallBudget(60, clock=lambda: now[0], shares=True)
+    counts = [sum(budget.reserve(key, 1) for _ in range(100)) for key in ("alice", "bob", "carol")]
+    assert counts == [30, 15, 7]
+    assert "audits of 3 API keys are paused" in budget.describe_pause(1)
+    now[0] = 3600.0
+    assert sum(budget.reserve("alice", 1) for _ in range(100)) == 30
+
+
+def test_a_burst_does_not_exceed_the_budget(serve, stub, tmp_path):
+    address, _ = serve(gate="never", options=audit_options(tmp_path, audit_budget=3))
+    with ThreadPoolExecutor(16) as pool:
+        assert {reply.status_code for reply in pool.map(lambda _: ask(address), range(32))} == {200}
+    count_finished_audits(address)
+    assert len(stub.bodies) == 32 + 3
+    assert any("audits are paused" in problem for problem in httpx.get(f"{address}/ready").json()["degraded"])
+
+
+def test_a_comparison_by_the_llm_needs_two_calls(invented, stub, tmp_path):
+    options = audit_options(tmp_path, audit_budget=1, audit_compare="llm", upstream=stub.url)
+    with pytest.raises(kg.KnowgateError, match="audit_budget"):
+        create_app(kg.PipelineOptions(model=invented.model, docs=invented.docs), ServeOptions(**options))
 
 
 # --- the alarm ------------------------------------------------------------------------------------
@@ -421,6 +456,31 @@ def test_feedback_on_a_skipped_request_becomes_a_human_label(serve, stub, tmp_pa
     wait_until(store.list_labels)
     assert reply["learnt"] is True
     assert store.list_labels() == [(UNKNOWN, label, LabelSource.HUMAN)]
+
+
+def test_the_history_is_written_after_a_feedback_that_missed_the_deadline(serve, stub, tmp_path):
+    options = {"decisions": str(tmp_path / "d.db"), "keep_questions": True, "canary": 1.0, "deadline": 1.0}
+    address, app = serve(gate="never", options=options)
+    store, gate = use_history(app), threading.Event()
+    add = store.add
+    store.add = lambda entries, vectors=None: (gate.wait(20), add(entries))[1]
+    ids = [ask(address).json()["knowgate"]["id"] for _ in range(2)]
+    url = f"{address}/v1/feedback"
+    assert httpx.post(url, json={"id": ids[0], "rating": "up"}, timeout=20).status_code == 504
+    gate.set()
+    reply = httpx.post(url, json={"id": ids[1], "rating": "up"}, timeout=20)
+    assert (reply.status_code, reply.json()["learnt"], len(store.entries)) == (200, True, 2)
+
+
+def test_readiness_shows_that_the_history_is_not_written(serve, tmp_path):
+    address, app = serve(gate="never", options=audit_options(tmp_path))
+    use_history(app)
+    history = app.state.service.learner.labeler.history
+    history.n_lost = 2
+    assert "2 labels could not be written to the history" in httpx.get(f"{address}/ready").json()["degraded"]
+    history._writer = threading.Thread()  # a thread that does not run
+    assert any("has stopped" in problem for problem in httpx.get(f"{address}/ready").json()["degraded"])
+    history._writer = None
 
 
 def test_feedback_without_stored_texts_becomes_no_label(serve, tmp_path):

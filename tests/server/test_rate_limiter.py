@@ -34,6 +34,24 @@ def test_the_rate_of_one_key_does_not_limit_others(serve, tmp_path):
     assert [post(address, key).status_code for key in (slow, slow, free, free)] == [200, 429, 200, 200]
 
 
+def test_each_question_and_each_get_request_counts(serve, tmp_path):
+    key = add_key(tmp_path / "keys.json", "app", rate=6)
+    address, _ = serve(gate="never", options={"keys": str(tmp_path / "keys.json")})
+    headers = {"Authorization": f"Bearer {key}"}
+
+    def decide(count):
+        body = {"questions": ["Who wrote Emma?"] * count}
+        return httpx.post(f"{address}/v1/decide", json=body, headers=headers, timeout=30)
+
+    too_many = decide(7)  # counts as one request
+    assert (too_many.status_code, too_many.json()["error"]["code"]) == (400, "rate")
+    assert "at most 6 questions" in too_many.json()["error"]["message"]
+    assert [decide(3).status_code, decide(3).status_code] == [200, 429]  # 4 requests, then 5
+    models = [httpx.get(f"{address}/v1/models", headers=headers).status_code for _ in range(2)]
+    assert models == [200, 429]
+    assert httpx.get(f"{address}/health").status_code == 200
+
+
 def admitted(limiter, key):
     try:
         asyncio.run(limiter.admit(key))

@@ -50,10 +50,13 @@ def serve(
     address = f"http://{serve_options.host}:{serve_options.port}"
     model = redact_urls(serve_options.upstream) if serve_options.upstream else settings.model
     message = f"Serving {model} on {address}/v1, dashboard on {address}/. Press Ctrl-C to stop."
-    STDERR_CONSOLE.print(sanitize_text(message), markup=False)
-    if demo:
-        _print_demo_requests(address)
-    run_server(settings, serve_options, read_settings)
+
+    def announce() -> None:
+        STDERR_CONSOLE.print(sanitize_text(message), markup=False)
+        if demo:
+            _print_demo_requests(address)
+
+    run_server(settings, serve_options, read_settings, announce)
 
 
 def _find_handbook() -> Path:

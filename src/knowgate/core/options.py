@@ -155,6 +155,8 @@ def explain_option_error(detail: ErrorDetails, fields: Mapping[str, FieldInfo]) 
 def describe_requirement(detail: ErrorDetails) -> str:
     """Return what a rejected value must be, such as 'it must be at least 1', from the error of pydantic."""
     expected, context = describe_expected(detail), detail.get("ctx", {})
+    if detail["type"] == "string_too_long":
+        return f"it must have at most {context.get('max_length'):,} characters"
     if expected is not None:
         return f"it must be {expected}"
     requirements = {

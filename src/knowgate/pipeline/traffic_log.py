@@ -11,7 +11,7 @@ import atexit
 import logging
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -53,6 +53,7 @@ class TrafficLog:
     Attributes:
         n_questions: Number of answered questions so far.
         n_labeled: Number of questions that got a label and were logged.
+        n_lost: Number of labeled questions that could not be written.
 
     Example:
         >>> rag = AdaptiveRAG(model, gate, retriever, log=TrafficLog("history.db"))  # doctest: +SKIP
@@ -64,8 +65,24 @@ class TrafficLog:
         self.drafts = drafts
         self.n_questions = 0
         self.n_labeled = 0
+        self.n_lost = 0
         self._writer: LogWriter | None = None
         self._lock = threading.Lock()
+
+    @property
+    def problem(self) -> str:
+        """What is wrong with writing the log, or "" if nothing is."""
+        writer = self._writer
+        if writer is not None and not writer.is_alive():
+            return "the thread that writes the history has stopped. Restart the process"
+        return f"{self.n_lost} labels could not be written to the history" if self.n_lost else ""
+
+    def load_embedder(self) -> None:
+        """Load the embedding of questions now, so that the first entry does not wait for it. Errors are logged."""
+        try:
+            self.store.embed(["warm-up"])
+        except Exception as error:  # noqa: BLE001 - as with writing, a broken log does not stop the pipeline
+            log.warning("Questions cannot be logged: %s", error)
 
     def log_answers(self, answers: Sequence[Answer], scope: HistoryScope, max_tokens: int) -> None:
         """Label questions by whether their two answers agree, and log them in the background. Thread-safe.
@@ -86,7 +103,7 @@ class TrafficLog:
         """Write entries in the background. Thread-safe.
 
         Returns:
-            A future that says whether the entries were written.
+            A future that says whether the entries were written. If it is canceled, they are written nevertheless.
         """
         written: Future[bool] = Future()
         if not entries:
@@ -95,11 +112,31 @@ class TrafficLog:
         with self._lock:
             self.n_labeled += len(entries)
             if self._writer is None:
-                self._writer = LogWriter(self.store)
+                self._writer = LogWriter(self.store, self._count_loss)
                 self._writer.start()
                 atexit.register(self.close)
-            self._writer.queue.put((list(entries), written))
+            is_alive = self._writer.is_alive()
+            if is_alive:
+                self._writer.queue.put((list(entries), written))
+        if not is_alive:
+            self._count_loss(len(entries))
+            written.set_result(False)
         return written
+
+    def _count_loss(self, count: int) -> None:
+        """Count entries that could not be written."""
+        with self._lock:
+            self.n_lost += count
+
+    def flush(self) -> None:
+        """Wait until all entries that were logged before this call are written."""
+        flushed: Future[bool] = Future()
+        with self._lock:
+            writer = self._writer
+            if writer is None or not writer.is_alive():
+                return
+            writer.queue.put(([], flushed))
+        flushed.result()
 
     def close(self) -> None:
         """Wait until all entries are written. The log can still be used afterwards."""
@@ -115,18 +152,27 @@ class LogWriter(threading.Thread):
     """The background thread that writes queued entries; None in the queue stops it.
 
     Errors are logged, not raised, so that a broken log does not stop the pipeline from answering.
+
+    Args:
+        store: The history.
+        on_loss: Called with the number of entries that could not be written.
     """
 
-    def __init__(self, store: HistoryStore):
+    def __init__(self, store: HistoryStore, on_loss: Callable[[int], None] = lambda count: None):
         super().__init__(name="knowgate-log", daemon=True)
         self.store = store
+        self._on_loss = on_loss
         self.queue: queue.SimpleQueue[tuple[list[LogEntry], Future[bool]] | None] = queue.SimpleQueue()
 
     def run(self) -> None:
-        """Write entries until None arrives."""
+        """Write entries until None arrives, then close the connection of this thread."""
         while (item := self.queue.get()) is not None:
             entries, written = item
-            written.set_result(self._write(entries))
+            is_awaited = written.set_running_or_notify_cancel()  # false if the caller no longer waits
+            is_written = self._write(entries)
+            if is_awaited:
+                written.set_result(is_written)
+        close_connection(self.store)
 
     def _write(self, entries: list[LogEntry]) -> bool:
         """Write entries to the store and return whether that worked."""
@@ -134,8 +180,17 @@ class LogWriter(threading.Thread):
             self.store.add(entries)
         except Exception as error:  # noqa: BLE001 - the thread must survive for later entries
             log.warning("Questions could not be logged: %s", error)
+            self._on_loss(len(entries))
             return False
         return True
+
+
+def close_connection(store: HistoryStore) -> None:
+    """Close the connection of this thread to a history in an SQLite file. Other histories share their connections."""
+    from knowgate.data.history.sqlite_store import SqliteHistory  # slow to import, and often not used
+
+    if isinstance(store, SqliteHistory):
+        store.close()
 
 
 def label_by_agreement(answer: Answer, max_tokens: int) -> KnowledgeLabel | None:

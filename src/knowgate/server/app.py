@@ -108,18 +108,18 @@ class EndpointApp:
     async def _respond(self, request: Request, trace: RequestTrace) -> Response:
         """Check API key, rate and load, wait for the body, then run the handler.
 
-        GET requests skip the checks of rate and load. A streaming response counts as an active request until its last
-        event has been sent.
+        GET requests skip the check of load, and requests to public endpoints also that of the rate. A streaming response
+        counts as an active request until its last event has been sent.
         """
         service = self.service
         try:
             key = None if self.endpoint.is_public else service.access_policy.authenticate(request)
             service.access_policy.authorize(key, needs_admin=self.endpoint.needs_admin)
             trace.owner, trace.is_admin = ("", True) if key is None else (key.name, key.admin)
+            request.state.key = key
+            await service.count_requests(key)
             if request.method == "GET":  # health checks and metrics must work under full load, too
                 return await self._run_handler(request, trace)
-            if key is not None and service.rate_limiter is not None:
-                await service.rate_limiter.admit(key)
             client = identify_client(request, key)
             if request.method == "POST":
                 await service.receive_body(request, client)
@@ -202,6 +202,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     elif options.way is not None:
         raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
+    if rag.log is not None:
+        rag.log.load_embedder()  # takes seconds, in which the first label would wait
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
     gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict)

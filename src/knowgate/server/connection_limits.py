@@ -6,9 +6,12 @@ Uvicorn itself reads headers of any size, for any time. These limits hold before
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
@@ -18,6 +21,25 @@ WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its resp
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
+
+
+class AnnouncedServer(uvicorn.Server):
+    """A server of uvicorn that calls a function when it accepts requests.
+
+    Args:
+        config: Options of uvicorn.
+        on_start: The function.
+    """
+
+    def __init__(self, config: uvicorn.Config, on_start: Callable[[], None]):
+        super().__init__(config)
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the server, and call the function if that succeeded."""
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
 
 
 class AddressConnections:

@@ -21,7 +21,10 @@ STARTUP_FAILURE = 3  # exit status after which uvicorn does not restart a worker
 
 
 def run_server(
-    settings: PipelineOptions, options: ServeOptions, read_settings: Callable[[], PipelineOptions] | None = None
+    settings: PipelineOptions,
+    options: ServeOptions,
+    read_settings: Callable[[], PipelineOptions] | None = None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
     """Run the server until it is stopped with Ctrl-C or SIGTERM. Streams in progress are finished first.
 
@@ -29,6 +32,8 @@ def run_server(
         settings: Options of the pipeline: LLM, gate, documents and rules.
         options: Options of the server.
         read_settings: Function that reads the settings again, called when the process receives SIGHUP.
+        on_start: Called when the server accepts requests. With several workers, it is called when the port is open and
+            the workers start.
 
     Raises:
         BadSetting: The host can be reached from other machines, but there are no API keys.
@@ -43,11 +48,13 @@ def run_server(
         import uvicorn
 
         from knowgate.server.app import create_app
+        from knowgate.server.connection_limits import AnnouncedServer
     except ImportError:
         raise MissingExtra("knowgate serve", "serve") from None
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
-        uvicorn.Server(uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)).run()
+        config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)
+        AnnouncedServer(config, on_start).run()
         return
     from uvicorn.supervisors import Multiprocess
 
@@ -58,7 +65,9 @@ def run_server(
         os.environ[SERVER_ID_VARIABLE], os.environ[COUNTS_FILE_VARIABLE] = uuid.uuid4().hex, f"{folder}/counts.db"
         create_worker_app = partial(_create_worker_app, settings, options, read_settings)
         config = uvicorn.Config(create_worker_app, factory=True, workers=options.workers, **uvicorn_options)
-        Multiprocess(config, sockets=[config.bind_socket()]).run()
+        sockets = [config.bind_socket()]
+        on_start()
+        Multiprocess(config, sockets=sockets).run()
 
 
 def _create_worker_app(

@@ -1,4 +1,4 @@
-"""Limits on requests, and the circuit breaker, which stops calls to a component that keeps failing."""
+"""Limits on requests and on the LLM calls of audits, and the circuit breaker for components that keep failing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
@@ -146,3 +146,72 @@ def identify_client(request: Request, key: ApiKey | None) -> str:
     if key is not None:
         return key.hash
     return request.client.host if request.client is not None else ""
+
+
+HOUR_SECONDS = 3600.0
+MAX_CALLS_PER_AUDIT = 2  # one for the missing answer, one to compare the two
+
+
+@dataclass
+class CallBudget:
+    """Limits the number of LLM calls for audits per hour. Calls of at most one hour can be saved up.
+
+    Calls are reserved before they are made, and those that are not needed are given back. With API keys, one key gets at
+    most half of an hour's calls, and never more than half of those that are left, so that something remains for others.
+
+    Attributes:
+        calls_per_hour: Maximum number of calls per hour.
+        clock: Returns a time in seconds.
+        shares: Whether API keys share the budget.
+        remaining: Number of calls that can be reserved now.
+    """
+
+    calls_per_hour: int
+    clock: Callable[[], float] = time.monotonic
+    shares: bool = False
+    remaining: float = field(init=False)
+    _used: dict[str, float] = field(init=False, default_factory=dict)  # name of a key -> calls of the last hour
+    _last_refill: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
+
+    def reserve(self, owner: str, count: int) -> bool:
+        """Reserve calls for a request of an API key, and return whether that was possible."""
+        if not self.allows(owner, count):
+            return False
+        self.remaining -= count
+        self._used[owner] = self._used.get(owner, 0.0) + count
+        return True
+
+    def release(self, owner: str, count: int) -> None:
+        """Give back calls that were reserved and not made."""
+        self.remaining = min(float(self.calls_per_hour), self.remaining + count)
+        self._used[owner] = max(0.0, self._used.get(owner, 0.0) - count)
+
+    def allows(self, owner: str, count: int) -> bool:
+        """Return whether calls for a request of an API key can be reserved now."""
+        self._refill()
+        used = self._used.get(owner, 0.0)
+        limit = min(self.calls_per_hour / 2, self.remaining - count) if self.shares and used else float("inf")
+        return self.remaining >= count and used + count <= limit
+
+    def describe_pause(self, count: int) -> str:
+        """Return why some or all audits pause, or "" if none does.
+
+        Args:
+            count: Number of calls of an audit.
+        """
+        self._refill()
+        if self.remaining < count:
+            return f"audits are paused: the budget of {self.calls_per_hour} calls per hour is used up"
+        paused = sum(not self.allows(owner, count) for owner in self._used)
+        return f"audits of {paused} API keys are paused: their shares of the budget are used up" if paused else ""
+
+    def _refill(self) -> None:
+        """Add the calls for the time that has passed."""
+        now = self.clock()
+        refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
+        self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
+        self._used = {owner: used - refill / 2 for owner, used in self._used.items() if used > refill / 2}
+        self._last_refill = now

@@ -13,9 +13,11 @@ from starlette.responses import Response
 
 from knowgate.data.history.entries import question_key
 from knowgate.pipeline.settings import PipelineOptions
+from knowgate.pipeline.traffic_log import close_connection
 from knowgate.retrieval.rerankers import rerank
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
+from knowgate.server.auth.api_keys import ApiKey
 from knowgate.server.chat.decisions import answer_prompt, decide_questions
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
@@ -45,6 +47,7 @@ from knowgate.types import Passage, Reranker
 
 PROMETHEUS_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 BODY_TIMEOUT_SECONDS = 30.0
+MIN_COMMIT_SECONDS = 1.0  # a response that is ready at the last moment waits as long for its decision to be stored
 MAX_FORWARDED_VALUES = 1_000_000  # maximum number of JSON values in a request that is forwarded without a decision
 
 
@@ -171,14 +174,35 @@ class Service:
             commit = self.decision_log.append(record, trace.question, trace.owner)
             if self.options.durable:
                 try:
-                    await asyncio.wrap_future(commit)
-                except STORE_ERRORS:
+                    async with asyncio.timeout(max(MIN_COMMIT_SECONDS, self.options.deadline - seconds)):
+                        await asyncio.shield(asyncio.wrap_future(commit))
+                except STORE_ERRORS:  # also after the timeout
                     if isinstance(response, EventStreamResponse):
                         await response.events.aclose()
                         response.on_close()
                     message = "the decision could not be stored, so it is not acknowledged. Try again later."
                     return ApiError(503, message, "log_down", trace.headers).to_response()
         return response
+
+    async def count_requests(self, key: ApiKey | None, count: int = 1) -> None:
+        """Count requests of an API key, if it has a rate.
+
+        Raises:
+            ApiError: 429 if the key has used up its requests per minute, 503 if they cannot be counted.
+        """
+        if key is not None and self.rate_limiter is not None and count > 0:
+            await self.rate_limiter.admit(key, count)
+
+    async def _count_questions(self, key: ApiKey | None, count: int) -> None:
+        """Count each question of POST /v1/decide as a request. The request itself was counted as the first one.
+
+        Raises:
+            ApiError: 400 if the rate of the key never allows so many, 429 or 503 as in `count_requests`.
+        """
+        if key is not None and key.rate is not None and count > key.rate:
+            message = f"this API key allows {key.rate} requests per minute, and each question counts as one."
+            raise ApiError(400, f"{message} Send at most {key.rate} questions at once.", "rate")
+        await self.count_requests(key, count - 1)
 
     async def receive_body(self, request: Request, client: str) -> None:
         """Wait for the body of a request, and keep it for `read_request`.
@@ -245,6 +269,9 @@ class Service:
     async def decide(self, request: Request, trace: RequestTrace) -> Response:
         """Answer POST /v1/decide, which decides on questions without answering them."""
         _, body = await self.read_request(request)
+        questions = body.get("questions")
+        if isinstance(questions, list):
+            await self._count_questions(request.state.key, len(questions))
         work = decide_questions(self.gate_service, self.forwarder, body, request.headers, trace)
         return json_response(await run_while_connected(request, work), headers=trace.headers)
 
@@ -340,8 +367,11 @@ class Service:
         history = self.gate_service.rag.log
         if history is None:
             return 0
-        history.close()  # closing writes pending entries, so that they are deleted, too
-        return history.store.forget(ids=history.store.find_ids(question_key(question)))
+        history.flush()  # so that pending entries are deleted, too
+        try:
+            return history.store.forget(ids=history.store.find_ids(question_key(question)))
+        finally:
+            close_connection(history.store)
 
     # --- learning and monitoring ------------------------------------------------------------------
 
@@ -378,7 +408,8 @@ class Service:
             gate=self.gate_service.rag.gate.name,
             stale=self.gate_service.staleness,
             degraded=[f"{name} is {state}" for name, state in states.items() if state != "closed"]
-            + ([f"{lost} decisions could not be stored"] if lost else []),
+            + ([f"{lost} decisions could not be stored"] if lost else [])
+            + ([] if self.learner is None else self.learner.list_problems()),
             lost_decisions=lost,
         )
         return json_response(readiness, 200 if is_ready else 503)

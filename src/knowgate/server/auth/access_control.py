@@ -125,15 +125,19 @@ class RateLimiter:
         self._retry_at = 0.0
         self._occupied_until: dict[str, float] = {}  # hash of a key -> the last value that was read or written
 
-    async def admit(self, key: ApiKey) -> None:
-        """Count a request of this key. Keys without a limit are not counted.
+    async def admit(self, key: ApiKey, count: int = 1) -> None:
+        """Count requests of this key. Keys without a limit are not counted.
+
+        Args:
+            key: The API key.
+            count: Number of requests to admit together. The questions of one POST /v1/decide count as requests.
 
         Raises:
-            ApiError: 429 if the key has used up its requests per minute, 503 if the request cannot be counted.
+            ApiError: 429 if the key has used up its requests per minute, 503 if the requests cannot be counted.
         """
         if key.rate is None:
             return
-        self._check_rate(key, key.rate, self._occupied_until.get(key.hash, 0.0))
+        self._check_rate(key, key.rate, self._occupied_until.get(key.hash, 0.0), count)
         unavailable = ApiError(
             503,
             "the server cannot count the requests of this API key. Try again in a second.",
@@ -144,14 +148,14 @@ class RateLimiter:
             raise unavailable
         try:
             async with asyncio.timeout(ADMISSION_TIMEOUT_SECONDS):
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate)
+                await asyncio.get_running_loop().run_in_executor(self._thread, self._count, key, key.rate, count)
         except STORE_ERRORS as error:
             self._retry_at = time.monotonic() + BACKOFF_SECONDS
             log.warning("Keys with a rate are rejected: %s", str(error) or "the counter store is too slow")
             raise unavailable from None
 
-    def _check_rate(self, key: ApiKey, rate: int, occupied_until: float) -> float:
-        """Return until when a key's time is occupied if one more request is admitted.
+    def _check_rate(self, key: ApiKey, rate: int, occupied_until: float, count: int) -> float:
+        """Return until when a key's time is occupied if `count` more requests are admitted.
 
         The value in the store never decreases. So a request that exceeds the rate by the last known value is rejected
         without reading the store, which keeps bursts cheap.
@@ -160,7 +164,7 @@ class RateLimiter:
             ApiError: 429 if that is more than a minute from now.
         """
         now = self._clock()
-        occupied_until = max(occupied_until, now) + MINUTE_SECONDS / rate
+        occupied_until = max(occupied_until, now) + count * MINUTE_SECONDS / rate
         excess = occupied_until - now - MINUTE_SECONDS
         if excess > ROUNDING_SECONDS:
             seconds = max(1, math.ceil(excess))
@@ -168,8 +172,8 @@ class RateLimiter:
             raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
         return occupied_until
 
-    def _count(self, key: ApiKey, rate: int) -> None:
-        """Count a request with the generic cell rate algorithm.
+    def _count(self, key: ApiKey, rate: int, count: int) -> None:
+        """Count requests with the generic cell rate algorithm.
 
         Each request occupies 1 / rate of a minute, after the time that earlier requests occupy. A request is rejected if
         the occupied time would end more than a minute from now.
@@ -178,11 +182,11 @@ class RateLimiter:
             self._store = open_store(
                 self._location, (RATE_LIMIT_TABLES,), lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
             )
-        self._check_rate(key, rate, self._occupied_until.get(key.hash, 0.0))
+        self._check_rate(key, rate, self._occupied_until.get(key.hash, 0.0), count)
         with self._store.transaction(key.hash) as transaction:
             row = transaction.execute("SELECT until FROM used WHERE key = ?", (key.hash,)).fetchone()
             self._occupied_until[key.hash] = row[0] if row else 0.0
-            occupied_until = self._check_rate(key, rate, self._occupied_until[key.hash])
+            occupied_until = self._check_rate(key, rate, self._occupied_until[key.hash], count)
             transaction.execute(UPSERT_USAGE, (key.hash, occupied_until))
         self._occupied_until[key.hash] = occupied_until
 

@@ -82,12 +82,13 @@ def add_key(path: Path, name: str, *, rate: int | None = None, admin: bool = Fal
         The key. Only its hash is stored, so the key cannot be recovered later.
 
     Raises:
-        BadSetting: The name is blank, too long, or already in the file.
+        BadSetting: The name is blank, too long, has control characters, or is already in the file.
     """
     keys = read_keys(path)
-    if not name.strip() or len(name) > 100:
+    if not name.strip() or len(name) > 100 or not name.isprintable():
         raise BadSetting(
-            "the name of an API key must have 1 to 100 characters. Use the person or application that the key is for."
+            "the name of an API key must have 1 to 100 characters, and no control characters such as line breaks. "
+            "Use the person or application that the key is for."
         )
     if name in {key.name for key in keys}:
         raise BadSetting(f"an API key named '{name}' already exists. Revoke it first: knowgate keys revoke '{name}'")

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from knowgate.server.database import Store
 from knowgate.server.json_api import ApiError
 from knowgate.server.learning.answers import CounterfactualAnswerer
 from knowgate.server.learning.arms import Experiment, ExperimentArm
+from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
 from knowgate.server.telemetry.trace import ClientRequest
 
@@ -86,7 +87,6 @@ class HistoryLabeler:
             return None
 
 
-HOUR_SECONDS = 3600.0
 POLL_SECONDS = 2.0  # interval at which the audits of other server processes are read
 MAX_PENDING_AUDITS = 64  # if as many audits are waiting, no further requests are sampled
 LOSS, LABEL, FAILED, CLEARED = "loss", "label", "failed", "cleared"  # kinds of rows, see `AuditRecord`
@@ -95,31 +95,6 @@ AUDIT_COLUMNS = "decision, arm, scope, kind, lost, closed, opened, owner"
 # has seen therefore misses no row.
 AUDIT_LOCK = "audits"
 INSERT_AUDIT = f"INSERT INTO audits ({AUDIT_COLUMNS}, at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-
-
-@dataclass
-class CallBudget:
-    """Limits the number of LLM calls for audits per hour. Calls of at most one hour can be saved up."""
-
-    calls_per_hour: int
-    clock: Callable[[], float] = time.monotonic
-    remaining: float = field(init=False)
-    _last_refill: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.remaining, self._last_refill = float(self.calls_per_hour), self.clock()
-
-    def allows_call(self) -> bool:
-        """Add the calls for the time that has passed, and return whether a call is allowed."""
-        now = self.clock()
-        refill = (now - self._last_refill) * self.calls_per_hour / HOUR_SECONDS
-        self.remaining = min(float(self.calls_per_hour), self.remaining + refill)
-        self._last_refill = now
-        return self.remaining >= 1
-
-    def spend(self) -> None:
-        """Subtract one call from the budget."""
-        self.remaining -= 1
 
 
 @dataclass(frozen=True)
@@ -205,7 +180,7 @@ class AuditStore:
         return {"closed": rows[0][0], "opened": rows[0][1]} if rows else {}
 
 
-@dataclass(frozen=True)
+@dataclass
 class AuditJob:
     """A request that was sampled for an audit.
 
@@ -219,6 +194,7 @@ class AuditJob:
         open_answer: The answer with passages, if it exists already.
         sent_draft: Whether the server retrieved, but an arbiter sent the answer without passages.
         owner: Name of the API key of the request.
+        call_count: Number of LLM calls that the audit has made.
     """
 
     id: str
@@ -230,6 +206,7 @@ class AuditJob:
     open_answer: str | None
     sent_draft: bool = False
     owner: str = ""
+    call_count: int = 0
 
 
 @dataclass
@@ -242,7 +219,7 @@ class Auditor:
         recent: Recent decisions, which the dashboard shows with both answers.
         labeler: Adds labels to the history of questions.
         store: Stored audits. None if there is no decision log; then no audits are run.
-        budget: Limits the LLM calls for audits.
+        budget: Limits the LLM calls for audits. They are reserved when a request is sampled.
         asks_llm: Whether the LLM compares two answers whose words differ.
         counts: Number of audits by name of the arm and result ("loss", "label", "failed" or "dropped").
     """
@@ -279,9 +256,29 @@ class Auditor:
         await asyncio.gather(*self.stop(), return_exceptions=True)
 
     @property
-    def has_capacity(self) -> bool:
-        """Whether another request can be audited now: there is a store, budget, and space in the queue."""
-        return self.store is not None and self.budget.allows_call() and not self._queue.full()
+    def calls_per_audit(self) -> int:
+        """Maximum number of LLM calls of one audit."""
+        return MAX_CALLS_PER_AUDIT if self.asks_llm else 1
+
+    @property
+    def pause_reason(self) -> str:
+        """Why audits pause for lack of budget, or "" if they do not."""
+        return self.budget.describe_pause(self.calls_per_audit)
+
+    def reserve(self, owner: str) -> bool:
+        """Reserve the calls for the audit of a request, and return whether it can be audited.
+
+        There must be a store, budget, and space in the queue. Afterwards, call `submit` or `release`.
+
+        Args:
+            owner: Name of the API key of the request.
+        """
+        has_space = self.store is not None and not self._queue.full()
+        return has_space and self.budget.reserve(owner, self.calls_per_audit)
+
+    def release(self, owner: str) -> None:
+        """Give back the calls for an audit that does not take place."""
+        self.budget.release(owner, self.calls_per_audit)
 
     def submit(self, job: AuditJob) -> None:
         """Queue an audit and return at once. If the queue is full, the audit is dropped and counted."""
@@ -291,6 +288,7 @@ class Auditor:
             self._queue.put_nowait(job)
         except asyncio.QueueFull:
             self.counts[job.arm.name, "dropped"] += 1
+            self.release(job.owner)
 
     async def _run_jobs(self) -> None:
         """Run queued audits one after the other, until the task is canceled."""
@@ -301,6 +299,7 @@ class Auditor:
             except Exception as error:  # noqa: BLE001 - the next audit may succeed
                 log.warning("An audit failed: %s", str(error) or type(error).__name__)
                 await self._store_failure(job)
+            self.budget.release(job.owner, self.calls_per_audit - job.call_count)
 
     async def _audit(self, job: AuditJob) -> None:
         """Get both answers of a sampled request, compare them, and store the result.
@@ -327,12 +326,12 @@ class Auditor:
     async def _get_both_answers(self, job: AuditJob) -> tuple[str | None, str | None]:
         """Return the answers without and with passages, in this order. The missing one is generated."""
         if job.open_answer is None:
-            self.budget.spend()
+            job.call_count += 1
             closed_answer = job.closed_answer or ""
             answer = await self.answerer.answer_with_passages(job.request, job.question, closed_answer)
             return job.closed_answer, answer
         if job.closed_answer is None:
-            self.budget.spend()
+            job.call_count += 1
             return await self.answerer.answer_closed_book(job.request, job.question), job.open_answer
         return job.closed_answer, job.open_answer
 
@@ -346,7 +345,7 @@ class Auditor:
             return False
         if not self.asks_llm or RULES_ARBITER.abstains(closed_answer):
             return True
-        self.budget.spend()
+        job.call_count += 1
         return not await self.answerer.compare(job.request, job.question, closed_answer, open_answer)
 
     async def _store_result(

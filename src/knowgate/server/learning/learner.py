@@ -28,12 +28,12 @@ from knowgate.server.learning.audit import (
     AuditJob,
     Auditor,
     AuditStore,
-    CallBudget,
     HistoryLabeler,
     label_by_agreement,
     label_by_feedback,
 )
 from knowgate.server.learning.loss_monitor import LossMonitor
+from knowgate.server.load_limits import MAX_CALLS_PER_AUDIT, CallBudget
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import FeedbackRequest, FeedbackResponse
 from knowgate.server.telemetry.decision_log import DecisionLog, RecentDecisions
@@ -89,12 +89,13 @@ class TrafficLearner:
     def _samples(self, trace: RequestTrace) -> bool:
         """Return whether to audit a request, which is decided at random.
 
-        The choice must not depend on the answer or its cost, because that would bias the measured loss. Requests are not
-        audited if a rule or a fallback decided, or if the auditor has no capacity.
+        The choice must not depend on the answer or its cost, because that would bias the measured loss. That is why the
+        budget of an audit is reserved here. Requests are not audited if a rule or a fallback decided, or if the auditor
+        has no capacity.
         """
         assert trace.decision is not None
         is_gate_decision = not trace.decision.rule and set(trace.degraded) <= {"alarm"}
-        return is_gate_decision and self.auditor.has_capacity and self.random.random() < self.audit_share
+        return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
         """Process the answer of a response that has been sent.
@@ -105,6 +106,8 @@ class TrafficLearner:
             sampled_arm: Arm for which the request is audited, or None if it is not audited.
         """
         if text is None or trace.decision is None or trace.client_request is None or trace.question is None:
+            if sampled_arm is not None:
+                self.auditor.release(trace.owner)
             return
         if trace.passages:
             # An arbiter may have sent the draft instead, so the answer with passages is taken from its choice.
@@ -139,7 +142,14 @@ class TrafficLearner:
         answers = {**decision, "retrieved": bool(decision.get("passages"))}
         label = label_by_feedback(rating, feedback.correction, answers)
         stored = None if label is None else self.labeler.add(question, label, LabelSource.HUMAN)
-        return stored is not None and await asyncio.wrap_future(stored)
+        # If this request is canceled, the label is stored nevertheless.
+        return stored is not None and await asyncio.shield(asyncio.wrap_future(stored))
+
+    def list_problems(self) -> list[str]:
+        """Return what the server does not learn at the moment, for GET /ready: labels or audits."""
+        history_problem = "" if self.labeler.history is None else self.labeler.history.problem
+        audit_problem = self.auditor.pause_reason if self.audit_share else ""
+        return [problem for problem in (history_problem, audit_problem) if problem]
 
     def to_json(self) -> dict[str, Any]:
         """Return the results of learning, for GET /v1/learning and the dashboard."""
@@ -240,7 +250,7 @@ def build_learner(
         recent,
         labeler,
         AuditStore(decisions) if decisions is not None else None,
-        CallBudget(options.audit_budget),
+        CallBudget(options.audit_budget, shares=options.keys is not None),
         asks_llm=options.audit_compare == "llm",
     )
     gate_service.experiment = experiment
@@ -256,6 +266,11 @@ def _check_options(options: ServeOptions) -> None:
     if options.audit_compare == "llm" and options.upstream is None:
         raise BadSetting(
             "audit_compare='llm' needs `upstream`, whose LLM compares the answers. Set `upstream`, or use 'words'."
+        )
+    if options.audit_compare == "llm" and options.audit_budget < MAX_CALLS_PER_AUDIT:
+        raise BadSetting(
+            f"audit_compare='llm' needs up to {MAX_CALLS_PER_AUDIT} calls for an audit. Set `audit_budget` to "
+            f"{MAX_CALLS_PER_AUDIT} or more."
         )
     if options.max_changed is not None and not options.audit:
         raise BadSetting(

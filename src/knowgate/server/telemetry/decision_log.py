@@ -91,7 +91,8 @@ class DecisionLog:
             owner: Name of the API key of the request.
 
         Returns:
-            A future that completes when the decision is committed. It raises an error if the decision is lost.
+            A future that completes when the decision is committed. It raises an error if the decision is lost. Other
+            decisions share it, so do not cancel it.
         """
         text = question if self.stores_questions else None
         key = None if text is None else question_key(text)
@@ -114,6 +115,8 @@ class DecisionLog:
         with self._lock:
             rows, self._pending = self._pending, []
             commit, self._commit = self._commit, Future()
+        if not commit.set_running_or_notify_cancel():
+            commit = Future()  # nobody waits for these rows any more
         try:
             with self._store.transaction() as transaction:
                 transaction.executemany(UPSERT_DECISION, rows)
