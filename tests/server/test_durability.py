@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 import httpx
 import pytest
 
+from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
@@ -128,3 +129,11 @@ def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):
 def test_decisions_are_kept_for_thirty_days_by_default(serve, tmp_path):
     _, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
     assert app.state.service.options.retain_days == 30
+
+
+def test_a_correction_that_is_too_long_is_rejected_with_the_limit(serve, tmp_path):
+    address, _ = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    body = {"id": "kg-1", "correction": "x" * (MAX_FEEDBACK_CHARS + 1)}
+    reply = httpx.post(f"{address}/v1/feedback", json=body)
+    assert reply.status_code == 400
+    assert f"at most {MAX_FEEDBACK_CHARS:,} characters" in reply.json()["error"]["message"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,8 +25,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
+MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
+SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
 DONE_EVENT = b"data: [DONE]\n\n"
 BLANK_LINES = (b"\n", b"\r\n", b"\r")  # a blank line ends an event
+# Runs that mean the same as one of their parts: several blank lines, and several events that are only a comment.
+BLANK_RUN = re.compile(rb"\n{3,}|(?:\r\n){3,}")
+REPEATED_COMMENT = re.compile(rb"(?<=\n):[^\r\n]*+(?:\n\n|\r\n\r\n)(?=:)")  # before another comment
 COMPLETED_MARKERS = (b'"type":"response.completed"', b'"type": "response.completed"')  # last event of the Responses API
 # All chunks of a streamed chat completion except the last one contain a finish reason of null.
 CHOICES_MARKERS = (b'"choices":[', b'"choices": [')
@@ -40,37 +47,84 @@ class DisconnectError(Exception):
     """The client closed its connection, so a response can no longer be sent."""
 
 
+# --- fair shares of the event loop ----------------------------------------------------------------
+
+TURN_LOCKS: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+class WorkSlice:
+    """Lets other tasks run each time a stream has processed SLICE_LINES lines or SLICE_BYTES bytes.
+
+    A stream whose data is always available would otherwise never wait, so that neither other requests nor deadlines
+    run. All streams of an event loop queue for their next slice. In one turn of the loop only one of them gets it, so
+    that other requests do not wait longer if there are more streams.
+    """
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._bytes = 0
+
+    async def add(self, byte_count: int) -> None:
+        """Count one more line, or bytes that were dropped, and wait if the slice is used up."""
+        self._lines += 1
+        self._bytes += byte_count
+        if self._lines < SLICE_LINES and self._bytes < SLICE_BYTES:
+            return
+        self._lines = self._bytes = 0
+        async with TURN_LOCKS.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            await asyncio.sleep(0)
+
+
 # --- events ---------------------------------------------------------------------------------------
+
+
+def drop_repetitions(chunk: bytes) -> bytes:
+    """Shorten runs of blank lines to one blank line, and runs of events that are only a comment to the last one."""
+    if b"\n\n\n" in chunk or b"\r\n\r\n\r\n" in chunk:
+        chunk = BLANK_RUN.sub(lambda match: b"\r\n\r\n" if match[0].startswith(b"\r") else b"\n\n", chunk)
+    return REPEATED_COMMENT.sub(b"", chunk) if b"\n:" in chunk else chunk
 
 
 async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Split a byte stream into lines, which end in LF, CR LF or CR. Each line keeps its line ending.
 
+    A blank line that follows a blank line is dropped. So are most comments that follow each other.
+
     Raises:
-        InvalidResponse: A line exceeds MAX_EVENT_BYTES.
+        InvalidResponse: A line exceeds MAX_EVENT_BYTES, or there are more than MAX_STREAM_LINES lines.
     """
     parts: list[bytes] = []  # of a line that has not ended
     size, ends_in_cr = 0, False
+    line_count, was_blank, work = 0, True, WorkSlice()
     async for chunk in chunks:
+        await work.add(len(chunk))
         if ends_in_cr and chunk.startswith(b"\n"):  # the second half of CR LF
             chunk = chunk[1:]
         ends_in_cr = chunk.endswith(b"\r")
-        for line in chunk.splitlines(keepends=True):
+        for line in drop_repetitions(chunk).splitlines(keepends=True):
             size += len(line)
             if size > MAX_EVENT_BYTES:
                 raise InvalidResponse(f"it has a line of more than {MAX_EVENT_BYTES:,} bytes")
             parts.append(line)
             if line.endswith((b"\n", b"\r")):
-                yield b"".join(parts)
-                parts, size = [], 0
+                line_count += 1
+                if line_count > MAX_STREAM_LINES:
+                    raise InvalidResponse(f"it has more than {MAX_STREAM_LINES:,} lines")
+                is_blank = size <= 2 and b"".join(parts) in BLANK_LINES
+                if not (is_blank and was_blank):
+                    yield b"".join(parts)
+                parts, size, was_blank = [], 0, is_blank
+                await work.add(0)
     if parts:
         yield b"".join(parts)
 
 
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the lines that have already been read, then the remaining lines of the stream."""
+    work = WorkSlice()
     for line in first:
         yield line
+        await work.add(len(line))
     async for line in remaining:
         yield line
 

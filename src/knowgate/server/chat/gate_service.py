@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 FINGERPRINT_TTL_SECONDS = 60.0
+MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
@@ -180,7 +181,8 @@ class GateService:
     async def _run_gate(self, rag: AdaptiveRAG, question: Question, draft: Completion | None) -> Decision:
         """Run the gate in its thread. A gate that only computes on a given draft is faster in this thread."""
         has_signals = draft is not None or rag.bound_gate.request.is_empty
-        if rag.bound_gate.is_pure and has_signals:
+        is_short = draft is None or draft.n_tokens <= MAX_INLINE_TOKENS
+        if rag.bound_gate.is_pure and has_signals and is_short:
             return rag.decide(question)
         return await self.run_in_gate_thread(lambda: rag.decide(question))
 

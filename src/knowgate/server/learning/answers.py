@@ -22,6 +22,7 @@ from knowgate.server.chat.request_formats import REQUEST_FORMATS
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
+from knowgate.server.upstream.response_body import run_for_size
 from knowgate.types import Passage, Question
 
 FINISH_REASONS = ("stop", "length")  # "length": an answer that reached the token limit is compared, too
@@ -90,7 +91,7 @@ def capture_answer(response: Response, callback: Callable[[str | None], None]) -
 
 async def _call_with_answer(response: Response, callback: Callable[[str | None], None]) -> None:
     """Call a function with the answer in a response that is not streamed. Runs as a background task."""
-    callback(extract_answer(response))
+    callback(await run_for_size(len(response.body), lambda: extract_answer(response)))
 
 
 async def _copy_stream(events: AsyncGenerator[bytes, None], copy: StreamText) -> AsyncGenerator[bytes, None]:
@@ -232,4 +233,5 @@ class CounterfactualAnswerer:
             forwarded.changed_body = insert_passages(
                 forwarded.upstream_body, passages, forwarder.options.place, cites=forwarder.options.cite
             )
-        return extract_answer(await forwarder.forward(forwarded, request.path))
+        response = await forwarder.forward(forwarded, request.path)
+        return await run_for_size(len(response.body), lambda: extract_answer(response))

@@ -23,7 +23,7 @@ from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import CircuitBreaker
 from knowgate.server.options import ServeOptions
 from knowgate.server.streaming import InvalidResponse
-from knowgate.server.upstream.response_body import parse_upstream_json, read_content
+from knowgate.server.upstream.response_body import parse_upstream_json, read_content, run_for_size
 
 FORWARDED_RESPONSE_HEADERS = ("content-type", "retry-after", "x-request-id", "openai-processing-ms")
 FORWARDED_REQUEST_HEADERS = (
@@ -156,7 +156,8 @@ class UpstreamClient:
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
             content = await read_content(response)
-            models = parse_upstream_json(content)["data"] if response.status == 200 else []
+            parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
+            models = parsed["data"] if response.status == 200 else []
         except (InvalidResponse, KeyError, TypeError, ClientError):
             return []
         return [model for model in models if isinstance(model, dict)] if isinstance(models, list) else []

@@ -25,7 +25,13 @@ from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, remove_logprobs, split_lines
-from knowgate.server.upstream.response_body import iter_chunks, parse_completion, parse_upstream_json, read_content
+from knowgate.server.upstream.response_body import (
+    iter_chunks,
+    parse_completion,
+    parse_upstream_json,
+    read_content,
+    run_for_size,
+)
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
@@ -115,7 +121,7 @@ async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
     content = await read_content(response)
     try:
         body = await parse_completion(content)
-        completion = parse_completions(body)[0]
+        completion = (await run_for_size(len(content), lambda: parse_completions(body)))[0]
     except (InvalidResponse, ModelError):
         return UpstreamDraft(response, content=content)
     message = body["choices"][0].get("message")
@@ -156,10 +162,12 @@ async def _read_stream(
     """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true."""
     remaining_lines = split_lines(iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
+    byte_count = 0
     async for line in remaining_lines:
         draft.lines.append(line)
-        check_chunk(line)
-        chunk = parse_event_data(line)
+        byte_count += len(line)
+        await run_for_size(len(line), functools.partial(check_chunk, line))
+        chunk = await run_for_size(len(line), functools.partial(parse_event_data, line))
         if chunk is None:
             continue
         if _calls_tool(chunk):
@@ -173,8 +181,9 @@ async def _read_stream(
             break
     draft.has_ended = answer.finish_reason is not None
     choice = {"text": "".join(answer.texts), "finish_reason": answer.finish_reason or "length"}
+    body = {"choices": [{**choice, "logprobs": answer.logprobs or None}]}
     try:
-        (draft.completion,) = parse_completions({"choices": [{**choice, "logprobs": answer.logprobs or None}]})
+        (draft.completion,) = await run_for_size(byte_count, lambda: parse_completions(body))
     except ModelError:
         draft.completion = None
     return draft

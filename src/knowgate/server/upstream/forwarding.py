@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -39,7 +40,7 @@ from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
 from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
-from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
 from knowgate.server.upstream.usage import add_usage, measure_draft
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
@@ -149,7 +150,7 @@ class UpstreamForwarder:
         if not trace.passages:
             return await self._answer_without_passages(request)
         if request.draft is not None:
-            trace.extra_usage = measure_draft(request.draft, request.upstream_body)
+            trace.extra_usage = await _measure_draft(request.draft, request.upstream_body)
         _close_draft(request)
         return await self._answer_with_passages(request, rag, question)
 
@@ -250,7 +251,7 @@ class UpstreamForwarder:
             return answer
         if not trace.choice.is_closed_book:
             return answer
-        trace.extra_usage = measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
+        trace.extra_usage = await _measure_draft(answer, {"messages": [passage.text for passage in trace.passages]})
         return draft
 
     # --- forwarding -------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ async def forward_response(
         upstream.record_complete_body()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
-            content = _annotate_body(content, trace)
+            content = await run_for_size(len(content), lambda: _annotate_body(content, trace))
     except (ClientError, OSError, InvalidResponse) as error:
         raise upstream.record_body_error(error) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
@@ -339,6 +340,11 @@ def _close_draft(request: ForwardedRequest) -> None:
     """Close the connection of a draft that is not sent, if there is one."""
     if request.draft is not None:
         request.draft.close()
+
+
+async def _measure_draft(draft: UpstreamDraft, request: dict[str, Any]) -> TokenUsage:
+    """Return the tokens of a draft that is not sent to the client."""
+    return await run_for_size(len(draft.content), lambda: measure_draft(draft, request))
 
 
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
@@ -366,7 +372,10 @@ async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: F
                 await parse_completion(draft.content)
             except InvalidResponse as error:
                 raise make_connection_error(error) from None
-        return Response(_annotate_body(draft.get_client_content(), request.trace), 200, headers)
+        content = await run_for_size(
+            len(draft.content), lambda: _annotate_body(draft.get_client_content(), request.trace)
+        )
+        return Response(content, 200, headers)
     annotator = StreamAnnotator(request.trace, hides_logprobs=draft.hides_logprobs)
     events = forward_stream(upstream, draft.response, annotator, draft.lines, draft.remaining_lines)
     return EventStreamResponse(events, headers, request.deadline)
@@ -407,8 +416,10 @@ async def forward_stream(
     size = 0
     try:
         async for line in chain_lines(first_lines, remaining_lines):
-            event.append(annotator.annotate(line) if annotator else line)
             size += len(line)
+            if annotator is not None and line.startswith(b"data:"):
+                line = await run_for_size(len(line), partial(annotator.annotate, line))
+            event.append(line)
             if line in BLANK_LINES:
                 yield b"".join(event)
                 event, size = [], 0

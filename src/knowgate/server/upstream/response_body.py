@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncGenerator, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -15,6 +15,7 @@ from knowgate.errors import BadInput
 from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values
 from knowgate.server.streaming import InvalidResponse
 
+Result = TypeVar("Result")
 MAX_CONTENT_BYTES = 16 << 20  # maximum size of a response that is not streamed, after decompression
 MAX_STREAM_BYTES = 256 << 20  # maximum size of a stream, after decompression
 MAX_RESPONSE_VALUES = 1_000_000
@@ -84,6 +85,16 @@ def parse_upstream_json(content: bytes) -> Any:
     return value
 
 
+async def run_for_size(byte_count: int, work: Callable[[], Result]) -> Result:
+    """Run a function, in a thread if it processes a large text, so that other requests do not wait for it.
+
+    Args:
+        byte_count: Size of the text that the function parses or writes.
+        work: The function.
+    """
+    return work() if byte_count <= LARGE_BODY_BYTES else await asyncio.to_thread(work)
+
+
 async def parse_completion(content: bytes) -> dict[str, Any]:
     """Parse a response that must be a JSON object and whose `choices`, if there are any, must be a list.
 
@@ -92,10 +103,7 @@ async def parse_completion(content: bytes) -> dict[str, Any]:
     Raises:
         InvalidResponse: The response has another format.
     """
-    if len(content) <= LARGE_BODY_BYTES:
-        value = parse_upstream_json(content)
-    else:
-        value = await asyncio.to_thread(parse_upstream_json, content)
+    value = await run_for_size(len(content), lambda: parse_upstream_json(content))
     if not isinstance(value, dict) or not isinstance(value.get("choices", []), list):
         raise InvalidResponse("it is not a completion in the format of OpenAI's API")
     return value

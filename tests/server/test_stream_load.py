@@ -1,0 +1,195 @@
+"""A stream of the upstream whose data is always available holds up neither other requests nor its own deadline."""
+
+import asyncio
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from knowgate.server import streaming
+from knowgate.server.streaming import SLICE_LINES, InvalidResponse, WorkSlice, chain_lines, split_lines
+from tests.server.test_chat import ask
+from tests.server.test_upstream_responses import STREAM_HEAD, chunk
+from tests.support.hostile_server import HostileServer, http
+
+WORD = b"data: " + chunk("word ") + b"\n\n"
+END = b"data: " + chunk("", "stop") + b"\n\ndata: [DONE]\n\n"
+SHAPES = {
+    "blank lines": [WORD, *[b"\n" * 65_536] * 32, END],
+    "comments": [WORD, *[b": x\n\n" * 13_000] * 16, END],
+    "short lines": [WORD, *[b"a\n" * 16_384] * 4, END],
+    "words": [*[WORD * 100] * 60, END],
+}
+
+
+@pytest.fixture
+def serve_hostile(serve):
+    with HostileServer() as hostile:
+
+        def start(gate="never", **options):
+            options = {"upstream": f"{hostile.url}/v1", **options}
+            return serve(upstream=False, gate=gate, options=options)[0], hostile
+
+        yield start
+
+
+def collect(chunks):
+    """Return the lines of a stream that arrives in these chunks."""
+
+    async def send():
+        for piece in chunks:
+            yield piece
+
+    async def read():
+        return [line async for line in split_lines(send())]
+
+    return asyncio.run(read())
+
+
+class HealthWatch:
+    """Asks for /health again and again in a thread, and keeps the longest wait."""
+
+    def __init__(self, address):
+        self.address = address
+        self.waits = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self):
+        with httpx.Client(timeout=30) as client:
+            while not self._stop.is_set():
+                start = time.perf_counter()
+                client.get(f"{self.address}/health")
+                self.waits.append(time.perf_counter() - start)
+                time.sleep(0.02)
+
+    def __enter__(self):
+        self._thread.start()
+        while not self.waits:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+
+# --- what is dropped ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_blank_lines_after_blank_lines_are_dropped(end):
+    lines = [b"data: 1" + end, end]
+    assert collect([end * 5 + b"data: 1" + end * 50, end * 50, b"data: 1" + end + end]) == [*lines, *lines]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_last_of_several_comments_is_kept(end):
+    comments = b"".join(b": %d" % number + end + end for number in range(9))
+    expected = [b"data: 1" + end, end, b": 8" + end, end, b"data: 2" + end, end]
+    assert collect([b"data: 1" + end + end + comments + b"data: 2" + end + end]) == expected
+
+
+def test_a_comment_in_an_event_does_not_join_it_with_the_next_event():
+    text = b"data: 1\n: a\n\n: b\n\ndata: 2\n\n"
+    assert b"".join(collect([text])) == b"data: 1\n: b\n\ndata: 2\n\n"
+
+
+def test_a_line_that_is_split_at_a_colon_is_no_comment():
+    assert collect([b'data: {"a"', b": 1}\n\n", b": x\n\n"]) == [b'data: {"a": 1}\n', b"\n", b": x\n", b"\n"]
+
+
+def test_a_stream_has_a_maximum_number_of_lines(monkeypatch):
+    monkeypatch.setattr(streaming, "MAX_STREAM_LINES", 100)
+    assert len(collect([b"a\n" * 100])) == 100
+    with pytest.raises(InvalidResponse, match="more than 100 lines"):
+        collect([b"a\n" * 101])
+
+
+# --- fair shares ----------------------------------------------------------------------------------
+
+
+async def count_turns(work):
+    """Return how often another task ran while `work` ran."""
+    turns = 0
+
+    async def tick():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(tick())
+    await work
+    task.cancel()
+    return turns
+
+
+def test_other_tasks_run_while_lines_are_read():
+    async def read(lines):
+        async for _ in lines:
+            pass
+
+    async def send_lines():
+        yield b"a\n" * 100 * SLICE_LINES
+
+    async def send_nothing():
+        return
+        yield b""
+
+    assert asyncio.run(count_turns(read(split_lines(send_lines())))) >= 100
+    assert asyncio.run(count_turns(read(chain_lines([b"a\n"] * 100 * SLICE_LINES, send_nothing())))) >= 100
+
+
+def test_one_stream_gets_a_slice_in_each_turn():
+    async def run_many():
+        await asyncio.gather(*(use_slices() for _ in range(20)))
+
+    async def use_slices():
+        share = WorkSlice()
+        for _ in range(10 * SLICE_LINES):
+            await share.add(0)
+
+    assert asyncio.run(count_turns(run_many())) >= 20 * 10
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gate", ["never", "logprob:first"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_other_clients_are_answered_during_a_fast_stream(serve_hostile, gate, shape):
+    address, hostile = serve_hostile(gate)
+    hostile.reply = lambda: iter([STREAM_HEAD, *SHAPES[shape]])
+    with HealthWatch(address) as watch:
+        reply = ask(address, stream=True)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    assert max(watch.waits) < 0.5
+
+
+def test_a_stream_of_short_lines_ends_at_the_deadline(serve_hostile):
+    def send_forever():
+        yield STREAM_HEAD + WORD
+        while True:
+            yield b"\n" * 65_536
+
+    address, hostile = serve_hostile(deadline=1.0)
+    hostile.reply = send_forever
+    start = time.perf_counter()
+    reply = ask(address, stream=True)
+    assert '"code":"deadline"' in reply.text
+    assert time.perf_counter() - start < 2.5
+
+
+def test_other_clients_are_answered_while_a_large_response_is_parsed(serve_hostile):
+    tokens = [{"token": "a", "logprob": -1.0}] * 40_000
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop"}
+    content = json.dumps({"choices": [{**choice, "logprobs": {"content": tokens}}]}).encode()
+    address, hostile = serve_hostile("logprob:first")
+    hostile.reply = http(content, content_type="application/json")
+    with HealthWatch(address) as watch:
+        reply = ask(address)
+    assert reply.status_code == 200
+    assert max(watch.waits) < 0.5
