@@ -412,10 +412,15 @@ def test_learning_is_off_by_default(serve, stub, tmp_path):
 
 
 def test_a_label_compares_both_answers_if_the_arbiter_chose_the_draft(serve, stub, tmp_path):
+    def use_everywhere(service):
+        use_arbiter(FixedArbiter(0.9))(service)
+        for arm in service.learner.auditor.experiment.arms.values():
+            object.__setattr__(arm, "rag", service.gate_service.rag)
+
     stub.sure = -9.0
-    address, app = serve(gate="logprob:first", options=audit_options(tmp_path), change=use_arbiter(FixedArbiter(0.9)))
+    address, app = serve(gate="logprob:first", options=audit_options(tmp_path), change=use_everywhere)
     store = use_history(app)
-    assert SAME in ask(address).text
+    assert ask(address).json()["choices"][0]["message"]["content"] == SAME
     wait_until(store.list_labels)
     assert store.list_labels()[0] == (UNKNOWN, KnowledgeLabel.UNKNOWN, LabelSource.AGREEMENT)
 

@@ -160,7 +160,7 @@ def test_a_mode_that_is_none(tmp_path):
 
 def test_an_option_of_another_mode_names_that_mode(tmp_path):
     with pytest.raises(BadSetting, match="'base' only applies to mode='lora'"):
-        fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", base="smollm")
+        fit_arbiter(pair_run(tmp_path / "run"), out=tmp_path / "out", mode="features", base="smollm")
 
 
 # --- on record ------------------------------------------------------------------------------------
