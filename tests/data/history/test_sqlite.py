@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
+from knowgate.data.history.sqlite_connection import SqliteDatabase
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import ArtifactError, KnowgateError
 from tests.support.hash_embedder import HashEmbedder
@@ -55,3 +59,18 @@ def test_a_full_disk_says_what_is_safe_and_what_to_do(log):
     ):
         log.add([entry(f"question {i} " + "x" * 3000) for i in range(50)])
     assert [one.question for one in log.entries()] == ["one"]
+
+
+def test_threads_can_create_the_same_file_at_once(tmp_path):
+    for number in range(30):
+        database = SqliteDatabase(tmp_path / f"{number}.db")
+        start = threading.Barrier(6)
+
+        def connect(database=database, start=start):
+            start.wait()
+            database.connection()
+            database.close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for done in [pool.submit(connect) for _ in range(6)]:
+                done.result()

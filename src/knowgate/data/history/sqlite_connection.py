@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from knowgate.core.validation import check_regular_file
 from knowgate.errors import ArtifactError, BadInput, KnowgateError
 
 LOG_FORMAT = 1
-SCHEMA = """
+SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS entries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -27,6 +28,7 @@ CREATE INDEX IF NOT EXISTS by_scope ON entries (tenant, model, prompts, id);
 CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
     UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = 'deletions';
 END;
+INSERT OR IGNORE INTO meta VALUES ('deletions', '0'), ('stamp', hex(randomblob(16))), ('version', '{LOG_FORMAT}');
 """
 ENTRY_COLUMNS = frozenset(
     [
@@ -74,13 +76,10 @@ class SqliteDatabase:
         connection = self._connect()
         try:
             _check_schema(connection)
-            connection.execute("PRAGMA journal_mode = WAL")
+            _enable_wal(connection)
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA secure_delete = ON")  # deleted questions do not stay in free pages
-            connection.executescript(SCHEMA)
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('deletions', '0')")
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('stamp', hex(randomblob(16)))")
-            connection.execute("INSERT OR IGNORE INTO meta VALUES ('version', ?)", [str(LOG_FORMAT)])
+            connection.executescript(f"BEGIN IMMEDIATE;{SCHEMA}COMMIT;")  # others see all tables or none
             version = connection.execute("SELECT value FROM meta WHERE key = 'version'").fetchone()[0]
         except (*DAMAGE_ERRORS, BadInput) as error:
             connection.close()
@@ -125,6 +124,19 @@ class SqliteDatabase:
             if isinstance(error, DAMAGE_ERRORS):
                 raise explain_log_error(self.path, error) from None
             raise
+
+
+def _enable_wal(connection: sqlite3.Connection) -> None:
+    """Switch the file to WAL mode. SQLite does not wait for other connections here, so this function does."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
