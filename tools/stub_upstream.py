@@ -148,9 +148,9 @@ def responded(text: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def running_stub() -> Iterator[Stub]:
-    """The stub on a free port, in a thread of its own."""
-    stub, ready, loop = Stub(), threading.Event(), asyncio.new_event_loop()
+def running_stub(stub: Stub | None = None) -> Iterator[Stub]:
+    """Run a stub, by default a new one, on a free port in a thread of its own."""
+    stub, ready, loop = stub or Stub(), threading.Event(), asyncio.new_event_loop()
     runner = web.AppRunner(stub.application, handler_cancellation=True, shutdown_timeout=0.1)
 
     async def start() -> None:
