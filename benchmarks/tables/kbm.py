@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.tables.common import CHOICE, FRESH, OPEN, QWEN, RUNS, Rows, at_threshold, decided, table, trial_of
 from benchmarks.tables.kbm_indicators import indicator_tables
+from benchmarks.tables.kbm_passages import passage_judge_tables
 from benchmarks.tables.kbm_plugged import plugged_section
 from benchmarks.tables.kbm_second import second_judgement
 from benchmarks.tables.names import ANOTHER, OWN, is_main, shown
@@ -67,6 +68,7 @@ def kbm_section() -> Iterator[str]:
     yield "\n" + _why(trials)
     yield from indicator_tables()
     yield from second_judgement(trials)
+    yield from passage_judge_tables()
     yield from _fresh(("prompt", "kbm", "kbm-certainty"))
     yield from plugged_section()
 
