@@ -121,13 +121,12 @@ def lowest() -> None:
     pins, overrides = ENVIRONMENTS / "lowest.txt", ENVIRONMENTS / "overrides.txt"
     overrides.write_text("torch; python_version < '3'\n", encoding="utf-8")  # leaves torch and its packages out
     # fmt: off
-    environment.run("-m", "uv", "pip", "compile", "--quiet", "--resolution", "lowest-direct", "--extra", "all", "--only-binary", ":all:",
-                    "--override", str(overrides), "--python", str(environment.python), "--output-file", str(pins),
-                    "pyproject.toml")
+    environment.run("-m", "uv", "pip", "compile", "--quiet", "--resolution", "lowest-direct", "--only-binary", ":all:",
+                    "--extra", "all", "--override", str(overrides), "--python", str(environment.python),
+                    "--output-file", str(pins), "pyproject.toml")
+    environment.run("-m", "uv", "pip", "install", "--quiet", "--python", str(environment.python), "-r", str(pins),
+                    *TEST_PACKAGES)
     # fmt: on
-    environment.run(
-        "-m", "uv", "pip", "install", "--quiet", "--python", str(environment.python), "-r", str(pins), *TEST_PACKAGES
-    )
     environment.install("--no-deps", "-e", ".")
     environment.run("-m", "pytest", *FAST_TESTS)
 
