@@ -1,27 +1,21 @@
 """Questions labelled per second, against plain ways to draw the same samples, in one process.
 
     python benchmarks/labelling.py [--model smollm] [--questions 4] [--samples 30] [--ours]
-    python benchmarks/labelling.py --whole --model gguf:FILE --device cuda --questions 4000 --samples 20
 
 (a) a loop of single transformers `generate` calls, (b) one `generate(num_return_sequences=N)` per prompt, (c) knowgate
 with a copy of the prompt's keys and values for every answer, as it was; --ours leaves out (a) and (b). All draw N
 answers of 12 tokens, closed- and open-book, from the untruncated distribution of the model. End tokens are switched
 off, so that everybody generates the same number of tokens.
 
---whole labels into a run folder as `knowgate label` does, with looking up, grading and writing, first without samples,
-then with N closed-book samples, and says how much of the memory that took. --data and --index: real questions and
-passages instead of made-up ones; --copies: the way it was (c).
+Whole runs, with search, grading and writing, are measured by `label_speed.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import resource
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,42 +107,6 @@ def against_others(loaded: Any, options: argparse.Namespace) -> None:
           f"{at_once / ours[0]:.1f} x (aim >= 2)")  # fmt: skip
 
 
-def whole_run(model: Any, options: argparse.Namespace) -> None:
-    """As the command labels: rows on disk, the model warmed up on a few questions that do not count."""
-    from knowgate.data.questions import load_questions
-    from knowgate.labels.labeling import label
-
-    n = options.questions
-    questions = load_questions(options.data, n) if options.data else made_up(n, 3)
-    model = twin(model, shares_prompt_cache=False) if options.copies else model
-    with tempfile.TemporaryDirectory() as folder:
-        for samples in dict.fromkeys((0, options.samples)):
-            rest = {"model": model, "samples": samples, "open_samples": 0, "index": options.index or None}
-            label(questions[:8], out=Path(folder, f"warm-{samples}"), **rest)
-            fresh_peak(model)
-            took = seconds(lambda rest=rest, samples=samples: label(questions, out=Path(folder, str(samples)), **rest))
-            print(
-                f"{samples:>3} samples: {len(questions) / took:.1f} questions/s, {took:.1f} s, {peak(model)}",
-                flush=True,
-            )
-
-
-def fresh_peak(model: Any) -> None:
-    import torch
-
-    if model.loaded.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak(model: Any) -> str:
-    import torch
-
-    if model.loaded.device.type != "cuda":
-        return f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
-    held, total = torch.cuda.max_memory_reserved(), torch.cuda.mem_get_info()[1]
-    return f"peak memory {held / 2**30:.1f} GiB, {held / total:.0%} of the card (aim <= 80 %)"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm")
@@ -156,10 +114,6 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=4)
     parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--ours", action="store_true", help="leave out transformers' own generate")
-    parser.add_argument("--whole", action="store_true", help="label into a run folder, as the command does")
-    parser.add_argument("--data", default="", help="jsonl:FILE or bench:NAME/SPLIT, for --whole")
-    parser.add_argument("--index", default="", help="folder of an index, for --whole")
-    parser.add_argument("--copies", action="store_true", help="every answer copies its prompt's keys and values")
     options = parser.parse_args()
     if options.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -168,7 +122,7 @@ def main() -> None:
     model: Any = load_model(options.model)
     if options.device and model.loaded.device.type != options.device:
         parser.error(f"there is no {options.device} here.")
-    (whole_run if options.whole else against_others)(model, options)
+    against_others(model, options)
 
 
 if __name__ == "__main__":

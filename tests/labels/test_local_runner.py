@@ -1,8 +1,13 @@
 """Batch sizes of the local runner."""
 
 import pytest
+import torch
 
 from knowgate.labels.local_runner import LocalRunner
+from knowgate.labels.run import choose_local_runner
+from knowgate.models.fake import FakeModel
+from knowgate.models.hf.loader import LoadedModel
+from knowgate.models.hf.model import HFModel
 
 
 @pytest.mark.parametrize(
@@ -18,3 +23,17 @@ def test_batches_grow_until_they_take_ten_seconds(monkeypatch, seconds, sizes):
     monkeypatch.setattr("knowgate.labels.local_runner.time.perf_counter", lambda: next(times))
     taken = list(LocalRunner(largest=100).run(list(range(200)), len))
     assert taken == sizes
+
+
+def test_a_model_can_name_the_size_of_the_first_batch():
+    fake = FakeModel()
+    assert choose_local_runner(fake).first == 4
+    fake.first_batch_size = 512
+    assert choose_local_runner(fake).first == 512
+
+
+def test_a_gpu_starts_with_many_questions():
+    model = HFModel("somewhere")
+    for device, size in (("cpu", 4), ("cuda", 512)):
+        vars(model)["loaded"] = LoadedModel(None, None, torch.device(device))
+        assert choose_local_runner(model).first == size

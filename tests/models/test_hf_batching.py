@@ -82,6 +82,7 @@ def test_batches_are_planned_for_a_quarter_of_the_free_memory(gpu):
     assert limits.row_tokens * cost.row_token <= planned
     assert limits.rows * cost.row <= planned
     assert limits.prompt_tokens * cost.prompt_token <= planned
+    assert limits.prompt_tokens < limits.cached_tokens <= planned / cost.row_token
     assert limits.prompts == CUDA_LIMITS.prompts
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from knowgate.errors import ModelError
-from knowgate.models.hf import decoding, shared_decoding
+from knowgate.models.hf import batching, decoding, shared_decoding
 from knowgate.models.hf.model import HFModel
 from knowgate.types import Prompt, Sampling, SignalRequest
 from tests.support.byte_llama import save_byte_llama
@@ -60,6 +62,34 @@ def test_readings_equal_those_with_copied_prompts(model, stop, samples, sample_t
     assert_alike(ours, like(model, stop_ids=stop, shares_prompt_cache=False).read(PROMPTS, want))
     if stop and samples:
         assert len({one.n_tokens for reading in ours for one in reading.samples}) > 2
+
+
+@pytest.mark.parametrize("samples", [0, 6])
+def test_several_prefills_give_the_answers_of_one(model, samples, monkeypatch):
+    want = SignalRequest(
+        draft_tokens=9, layers=(0, 2), after_draft=True, samples=samples, sample_tokens=9, seed=1, resumable=False
+    )
+    one_pass = like(model, stop_ids=MANY).read(PROMPTS, want)
+    passes, prefill = [], decoding.prefill
+
+    def counted(model, ids, *args, **kwargs):
+        passes.append(len(ids))
+        return prefill(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr("knowgate.models.hf.model.prefill", counted)
+    monkeypatch.setattr(batching, "CPU_LIMITS", replace(batching.CPU_LIMITS, prompt_tokens=1))
+    several = like(model, stop_ids=MANY).read(PROMPTS, want)
+    assert passes == [1, 1, 1]
+    assert_alike(several, one_pass)
+    for mine, other in zip(several, one_pass, strict=True):
+        np.testing.assert_allclose(mine.hidden[2], other.hidden[2], atol=1e-4)
+
+
+def test_answers_that_may_be_continued_are_not_joined(model, monkeypatch):
+    monkeypatch.setattr(batching, "CPU_LIMITS", replace(batching.CPU_LIMITS, prompt_tokens=1))
+    monkeypatch.setattr("knowgate.models.hf.model.join_prefills", pytest.fail)
+    (first, *_) = model.read(PROMPTS, SignalRequest(draft_tokens=2))
+    assert model.generate(PROMPTS[:1], max_tokens=5, resume=[first.resume])[0][0].n_tokens >= 2
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(top_p=0.8), Sampling(top_k=5)])

@@ -19,7 +19,7 @@ from knowgate.data.runs.rows import LabelRow
 from knowgate.labels.labeler import LabeledBatch, Labeler
 from knowgate.labels.local_runner import LabelingPipeline, LocalRunner
 from knowgate.labels.options import count_shown_passages
-from knowgate.types import Question, Runner
+from knowgate.types import Model, Question, Runner
 
 log = logging.getLogger(__name__)
 LATER_SETTINGS = ("open_prompts",)  # settings that the first versions did not record
@@ -102,7 +102,7 @@ def run_labeling(
             on_progress(progress)
 
         try:
-            _run_batches(runner or LocalRunner(), remaining, labeler, write)
+            _run_batches(runner or choose_local_runner(labeler.model), remaining, labeler, write)
         finally:
             _record_totals(folder, progress)
     return progress
@@ -119,6 +119,11 @@ def _run_batches(
     with LabelingPipeline(labeler, questions, write) as work:
         for _ in runner.run(questions, work):
             pass
+
+
+def choose_local_runner(model: Model) -> LocalRunner:
+    """Return a runner whose first batch has the size that suits the model; small if the model names none."""
+    return LocalRunner(first=getattr(model, "first_batch_size", LocalRunner.first))
 
 
 def group_by_length(questions: Sequence[Question]) -> list[Question]:

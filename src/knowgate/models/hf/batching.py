@@ -52,20 +52,26 @@ class BatchLimits:
 
     Args:
         prompts: Maximum number of prompts.
-        prompt_tokens: Maximum number of prompt tokens, including padding.
+        prompt_tokens: Maximum number of prompt tokens in one forward pass, including padding.
         rows: Maximum number of answers generated in parallel.
         row_tokens: Maximum number of prompt tokens summed over all answers. It matters if each answer has its own copy
             of the prompt's keys and values; None if answers share them.
+        cached_tokens: Maximum number of prompt tokens whose keys and values are kept, including padding. Several
+            forward passes may fill the cache before answers are generated.
     """
 
     prompts: int
     prompt_tokens: int
     rows: int
     row_tokens: int | None
+    cached_tokens: int
 
 
-CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384)  # < 1.5 GB for a 135M model
-CUDA_LIMITS = BatchLimits(prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000)
+# Less than 1.5 GB for a model of 135 million parameters.
+CPU_LIMITS = BatchLimits(prompts=64, prompt_tokens=4_096, rows=256, row_tokens=16_384, cached_tokens=4_096)
+CUDA_LIMITS = BatchLimits(
+    prompts=2_048, prompt_tokens=131_072, rows=8_192, row_tokens=1_000_000, cached_tokens=1_000_000
+)
 
 
 @dataclass(frozen=True)
@@ -176,6 +182,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
         row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
+        cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from knowgate.errors import ModelError
-from knowgate.models.hf.batching import BatchWork, compute_batch_limits, run_in_batches, run_single
+from knowgate.models.hf.batching import BatchLimits, BatchWork, compute_batch_limits, run_in_batches, run_single
 from knowgate.models.hf.decoding import make_nan_error
 from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
@@ -33,6 +33,8 @@ from knowgate.models.tokenization import (
 from knowgate.types import Prompt, Result, Vector
 
 TOKEN_CACHE_SIZE = 4_096  # number of prompts whose token ids are kept
+FIRST_BATCH_SIZES = {"cuda": 512}  # questions that a GPU answers in about the time of a single one
+DEFAULT_FIRST_BATCH_SIZE = 4
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class LocalModel:
     def shares_prompt_cache(self) -> bool:
         """Whether all answers to a prompt can use one copy of its keys and values."""
         return supports_shared_cache(self.loaded.model)
+
+    @property
+    def first_batch_size(self) -> int:
+        """Number of questions to label in the first batch, before the speed of the model is known."""
+        return FIRST_BATCH_SIZES.get(self.loaded.device.type, DEFAULT_FIRST_BATCH_SIZE)
 
     def share_weights(self) -> Self:
         """Return a model with the same weights and its own prefix cache, for use with another adapter."""
@@ -188,18 +195,23 @@ class LocalModel:
         encoding = self.tokenizer(texts, add_special_tokens=special, return_attention_mask=False)
         return [array("i", ids) for ids in encoding["input_ids"]]
 
-    def run_batched(self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1) -> list[Result]:
+    def compute_limits(self) -> BatchLimits:
+        """Return the largest batch that fits the memory that is free now."""
+        return compute_batch_limits(self.loaded.model, self.loaded.device, shared=self.shares_prompt_cache)
+
+    def run_batched(
+        self, ids: list[list[int]], work: BatchWork[Result], rows: int = 1, limits: BatchLimits | None = None
+    ) -> list[Result]:
         """Run `work` on batches of prompts that fit the memory, holding the model's lock.
 
         Args:
             ids: Token ids of each prompt.
             work: Function from the indices of a batch's prompts to their results.
             rows: Number of answers generated per prompt.
+            limits: Maximum size of a batch; by default what fits one forward pass.
         """
-        loaded = self.loaded
         with self.adapters.lock:
-            limits = compute_batch_limits(loaded.model, loaded.device, shared=self.shares_prompt_cache)
-            return run_in_batches(ids, limits, work, rows, loaded.device)
+            return run_in_batches(ids, limits or self.compute_limits(), work, rows, self.loaded.device)
 
     def run_alone(self, work: Callable[[], Result]) -> Result:
         """Run work on a single prompt, holding the model's lock."""

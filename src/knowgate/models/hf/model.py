@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 
 from knowgate.errors import ModelError
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
+from knowgate.models.hf.batching import BatchLimits, split_into_batches
 from knowgate.models.hf.decoding import (
     DecodedRow,
     DecodingBatch,
@@ -26,7 +27,7 @@ from knowgate.models.hf.decoding import (
 )
 from knowgate.models.hf.forward_pass import supports_partial_pass
 from knowgate.models.hf.local_model import AnsweredPrompt, LocalModel, compute_mean_logprobs, read_label_logits
-from knowgate.models.hf.shared_decoding import draft_and_sample_shared, draft_shared, sample_shared
+from knowgate.models.hf.shared_decoding import draft_and_sample_shared, draft_shared, join_prefills, sample_shared
 from knowgate.models.local_backend import LocalBackend
 from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
 from knowgate.models.tools import find_call_token, render_with_tool
@@ -93,12 +94,16 @@ class HFModel(LocalModel, LocalBackend):
         """Read prompts in one pass; see `knowgate.types.Model.read`."""
         layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
-        ids = self._encode(prompts, max_tokens)
+        ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
 
         def read_batch(indices: list[int]) -> list[Reading]:
-            return self._read_batch([prompts[i] for i in indices], [ids[i] for i in indices], request, layer_names)
+            batch_ids = [ids[i] for i in indices]
+            batch = self._prefill(batch_ids, request, sorted(layer_names), limits)
+            return self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
 
-        return self.run_batched(ids, read_batch, max(1, request.samples))
+        # Prefills that share a cache are joined before answers are generated.
+        tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
+        return self.run_batched(ids, read_batch, max(1, request.samples), replace(limits, prompt_tokens=tokens))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
         """Return the logits of the labels at each label position; see `knowgate.types.Model.label_logits`."""
@@ -130,28 +135,38 @@ class HFModel(LocalModel, LocalBackend):
 
     # --- reading ----------------------------------------------------------------------------------
 
+    def _joins_prefills(self, request: SignalRequest) -> bool:
+        """Whether several forward passes may fill one batch: its answers are generated together and not continued."""
+        return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
+
+    def _prefill(
+        self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
+    ) -> DecodingBatch:
+        """Run the model over the prompts of a batch, in as many forward passes as the memory requires."""
+        states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
+        kept_layers = sorted({*layers, *self._sample_layers(request)})
+
+        def run(part: list[list[int]]) -> DecodingBatch:
+            loaded, cache = self.loaded, self.prefix_cache
+            return prefill(loaded.model, part, self.pad_id, loaded.device, kept_layers, cache, states_only=states_only)
+
+        if not self._joins_prefills(request):
+            return run(ids)
+        parts = split_into_batches([len(row) for row in ids], limits, rows=1)
+        return join_prefills([run([ids[i] for i in part]) for part in parts])
+
     def _read_batch(
-        self, prompts: list[Prompt], ids: list[list[int]], request: SignalRequest, layer_names: dict[int, int]
+        self, batch: DecodingBatch, prompts: list[Prompt], request: SignalRequest, layer_names: dict[int, int]
     ) -> list[Reading]:
         """Return the readings of one batch of prompts.
 
         Args:
+            batch: The prompts after their prefill.
             prompts: The prompts of the batch.
-            ids: Their token ids.
             request: The requested signals.
             layer_names: Layer number -> the number in the request, which may be negative.
         """
         layers, sample_layers = sorted(layer_names), self._sample_layers(request)
-        states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
-        batch = prefill(
-            self.loaded.model,
-            ids,
-            self.pad_id,
-            self.loaded.device,
-            sorted({*layers, *sample_layers}),
-            self.prefix_cache,
-            states_only=states_only,
-        )
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request, layers, sample_layers)
         samples, sample_states = self._group_samples(answered.samples, len(prompts), sample_layers)
