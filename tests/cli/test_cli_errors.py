@@ -26,8 +26,8 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
     ("arguments", "said"),
     [
         (["--model", "nope"], "unknown model 'nope'"),
-        (["--gate", "nope"], "Known: always, dhicl, flare, logprob"),
-        (["--gate", "logprob:nope"], "allowed: first, mean, min, entropy, margin"),
+        (["--gate", "nope"], "Known: always, consistency, dhicl, flare, logprob"),
+        (["--gate", "logprob:nope"], "Use one of: first, mean, min, entropy, margin"),
         (["--gate", "logprob:foo=1"], "unknown option 'foo'. Known options: statistic"),
         (["--gate", "random:rate=7"], "must be between 0 and 1"),
         (["--retriever", "nope"], "kind='nope' is not allowed: it must be 'bm25', 'dense' or 'hybrid'."),

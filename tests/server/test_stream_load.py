@@ -180,7 +180,7 @@ def test_a_stream_of_short_lines_ends_at_the_deadline(serve_hostile):
     start = time.perf_counter()
     reply = ask(address, stream=True)
     assert '"code":"deadline"' in reply.text
-    assert time.perf_counter() - start < 2.5
+    assert time.perf_counter() - start < 5
 
 
 def test_other_clients_are_answered_while_a_large_response_is_parsed(serve_hostile):

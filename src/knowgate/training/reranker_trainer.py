@@ -13,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import nn
 
 from knowgate.core.validation import MAX_COUNT, check_seed, format_value
 from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
+
+if TYPE_CHECKING:
+    import torch
 
 
 def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) -> torch.Tensor:
@@ -30,6 +31,8 @@ def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) ->
 
     Positives of one question share its negatives, so each passage is read once for all of them.
     """
+    import torch
+
     logits = scores / temperature
     negatives = torch.logsumexp(logits[~positive], dim=-1)
     return torch.logaddexp(logits[positive], negatives) - logits[positive]
@@ -40,12 +43,15 @@ def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> 
 
     Shifts are scaled to unit variance first, so that one temperature suits confidences and log-probabilities.
     """
+    import torch
+
     spread = shifts.std(correction=0).clamp(min=1e-6)
     target = torch.softmax(shifts / spread / temperature, dim=-1)
     return -(target * torch.log_softmax(scores, dim=-1)).sum()
 
 
-class GroupLoss(nn.Module):  # type: ignore[misc]
+@dataclass(frozen=True)
+class GroupLoss:
     """Mean loss of a batch of groups: questions, their passages, and one label per passage.
 
     Args:
@@ -54,14 +60,16 @@ class GroupLoss(nn.Module):  # type: ignore[misc]
         temperature: Temperature of the loss.
     """
 
-    def __init__(self, model: Any, kind: str, temperature: float) -> None:
-        super().__init__()
-        self.model, self.kind, self.temperature = model, kind, temperature
+    model: Any
+    kind: str
+    temperature: float
 
-    def forward(
+    def __call__(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]], labels: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """Score all pairs in one pass and return the mean loss."""
+        import torch
+
         pairs = [(question, text) for question, group in zip(questions, passages, strict=True) for text in group]
         scores = self._score(pairs).split([len(group) for group in passages])
         losses = [self._compute_loss(group, label) for group, label in zip(scores, labels, strict=True)]
@@ -77,7 +85,7 @@ class GroupLoss(nn.Module):  # type: ignore[misc]
         device = self.model.device
         inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
         scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
-        if not bool(torch.isfinite(scores).all()):
+        if not bool(scores.isfinite().all()):
             raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
         return scores
 
