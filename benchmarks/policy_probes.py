@@ -64,20 +64,8 @@ def fit_probe(states: Any, right: Any, folds: Any, train: Any) -> Any:
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    while not (options.work / "closed_book.done").exists():
-        time.sleep(1)
-    started = time.time()
-    all_states = np.load(options.work / "states.npy", mmap_mode="r")  # rows, before/after the answer, layers, hidden
-    rows = np.load(options.work / "white_box.npz")
-    device = options.device
-    right = torch.from_numpy(rows["targets"][:, 0]).to(device)
-    folds = torch.from_numpy(rows["folds"].astype(np.int64)).to(device)
-    groups = torch.from_numpy(rows["group"].astype(np.int64)).to(device)
+def plan_rows(folds: Any, groups: Any) -> dict[str, Any]:
+    """Return the train rows of each plan: both data sets, each of them, and subsets for the learning curves."""
     is_train = folds >= 0
     plans: dict[str, Any] = {"both": is_train}
     for number, group in enumerate(("triviaqa", "nq")):
@@ -87,21 +75,49 @@ def main() -> None:
         for size in CURVE:
             if size < len(order):
                 plans[f"{group}_{size}"] = torch.zeros_like(members)
-                plans[f"{group}_{size}"][torch.from_numpy(order[:size]).to(device)] = True
-    logits = {name: np.zeros((len(right), 2 * all_states.shape[2]), np.float32) for name in plans}
-    for position in range(2):
-        for layer in range(all_states.shape[2]):
-            states = torch.from_numpy(np.array(all_states[:, position, layer])).to(device).float()
-            for name, train in plans.items():
-                column = position * all_states.shape[2] + layer
-                logits[name][:, column] = fit_probe(states, right, folds, train).cpu().numpy()
-        print(f"probes {position} {time.time() - started:.0f} s", flush=True)
-    members_of = {name: train.cpu().numpy() for name, train in plans.items()}
+                plans[f"{group}_{size}"][torch.from_numpy(order[:size]).to(folds.device)] = True
+    return plans
+
+
+def fit_probes(work: Path, device: str) -> None:
+    """Wait for the labels, fit all probes and write their logits; columns that are there already are not fitted again."""
+    while not (work / "closed_book.done").exists():
+        time.sleep(1)
+    if (work / "probes.npz").exists():
+        return
+    started = time.time()
+    all_states = np.load(work / "states.npy", mmap_mode="r")  # rows, before/after the answer, layers, hidden
+    rows = np.load(work / "white_box.npz")
+    right = torch.from_numpy(rows["targets"][:, 0]).to(device)
+    folds, groups = (torch.from_numpy(rows[key].astype(np.int64)).to(device) for key in ("folds", "group"))
+    plans, columns = plan_rows(folds, groups), work / "probe-columns"
+    columns.mkdir(exist_ok=True)
+    n_layers = all_states.shape[2]
+    for column in range(2 * n_layers):
+        file = columns / f"{column}.npz"
+        if file.exists():
+            continue
+        states = torch.from_numpy(np.array(all_states[:, column // n_layers, column % n_layers])).to(device).float()
+        logits = {name: fit_probe(states, right, folds, train).cpu().numpy() for name, train in plans.items()}
+        np.savez(file, **logits)
+        print(f"probe {column + 1} of {2 * n_layers}, {time.time() - started:.0f} s", flush=True)
+    parts = [np.load(columns / f"{column}.npz") for column in range(2 * n_layers)]
+    stacked = {
+        f"{name}.logits": np.stack([part[name] for part in parts], 1).clip(-30, 30).astype(np.float16) for name in plans
+    }
+    members_of = {f"{name}.train": train.cpu().numpy() for name, train in plans.items()}
     facts = np.array(json.dumps({"seconds": round(time.time() - started, 1), "strengths": STRENGTHS}))
-    both = {f"{name}.logits": value.astype(np.float16) for name, value in logits.items()}
-    both |= {f"{name}.train": value for name, value in members_of.items()}
-    np.savez_compressed(options.work / "probes.npz", facts=facts, **both)
-    (options.work / "probes.done").write_text("done")
+    temporary = work / ".probes.npz"
+    np.savez_compressed(temporary, facts=facts, **stacked, **members_of)
+    temporary.replace(work / "probes.npz")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    fit_probes(options.work, options.device)
 
 
 if __name__ == "__main__":

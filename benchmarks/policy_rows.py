@@ -27,6 +27,7 @@ from knowgate.types import Question
 
 ANSWER_TOKENS = 110  # of each answer; 95 % are shorter
 FOLDS = 4
+HELD_OUT_PARTS = 10  # one part of ten of the closed-book train rows is left out by the adapters, for their stack
 CLOSED_BOOK = {
     "triviaqa": (("triviaqa/train", "triviaqa_ctx/train"), "triviaqa_ctx/test", 1500),
     "nq": (("nq_open/train", "nq_ctx/train"), "nq_ctx/test", None),
@@ -113,13 +114,15 @@ def write_closed_book(bench: Path, tokenizer: Any, out: Path) -> None:
         turn = [{"role": "user", "content": text}]
         encoded = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
         ids.append(tokenizer.encode(encoded, add_special_tokens=False))
-    folds = assign_question_folds([row["question"] for row in rows], FOLDS)
+    questions = [row["question"] for row in rows]
+    folds = assign_question_folds(questions, FOLDS)
     np.savez_compressed(
         out / "closed_book.npz",
         flat=np.concatenate([np.array(each, np.int32) for each in ids]),
         lengths=np.array([len(each) for each in ids], np.int32),
         folds=np.array([-1 if row["is_test"] else fold for row, fold in zip(rows, folds, strict=True)], np.int8),
         group=np.array([list(CLOSED_BOOK).index(row["group"]) for row in rows], np.int8),
+        held_out=np.array(assign_question_folds(questions, HELD_OUT_PARTS)) == HELD_OUT_PARTS - 1,
     )
     with gzip.open(out / "closed_book.jsonl.gz", "wt", encoding="utf-8") as file:
         for row in rows:
@@ -132,12 +135,13 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--closed-book", action="store_true", help="only the closed-book questions")
     options = parser.parse_args()
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name, recorded in RECORDED_SETS.items():
+    for name, recorded in () if options.closed_book else RECORDED_SETS.items():
         rows = read_recorded(options.bench, name)
         encode_recorded(tokenizer, rows).save(options.out / f"{name}.npz")
         encode_recorded(tokenizer, rows, recorded.llm).save(options.out / f"{name}.named.npz")

@@ -27,6 +27,9 @@ import torch
 
 FOLDS = 4
 MAX_NEW_TOKENS = 32
+MAX_TOKENS_AT_ONCE = 8000  # of a training batch; longer batches are run in parts
+CHECKPOINT_SECONDS = 40.0
+STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 LAYERS = (10, 14, 18, 21, 24, 28)
 ANSWER_POSITIONS = (0, 1, 4, 16, 32)  # tokens of the answer that a white-box judge has read
 
@@ -42,6 +45,8 @@ class Job:
         also: Row files whose test rows it scores besides those of `sets`.
         rows: Number of train rows; 0 for all.
         after: File in the output folder that must exist before the job starts.
+        labels: Words whose difference in the output layer the heads start from.
+        balanced: Weigh positive labels so that both classes count alike, at most tenfold.
     """
 
     name: str
@@ -54,6 +59,8 @@ class Job:
     rows: int = 0
     after: str = ""
     seed: int = 0
+    labels: tuple[str, str] = (" Yes", " No")
+    balanced: bool = False
 
     @property
     def file(self) -> str:
@@ -166,7 +173,10 @@ def add_adapter(model: Any, seed: int) -> Any:
     return adapted
 
 
-def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) -> dict[str, Any]:
+def train(
+    job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """Train one adapter and score the rows that it did not learn from; continues from its checkpoint."""
     started = time.perf_counter()
     generator = np.random.default_rng(1000 * job.seed + job.member + 1)
     indices = np.flatnonzero((rows.folds >= 0) & (rows.folds != job.member))
@@ -178,22 +188,32 @@ def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) 
     optimizer = torch.optim.AdamW(parameters, lr=job.rate, weight_decay=0.01, fused=device == "cuda")
     schedule = [batch for _ in range(job.epochs) for batch in batches_of(rows, indices, job.batch, generator)]
     warmup, losses = max(1, len(schedule) // 16), []
+    positive_weights = weigh_positives(rows.targets[indices], job.balanced).to(device)
+    first = load_checkpoint(checkpoint, parameters, optimizer, device)
+    if first:
+        say(f"{job.name}-{job.member} continues after {first} of {len(schedule)} steps")
+    saved = time.perf_counter()
     judge.train()
-    for step, batch in enumerate(schedule):
+    for step, batch in enumerate(schedule[first:], start=first):
         rate = min((step + 1) / warmup, (len(schedule) - step) / max(1, len(schedule) - warmup))
         for group in optimizer.param_groups:
             group["lr"] = job.rate * rate
-        ids, positions, targets = make_batch(rows, batch, device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = judge(ids, positions)
-        loss = torch.nn.functional.binary_cross_entropy_with_logits(
-            logits.float(), targets[:, None, :].expand_as(logits)
-        )
-        loss.backward()
+        losses.append(torch.zeros((), device=device))
+        for part in split_batch(rows, batch):
+            ids, positions, targets = make_batch(rows, part, device)
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = judge(ids, positions)
+            loss = compute_loss(logits.float(), targets[:, None, :].expand_as(logits), positive_weights)
+            loss = loss * (len(part) / len(batch))
+            loss.backward()
+            losses[-1] += loss.detach()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
+        is_due = time.perf_counter() - saved > CHECKPOINT_SECONDS and step + 1 < len(schedule)
+        if checkpoint is not None and is_due:
+            save_checkpoint(checkpoint, parameters, optimizer, step + 1)
+            saved = time.perf_counter()
         if step % 100 == 99:
             recent = float(torch.stack(losses[-100:]).mean())
             say(f"{job.name}-{job.member} {step + 1}/{len(schedule)} loss {recent:.4f}")
@@ -207,9 +227,57 @@ def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) 
         "losses": [round(value, 4) for value in means],
         "rows": len(indices),
         "steps": len(schedule),
+        **({"continued_after": first} if first else {}),
     }
     base.unload()
     return {"wanted": wanted, "logits": logits, "facts": facts}
+
+
+def split_batch(rows: Rows, batch: Sequence[int]) -> list[Sequence[int]]:
+    """Split a batch into parts that fit into memory together with the trainings beside it."""
+    longest = max(len(rows.ids[index]) for index in batch)
+    size = max(1, MAX_TOKENS_AT_ONCE // longest)
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def save_checkpoint(file: Path, parameters: Sequence[Any], optimizer: Any, step: int) -> None:
+    """Save weights and optimizer state after a number of steps."""
+    from safetensors.torch import save_file
+
+    tensors = {"step": torch.tensor(step)}
+    for number, parameter in enumerate(parameters):
+        state = optimizer.state[parameter]
+        tensors |= {f"{number}.{key}": state[key].clone() for key in STATE_KEYS} | {f"{number}.value": parameter.data}
+    save_file(tensors, file.with_suffix(".part"))
+    file.with_suffix(".part").replace(file)
+
+
+def load_checkpoint(file: Path | None, parameters: Sequence[Any], optimizer: Any, device: str) -> int:
+    """Load weights and optimizer state; returns the number of finished steps, 0 without a checkpoint."""
+    from safetensors.torch import load_file
+
+    if file is None or not file.exists():
+        return 0
+    tensors = load_file(file, device)
+    for number, parameter in enumerate(parameters):
+        parameter.data.copy_(tensors[f"{number}.value"])
+        optimizer.state[parameter] = {key: tensors[f"{number}.{key}"] for key in STATE_KEYS}
+    return int(tensors["step"])
+
+
+def weigh_positives(targets: np.ndarray[Any, Any], balanced: bool) -> Any:
+    """Return the weight of positive labels of each target: 1, or what makes both classes count alike."""
+    share = np.clip(np.nanmean(targets, axis=0), 1e-3, 1 - 1e-3)
+    return torch.from_numpy(np.clip((1 - share) / share, 1, 10) if balanced else np.ones_like(share)).float()
+
+
+def compute_loss(logits: Any, targets: Any, positive_weights: Any) -> Any:
+    """Return the mean binary cross-entropy of the targets that are not NaN."""
+    is_labeled = ~targets.isnan()
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(
+        logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weights
+    )
+    return (losses * is_labeled).sum() / is_labeled.sum()
 
 
 def _thirds(losses: list[Any], epochs: int) -> list[list[Any]]:
@@ -230,8 +298,8 @@ def score(judge: Judge, rows: Rows, wanted: np.ndarray[Any, Any], device: str) -
     return values[wanted]
 
 
-def do_job(job: Job, model: Any, yes_no: Any, options: argparse.Namespace, say: Any) -> None:
-    folder = options.out if job.name.startswith("white_box") else options.rows
+def do_job(job: Job, model: Any, tokenizer: Any, options: argparse.Namespace, say: Any) -> None:
+    folder = options.out if (options.out / f"{job.sets[0]}.npz").exists() else options.rows
     learned = load_rows(folder, job.sets)
     rows = learned
     if job.also:
@@ -239,7 +307,10 @@ def do_job(job: Job, model: Any, yes_no: Any, options: argparse.Namespace, say: 
         if len(np.unique(both.source)) > len(job.sets):  # rows of `also` are scored, never learned from
             both.folds = np.where(both.source >= len(job.sets), -1, both.folds)
         rows = both
-    result = train(job, model, yes_no, rows, options.device, say)
+    first, second = (tokenizer.encode(word, add_special_tokens=False)[0] for word in job.labels)
+    direction = (model.lm_head.weight[first] - model.lm_head.weight[second]).detach()
+    checkpoint = options.out / f"{job.name}-{job.member}.safetensors"
+    result = train(job, model, direction, rows, options.device, say, checkpoint)
     wanted = result["wanted"]
     temporary = options.out / f".{job.file}"
     np.savez_compressed(
@@ -251,6 +322,7 @@ def do_job(job: Job, model: Any, yes_no: Any, options: argparse.Namespace, say: 
         facts=np.array(json.dumps({**result["facts"], "epochs": job.epochs, "rate": job.rate, "batch": job.batch})),
     )
     temporary.replace(options.out / job.file)
+    checkpoint.unlink(missing_ok=True)
 
 
 # --- closed-book answers of the LLM itself --------------------------------------------------------
@@ -398,38 +470,40 @@ def open_model(options: argparse.Namespace) -> tuple[Any, Any]:
     model.requires_grad_(False)
     model.eval()
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    yes, no = (tokenizer.encode(word, add_special_tokens=False)[0] for word in (" Yes", " No"))
-    weight = model.lm_head.weight
-    return model, (weight[yes] - weight[no]).detach()
+    return model, tokenizer
 
 
 def work(number: int, options: argparse.Namespace) -> None:
     log = (options.out / f"worker-{number}.log").open("a", encoding="utf-8")
 
     def say(text: str) -> None:
-        log.write(f"{time.time() - options.started:.0f} s {text}\n")
+        line = f"{time.time() - options.started:.0f} s {text}"
+        log.write(line + "\n")
         log.flush()
+        print(f"worker {number}: {line}", flush=True)
 
     try:
-        model, yes_no = open_model(options)
+        model, tokenizer = open_model(options)
         say("model loaded")
         if number == 0 and not (options.out / "closed_book.done").exists() and options.label:
             label_closed_book(model, options, say)
             torch.cuda.empty_cache()
             say("closed book done")
+        if number == 0 and options.after_labels:
+            options.after_labels(options, tokenizer, say)
         while (job := take_job(options)) is not None:
             start = time.time()
             try:
-                do_job(job, model, yes_no, options, say)
+                do_job(job, model, tokenizer, options, say)
                 say(f"{job.file} done in {time.time() - start:.1f} s")
             except Exception:  # noqa: BLE001 (the next job is not to suffer)
                 say(traceback.format_exc()[-600:])
-                del model, yes_no
+                del model
                 gc.collect()
                 torch.cuda.empty_cache()
                 (options.out / f"{job.file}.claim").unlink(missing_ok=True)
                 time.sleep(5)
-                model, yes_no = open_model(options)
+                model, tokenizer = open_model(options)
         say("no job left")
     except Exception:  # noqa: BLE001 (written to the log)
         say(traceback.format_exc())
@@ -455,8 +529,9 @@ def take_job(options: argparse.Namespace) -> Job | None:
         time.sleep(1)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return the arguments of all trainings."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--rows", type=Path, required=True)
@@ -469,20 +544,29 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="*", default=list(LAYERS))
     parser.add_argument("--limit", type=int, help="closed-book questions, for rehearsals")
     parser.add_argument("--rehearse", action="store_true", help="train few rows of each job")
-    options = parser.parse_args()
+    parser.set_defaults(after_labels=None)
+    return parser
+
+
+def start_workers(options: argparse.Namespace, plan: Sequence[Job]) -> list[Any]:
+    """Start the worker processes on the jobs of a plan."""
     options.out.mkdir(parents=True, exist_ok=True)
     options.started = time.time()
-    plan = [job for job in plan_jobs() if not options.only or job.name in options.only]
+    options.plan = [job for job in plan if not options.only or job.name in options.only]
     if options.rehearse:
-        plan = [Job(**{**vars(job), "rows": 24, "epochs": 1}) for job in plan]
-    options.plan = plan
+        options.plan = [Job(**{**vars(job), "rows": 24, "epochs": 1}) for job in options.plan]
     for claim in options.out.glob("*.claim"):
         claim.unlink()
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=work, args=(number, options)) for number in range(options.workers)]
     for process in processes:
         process.start()
-    for process in processes:
+    return processes
+
+
+def main() -> None:
+    options = make_parser(__doc__).parse_args()
+    for process in start_workers(options, plan_jobs()):
         process.join()
     (options.out / "all.done").write_text(f"{time.time() - options.started:.0f}")
 

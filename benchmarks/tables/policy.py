@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.policy_evaluation import HEADLINES, LLAMA4, evaluate_all
 from benchmarks.policy_predictions import MIXED
 from benchmarks.policy_white_box import curve_table, signal_table, token_difference_lines, token_table
+from benchmarks.tables.closed_book import closed_book_tables
 from benchmarks.tables.common import Rows, table
 
 Result = Mapping[str, Any]
@@ -137,6 +138,7 @@ def policy_tables() -> list[str]:
         "### Mixed traffic by part",
         "",
         mixed_table(),
+        *closed_book_tables(),
         "### White box: Qwen2.5-Coder-1.5B and its own closed-book answers",
         "",
         WHITE_BOX,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from knowgate.errors import BadInput, BadSetting
+from knowgate.errors import BadInput, BadSetting, WeightsError
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
@@ -125,3 +125,15 @@ def test_the_evidence_says_what_the_rows_hold(good_run):
 def test_a_policy_loads_as_a_gate(good_run, tmp_path):
     fit_policy(good_run, out=tmp_path / "policy")
     assert load_gate(str(tmp_path / "policy")).name == "fusion"
+
+
+def test_a_gate_whose_weights_cannot_be_downloaded_is_left_out_and_named():
+    def cross_fit(recipe):
+        if recipe.name == "fusion (known)":
+            raise WeightsError("the weights 'minilm' cannot be downloaded.")
+        return recipe.name
+
+    recipes, messages = [candidates.GateRecipe(name, "") for name in ("fusion (known)", "logprob:min")], []
+    tried = list(candidates.try_candidates(recipes, cross_fit, messages.append))
+    assert tried == ["logprob:min"]
+    assert "fusion (known) was left out" in messages[0].words

@@ -16,7 +16,7 @@ import numpy as np
 
 from knowgate.core.files import sha256_text
 from knowgate.data.signals.features import feature_matrix
-from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
+from knowgate.errors import BadInput, BadSetting, UnsupportedSignal, WeightsError
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import compute_beliefs
 from knowgate.gates.artifacts.networks import apply_calibration, apply_network
@@ -285,11 +285,14 @@ def choose_by_rules(evidence: Evidence) -> BoolArray:
 def try_candidates(
     recipes: Sequence[Any], cross_fit: Callable[[Any], Any], watch: FitProgressCallback
 ) -> Iterator[Any]:
-    """Yield the cross-fitted candidate of each recipe; recipes that these rows do not support are reported and skipped."""
+    """Yield the cross-fitted candidate of each recipe.
+
+    Recipes that these rows do not support, or whose weights cannot be downloaded, are reported and skipped.
+    """
     for recipe in recipes:
         try:
             yield cross_fit(recipe)
-        except (BadInput, BadSetting, UnsupportedSignal) as error:
+        except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
             watch(SimpleFitProgress(0, 1, "folds", recipe.name, f"{recipe.name} was left out: {error}", True))
 
 

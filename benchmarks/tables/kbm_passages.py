@@ -1,0 +1,129 @@
+"""KBM as in the paper: a judge taught with and without passages, three epochs beside one, and its second judgement.
+
+    python -m benchmarks.tables.kbm_passages
+
+The protocol is in `policy_protocol.md`. `benchmarks.paper_record` writes the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks.paper_record import KBM, KBM_JUDGES, read_record
+from benchmarks.tables.common import CHOICE, OPEN, QWEN, decided, table, trial_of
+from knowgate.stats.metrics import auroc, sigmoid
+
+RECORDED = "kbm"  # the judge on record: one epoch, without passages and multiple choice
+TITLES = {"kbm_1_epoch": "1 epoch", "kbm_3_epochs": "3 epochs, weighted"}
+STRICT, HALF, CERTAIN = 0, 1, 2  # heads: mastery of at least .8, of at least .5, certainty
+RESAMPLES = 2_000
+
+
+def read_judgements(name: str, trial: Any, judge: str, side: str) -> Any:
+    """Return P(True) of each head for the rows of a test run; NaN where there is no judgement."""
+    known = {row["id"]: row.get(side, {}).get(judge) for row in read_record(KBM) if row["set"] == name}
+    values = [known.get(row.id) or (np.nan,) * 3 for row in trial.rows]
+    return sigmoid(np.array(values, dtype=float))
+
+
+def list_trials() -> dict[str, Any]:
+    """Return the test runs that have judgements."""
+    names = {row["set"] for row in read_record(KBM)}
+    return {name: trial for name in (*OPEN, *CHOICE) if name in names and (trial := trial_of(QWEN, name)) is not None}
+
+
+def list_recorded_judges() -> list[str]:
+    """List the judges that are on record."""
+    judges = {judge for row in read_record(KBM) for judge in row.get("without", {})}
+    return [judge for judge in KBM_JUDGES if judge in judges]
+
+
+def judge_table() -> str:
+    """AUROC of known, own verdict by mastery and by certainty, and searches saved at -1.7, for each judge."""
+    from benchmarks.tables.claims import gold_saved, saved_at
+
+    rows = []
+    for name, trial in list_trials().items():
+        right, recorded = np.asarray(trial.closed_right, dtype=bool), trial.recorded_needs.get(RECORDED)
+        if recorded is not None:
+            needs = np.asarray(recorded.needs, dtype=float)
+            rows.append((name, "on record", f"{auroc(right, -needs) or 0.5:.3f}", "–", "–", "–",
+                         f"{100 * saved_at(trial, needs):.0f} %", gold_saved(trial)))  # fmt: skip
+        for judge in list_recorded_judges():
+            values = read_judgements(name, trial, judge, "without")
+            if np.isnan(values[:, HALF]).any():
+                continue
+            needs, is_certain = 1 - values[:, HALF], values[:, CERTAIN] >= 0.5
+            rows.append((name, TITLES[judge], f"{auroc(right, -needs) or 0.5:.3f}", decided(trial, needs > 0.5),
+                         f"{100 * is_certain.mean():.0f} %", decided(trial, ~is_certain),
+                         f"{100 * saved_at(trial, needs):.0f} %", gold_saved(trial)))  # fmt: skip
+    columns = ("data set", "judge", "AUROC of known", "own verdict by mastery ≥ .5", "says certain",
+               "own verdict by certainty", "saved at -1.7", "gold mastery saves")  # fmt: skip
+    return table(columns, rows)
+
+
+def second_judgement_table() -> str:
+    """Right answers if passages are dropped where the judge finds them insufficient, or worse than none (Figure 8)."""
+    rows = []
+    for name, trial in list_trials().items():
+        if trial.open_right is None:
+            continue
+        for judge in list_recorded_judges():
+            without, with_passages = (
+                read_judgements(name, trial, judge, side)[:, HALF] for side in ("without", "with")
+            )
+            has_passages = ~np.isnan(with_passages)
+            sufficient = ~has_passages | (with_passages >= 0.5)
+            better = ~has_passages | (with_passages >= without)
+            closed, opened = (np.asarray(each, dtype=float) for each in (trial.closed_right, trial.always_right))
+            rows.append((name, TITLES[judge], f"{100 * opened.mean():.1f}", *_describe_rule(sufficient, closed, opened),
+                         *_describe_rule(better, closed, opened),
+                         f"{100 * np.maximum(closed, opened).mean():.1f}"))  # fmt: skip
+    columns = (
+        "data set",
+        "judge",
+        "keep all",
+        "sufficient (paper)",
+        "change",
+        "better than without",
+        "change",
+        "oracle",
+    )
+    return table(columns, rows)
+
+
+def _describe_rule(keeps: Any, closed: Any, opened: Any) -> tuple[str, str]:
+    """Return '50.2 (90 %)' (right, passages shown) and '+0.4 [-0.2, +1.0]' against keeping all."""
+    right = np.where(keeps, opened, closed)
+    draws = np.random.default_rng(0).integers(0, len(right), (RESAMPLES, len(right)))
+    low, high = 100 * np.quantile((right - opened)[draws].mean(axis=1), [0.025, 0.975])
+    change = f"{100 * (right - opened).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{100 * right.mean():.1f} ({100 * keeps.mean():.0f} %)", change
+
+
+def passage_judge_tables() -> Iterator[str]:
+    """The section of KBM's page; nothing without a record."""
+    if not read_record(KBM):
+        return
+    yield "\n### The judge taught with and without passages\n"
+    yield (
+        "One LoRA judge of Qwen2.5-Coder-1.5B, taught with 9,680 train questions of eleven data sets, multiple choice "
+        "among them, and with 4,791 of them a second time together with their passages. Three epochs with class weights "
+        "beside one epoch without. Samples: 10 per train question without passages, one greedy answer with them (the paper "
+        "has 30). On record: the judge of the tables above. Certain: certainty of at least .6, which a quarter of the train "
+        "questions reach. Own verdict: accuracy (retrieval rate) / retrieving at random as often.\n"
+    )
+    yield judge_table()
+    yield (
+        "\nSecond judgement of the same judge. Sufficient: passages are kept where P(mastery with them) is at least .5, as "
+        "in the paper. Better than without: where it is at least P(mastery without them). In brackets: share of questions "
+        "answered with passages. Change: against keeping all, paired 95 % bootstrap interval.\n"
+    )
+    yield second_judgement_table()
+
+
+if __name__ == "__main__":
+    print("\n".join(passage_judge_tables()))
