@@ -169,7 +169,7 @@ class NeedRanking:
         if not self.has_ties:  # every group is one question
             return rows
         last_rows = np.append(self.starts[1:], len(rows)) - 1
-        sums = _cumulate(rows)[last_rows]
+        sums: WeightMatrix = _cumulate(rows)[last_rows]
         sums[1:] -= sums[:-1].copy()
         return sums
 
