@@ -191,7 +191,7 @@ def test_a_stream_of_short_lines_ends_at_the_deadline(serve_hostile):
     start = time.perf_counter()
     reply = ask(address, stream=True)
     assert '"code":"deadline"' in reply.text
-    assert time.perf_counter() - start < 2.5
+    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize(("gate", "token_count"), [("never", 300_000), ("logprob:first", 50_000)])
