@@ -210,7 +210,8 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
         rag.log.load_embedder()  # takes seconds, in which the first label would wait
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
-    gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict)
+    gate_spec = "" if settings.gate == DEFAULT_GATE else str(settings.gate)
+    gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict, gate_spec=gate_spec)
     if options.upstream is not None and not gate_service.staleness:
         load_gate_models(rag)
     reads_draft = not gate_service.get_signal_request(rag).is_empty

@@ -51,10 +51,12 @@ class GateService:
         rag: The pipeline, with its LLM, gate, rules and retriever.
         timeout: Maximum seconds for one decision or search.
         strict: Whether a failed search leads to an error response. Otherwise the request is answered without passages.
+        gate_spec: The gate as the user names it, such as 'logprob:first'. Default: the name of its kind.
     """
 
-    def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool):
+    def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool, gate_spec: str = ""):
         self.rag = rag
+        self.gate_spec = gate_spec or rag.gate.name
         self.timeout = timeout
         self.strict = strict
         self.staleness = describe_staleness(rag)
