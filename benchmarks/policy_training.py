@@ -27,6 +27,9 @@ import torch
 
 FOLDS = 4
 MAX_NEW_TOKENS = 32
+MAX_TOKENS_AT_ONCE = 8000  # of a training batch; longer batches are run in parts
+CHECKPOINT_SECONDS = 40.0
+STATE_KEYS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW
 LAYERS = (10, 14, 18, 21, 24, 28)
 ANSWER_POSITIONS = (0, 1, 4, 16, 32)  # tokens of the answer that a white-box judge has read
 
@@ -170,7 +173,10 @@ def add_adapter(model: Any, seed: int) -> Any:
     return adapted
 
 
-def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) -> dict[str, Any]:
+def train(
+    job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """Train one adapter and score the rows that it did not learn from; continues from its checkpoint."""
     started = time.perf_counter()
     generator = np.random.default_rng(1000 * job.seed + job.member + 1)
     indices = np.flatnonzero((rows.folds >= 0) & (rows.folds != job.member))
@@ -183,20 +189,31 @@ def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) 
     schedule = [batch for _ in range(job.epochs) for batch in batches_of(rows, indices, job.batch, generator)]
     warmup, losses = max(1, len(schedule) // 16), []
     positive_weights = weigh_positives(rows.targets[indices], job.balanced).to(device)
+    first = load_checkpoint(checkpoint, parameters, optimizer, device)
+    if first:
+        say(f"{job.name}-{job.member} continues after {first} of {len(schedule)} steps")
+    saved = time.perf_counter()
     judge.train()
-    for step, batch in enumerate(schedule):
+    for step, batch in enumerate(schedule[first:], start=first):
         rate = min((step + 1) / warmup, (len(schedule) - step) / max(1, len(schedule) - warmup))
         for group in optimizer.param_groups:
             group["lr"] = job.rate * rate
-        ids, positions, targets = make_batch(rows, batch, device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits = judge(ids, positions)
-        loss = compute_loss(logits.float(), targets[:, None, :].expand_as(logits), positive_weights)
-        loss.backward()
+        losses.append(torch.zeros((), device=device))
+        for part in split_batch(rows, batch):
+            ids, positions, targets = make_batch(rows, part, device)
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = judge(ids, positions)
+            loss = compute_loss(logits.float(), targets[:, None, :].expand_as(logits), positive_weights)
+            loss = loss * (len(part) / len(batch))
+            loss.backward()
+            losses[-1] += loss.detach()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
+        is_due = time.perf_counter() - saved > CHECKPOINT_SECONDS and step + 1 < len(schedule)
+        if checkpoint is not None and is_due:
+            save_checkpoint(checkpoint, parameters, optimizer, step + 1)
+            saved = time.perf_counter()
         if step % 100 == 99:
             recent = float(torch.stack(losses[-100:]).mean())
             say(f"{job.name}-{job.member} {step + 1}/{len(schedule)} loss {recent:.4f}")
@@ -210,9 +227,42 @@ def train(job: Job, model: Any, yes_no: Any, rows: Rows, device: str, say: Any) 
         "losses": [round(value, 4) for value in means],
         "rows": len(indices),
         "steps": len(schedule),
+        **({"continued_after": first} if first else {}),
     }
     base.unload()
     return {"wanted": wanted, "logits": logits, "facts": facts}
+
+
+def split_batch(rows: Rows, batch: Sequence[int]) -> list[Sequence[int]]:
+    """Split a batch into parts that fit into memory together with the trainings beside it."""
+    longest = max(len(rows.ids[index]) for index in batch)
+    size = max(1, MAX_TOKENS_AT_ONCE // longest)
+    return [batch[start : start + size] for start in range(0, len(batch), size)]
+
+
+def save_checkpoint(file: Path, parameters: Sequence[Any], optimizer: Any, step: int) -> None:
+    """Save weights and optimizer state after a number of steps."""
+    from safetensors.torch import save_file
+
+    tensors = {"step": torch.tensor(step)}
+    for number, parameter in enumerate(parameters):
+        state = optimizer.state[parameter]
+        tensors |= {f"{number}.{key}": state[key].clone() for key in STATE_KEYS} | {f"{number}.value": parameter.data}
+    save_file(tensors, file.with_suffix(".part"))
+    file.with_suffix(".part").replace(file)
+
+
+def load_checkpoint(file: Path | None, parameters: Sequence[Any], optimizer: Any, device: str) -> int:
+    """Load weights and optimizer state; returns the number of finished steps, 0 without a checkpoint."""
+    from safetensors.torch import load_file
+
+    if file is None or not file.exists():
+        return 0
+    tensors = load_file(file, device)
+    for number, parameter in enumerate(parameters):
+        parameter.data.copy_(tensors[f"{number}.value"])
+        optimizer.state[parameter] = {key: tensors[f"{number}.{key}"] for key in STATE_KEYS}
+    return int(tensors["step"])
 
 
 def weigh_positives(targets: np.ndarray[Any, Any], balanced: bool) -> Any:
@@ -259,7 +309,8 @@ def do_job(job: Job, model: Any, tokenizer: Any, options: argparse.Namespace, sa
         rows = both
     first, second = (tokenizer.encode(word, add_special_tokens=False)[0] for word in job.labels)
     direction = (model.lm_head.weight[first] - model.lm_head.weight[second]).detach()
-    result = train(job, model, direction, rows, options.device, say)
+    checkpoint = options.out / f"{job.name}-{job.member}.safetensors"
+    result = train(job, model, direction, rows, options.device, say, checkpoint)
     wanted = result["wanted"]
     temporary = options.out / f".{job.file}"
     np.savez_compressed(
@@ -271,6 +322,7 @@ def do_job(job: Job, model: Any, tokenizer: Any, options: argparse.Namespace, sa
         facts=np.array(json.dumps({**result["facts"], "epochs": job.epochs, "rate": job.rate, "batch": job.batch})),
     )
     temporary.replace(options.out / job.file)
+    checkpoint.unlink(missing_ok=True)
 
 
 # --- closed-book answers of the LLM itself --------------------------------------------------------

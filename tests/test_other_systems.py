@@ -6,8 +6,6 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from tests.support.processes import python
 from tools.structure import SOURCE, files, modules, tree
 
@@ -104,10 +102,10 @@ def _word(arguments: list[ast.expr], default: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_text_files_have_one_encoding_and_one_line_end_on_every_system(path: Path):
-    assert [call.line for call in text_calls(path) if "encoding" not in call.given] == []
-    assert [call.line for call in text_calls(path) if call.writes and "newline" not in call.given] == []
+def test_text_files_have_one_encoding_and_one_line_end_on_every_system():
+    calls = [(f"{path.relative_to(SOURCE)}:{call.line}", call) for path in files() for call in text_calls(path)]
+    assert [where for where, call in calls if "encoding" not in call.given] == []
+    assert [where for where, call in calls if call.writes and "newline" not in call.given] == []
 
 
 def test_a_call_without_them_would_be_seen(tmp_path: Path):

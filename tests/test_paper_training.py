@@ -8,7 +8,14 @@ from benchmarks.tables import closed_book
 
 torch = pytest.importorskip("torch")
 from benchmarks.paper_training import pack_results, plan_jobs  # noqa: E402 (needs torch)
-from benchmarks.policy_training import compute_loss, weigh_positives  # noqa: E402 (needs torch)
+from benchmarks.policy_training import (  # noqa: E402 (needs torch)
+    Rows,
+    compute_loss,
+    load_checkpoint,
+    save_checkpoint,
+    split_batch,
+    weigh_positives,
+)
 
 
 def test_the_loss_ignores_targets_that_are_not_known():
@@ -23,6 +30,37 @@ def test_rare_positives_weigh_more_up_to_a_limit():
     assert weigh_positives(targets, True).tolist() == pytest.approx([3.0, 1.0, 1.0])
     assert weigh_positives(targets, False).tolist() == [1.0, 1.0, 1.0]
     assert weigh_positives(np.array([[1.0], *[[0.0]] * 99]), True).tolist() == [10.0]
+
+
+def train_steps(n_steps, stop_after, file):
+    """Fit a line by AdamW, interrupted after some steps, and return its weights."""
+    inputs = torch.linspace(-1, 1, 16)[:, None]
+    first = 0
+    for end in (stop_after, n_steps):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(1, 1)
+        parameters = list(layer.parameters())
+        optimizer = torch.optim.AdamW(parameters, lr=0.1)
+        first = load_checkpoint(file, parameters, optimizer, "cpu")
+        for _ in range(first, end):
+            optimizer.zero_grad()
+            ((layer(inputs) - 3 * inputs) ** 2).mean().backward()
+            optimizer.step()
+        save_checkpoint(file, parameters, optimizer, end)
+    return [first, *(value.item() for value in parameters)]
+
+
+def test_a_training_continues_exactly_from_its_checkpoint(tmp_path):
+    whole = train_steps(6, 6, tmp_path / "a.safetensors")
+    parts = train_steps(6, 2, tmp_path / "b.safetensors")
+    assert parts[0] == 2
+    assert parts[1:] == whole[1:]
+
+
+def test_long_batches_are_run_in_parts():
+    rows = Rows([np.zeros(3000, np.int32)] * 5, *([np.zeros((5, 1))] * 3))
+    assert [len(part) for part in split_batch(rows, range(5))] == [2, 2, 1]
+    assert len(split_batch(Rows([np.zeros(80, np.int32)] * 32, *([np.zeros((32, 1))] * 3)), range(32))) == 1
 
 
 def test_the_jobs_come_in_the_order_of_the_protocol():

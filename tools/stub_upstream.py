@@ -21,11 +21,12 @@ class Stub:
 
     slow: seconds before each piece. dropped: requests whose client hung up. refuses: fields that it answers 400 to.
     forgets: keeps no bodies. answered: replies it has given. waits_for: it answers nothing, or one word, before.
-    speaks: it answers completions and responses, and does not only say what it got.
+    speaks: it answers completions and responses, and does not only say what it got. ports: of its clients' connections.
     """
 
     bodies: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    ports: set[int] = field(default_factory=set)
     sure: float = -0.01
     status: int = 200
     slow: float = 0.0
@@ -43,6 +44,7 @@ class Stub:
         if not self.forgets:
             self.bodies.append(body)
             self.headers.append(dict(request.headers))
+            self.ports.add(request.get_extra_info("peername")[1])
         refused = [name for name in self.refuses if name in body]
         if self.status != 200 or refused:
             status = 400 if refused else self.status
@@ -146,9 +148,9 @@ def responded(text: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def running_stub() -> Iterator[Stub]:
-    """The stub on a free port, in a thread of its own."""
-    stub, ready, loop = Stub(), threading.Event(), asyncio.new_event_loop()
+def running_stub(stub: Stub | None = None) -> Iterator[Stub]:
+    """Run a stub, by default a new one, on a free port in a thread of its own."""
+    stub, ready, loop = stub or Stub(), threading.Event(), asyncio.new_event_loop()
     runner = web.AppRunner(stub.application, handler_cancellation=True, shutdown_timeout=0.1)
 
     async def start() -> None:

@@ -46,10 +46,10 @@ def test_a_cascade_says_how_it_is_used(call, made):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "one of --max-loss"),
-        (["--max-loss", "0.1", "--best-accuracy"], "one of --max-loss"),
-        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence needs --max-loss"),
-        (["--retrieval-rate", "0.5", "--net"], "--net needs --max-loss"),
+        ([], "set exactly one of --max-loss, --retrieval-rate and --best-accuracy"),
+        (["--max-loss", "0.1", "--best-accuracy"], "Now 2 of them are set"),
+        (["--retrieval-rate", "0.5", "--confidence", "0.9"], "--confidence has an effect only with --max-loss"),
+        (["--retrieval-rate", "0.5", "--net"], "--net has an effect only with --max-loss"),
         (["--retrieval-rate", "0.5", "--arbiter", "rulez"], "rules"),
         (["--max-loss", "0"], "must be above 0 and below 1"),
         (["--max-loss", "0.1", "--confidence", "1"], "--confidence 1 is not allowed"),

@@ -84,3 +84,22 @@ def test_the_help_shows_descriptions_defaults_and_choices_but_no_hidden_field(ap
     assert "Samples to draw, of --max-tokens tokens. Default: 30." in text
     assert "exact|contains" in text
     assert "--internal" not in text
+
+
+class OtherOptions(Options):
+    """Options of another function, with a flag that `DrawOptions` does not have."""
+
+    internal: str = "plain"
+
+
+def test_a_field_without_a_flag_does_not_take_the_flag_of_another_model():
+    taken = []
+
+    def both(options: DrawOptions, other: OtherOptions) -> None:
+        """Take both."""
+        taken.extend([options.internal, other.internal])
+
+    app = typer.Typer(add_completion=False)
+    app.command()(expand_options(both))
+    CliRunner().invoke(app, ["--internal", "x"])
+    assert taken == [{}, "x"]

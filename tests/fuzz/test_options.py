@@ -71,7 +71,7 @@ def place(tmp_path_factory):
         yield Place(made)
 
 
-FITTED_KINDS = ("probe", "uar", "adaptive", "ik", "judge", "gain", "kbm", "fusion")
+FITTED_KINDS = ("probe", "uar", "adaptive", "question", "ik", "judge", "gain", "kbm", "fusion", "stack")
 
 
 class Place:
@@ -109,10 +109,7 @@ class Place:
             "history forget": "history forget --history log.db",
             "history copy": "history copy log.db copy.db",
             "fit arbiter": f"fit arbiter {fit}",
-            **{
-                f"fit {kind}": f"fit {kind} {fit}"
-                for kind in ("probe", "uar", "adaptive", "ik", "judge", "gain", "kbm", "fusion")
-            },
+            **{f"fit {kind}": f"fit {kind} {fit}" for kind in FITTED_KINDS},
         }
 
 

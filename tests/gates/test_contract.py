@@ -11,6 +11,7 @@ from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.gates import FITTED_GATES, GATES, load_gate
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.fake import FakeModel
@@ -161,8 +162,9 @@ def test_only_kbm_filters_passages(name):
 
 
 @every_gate
-def test_its_threshold_is_between_0_and_1(name):
-    assert 0 <= loaded(name).threshold <= 1
+def test_its_threshold_is_between_0_and_1_or_means_always(name):
+    threshold = loaded(name).threshold
+    assert 0 <= threshold <= 1 or threshold == ALWAYS_RETRIEVE
 
 
 # --- needs and wants ------------------------------------------------------------------------------

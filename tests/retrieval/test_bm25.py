@@ -85,3 +85,12 @@ def test_k_must_be_positive():
 
 def test_the_fingerprint_changes_with_the_texts():
     assert retriever().fingerprint == retriever().fingerprint != retriever(["other"]).fingerprint
+
+
+def test_texts_are_those_of_the_passages_found():
+    queries = ["red apple", "sky", "nothing"]
+    found = retriever().search(queries, 2)
+    assert retriever().search_texts(queries, 2) == [[passage.text for passage in passages] for passages in found]
+    assert found[0]
+    with pytest.raises(BadSetting, match="k=0"):
+        retriever().search_texts(queries, 0)

@@ -50,6 +50,40 @@ def test_a_long_header_is_answered_431(serve):
         assert read_all(connection).startswith(b"HTTP/1.1 431")
 
 
+def send(address, data):
+    """Send a whole request in one piece, and return the whole response."""
+    with connect(address) as connection:
+        connection.sendall(data)
+        return read_all(connection)
+
+
+HEAD = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        HEAD + b"X-A: " + b"a" * (33 << 10) + b"\r\n\r\n",
+        HEAD + b"".join(b"X-%d: %s\r\n" % (number, b"a" * 1000) for number in range(60)) + b"\r\n",
+        HEAD.replace(b"/health", b"/health?a=" + b"a" * (33 << 10)) + b"\r\n",
+    ],
+    ids=["one header", "many headers", "address"],
+)
+def test_complete_headers_that_are_too_large_are_answered_431(serve, request_bytes):
+    assert send(serve(gate="never")[0], request_bytes).startswith(b"HTTP/1.1 431")
+
+
+def test_a_large_trailer_closes_the_connection(serve):
+    head = b"POST /v1/decide HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    trailer = b"X-A: " + b"a" * (33 << 10)
+    assert send(serve(gate="never")[0], head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n") == b""
+
+
+def test_headers_below_the_limit_are_accepted(serve):
+    request_bytes = HEAD + b"X-A: " + b"a" * (31 << 10) + b"\r\n\r\n"
+    assert send(serve(gate="never")[0], request_bytes).startswith(b"HTTP/1.1 200")
+
+
 def test_many_headers_are_rejected(serve):
     address, _ = serve(gate="never")
     with connect(address) as connection:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import socket
+import threading
 import time
 
 import httpx
@@ -139,6 +140,40 @@ def test_a_response_that_stops_is_an_error_in_time(serve_hostile, hostile, strea
     address, start = serve_hostile(first_byte_seconds=0.3), time.perf_counter()
     assert "upstream_timeout" in ask(address, stream=stream).text
     assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("gate", DRAFT_GATES)
+def test_a_stream_ends_at_its_last_event(serve_hostile, hostile, gate):
+    is_open = threading.Event()
+
+    def hold_open():
+        yield STREAM_HEAD + b"".join(b"data: " + event + b"\n\n" for event in (chunk("Paris"), chunk("", "stop")))
+        yield b"data: [DONE]\n"
+        is_open.wait(20)
+        yield b"\n"
+
+    hostile.reply = hold_open
+    reply = ask(serve_hostile(gate), stream=True)
+    assert reply.text.endswith("data: [DONE]\n\n")
+    assert "Paris" in reply.text
+    assert not is_open.is_set()
+    is_open.set()
+
+
+def test_the_connection_of_a_stream_is_used_again(serve, stub):
+    address, _ = serve(gate="never")
+    for _ in range(3):
+        assert ask(address, stream=True).text.endswith("data: [DONE]\n\n")
+    assert len(stub.ports) == 1
+
+
+@pytest.mark.parametrize("gate", DRAFT_GATES)
+@pytest.mark.parametrize("body", [b"", b": comment\n\n"])
+def test_a_stream_without_events_is_an_error(serve_hostile, hostile, gate, body):
+    hostile.reply = STREAM_HEAD + body
+    reply = ask(serve_hostile(gate), stream=True)
+    assert "upstream_invalid" in reply.text
+    assert "without events" in reply.text
 
 
 def test_a_silent_upstream_times_out_and_opens_its_breaker(serve):

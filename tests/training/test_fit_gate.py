@@ -119,7 +119,11 @@ def test_another_seed_splits_otherwise(run, tmp_path):
         ("fusion", {"cheap": True, "early": True}, "mutually exclusive"),
         ("uar", {"criteria": "intent"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
         ("uar", {"criteria": "intent= ,time=x"}, "Write intent=SPEC,knowledge=SPEC,time=SPEC"),
-        ("probe", {"target": "both"}, "target='both' is not allowed: it must be 'known', 'benefit' or 'agree'."),
+        (
+            "probe",
+            {"target": "both"},
+            "target='both' is not allowed: it must be 'known', 'benefit', 'gain' or 'agree'.",
+        ),
         ("probe", {"threshold": 2.0}, "threshold=2.0 is not allowed: it must be at most 1."),
     ],
 )

@@ -49,7 +49,8 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
 
     def command(**values: Any) -> None:
         for argument, model in models.items():
-            flags = {name: values.pop(name) for name in list(model.model_fields) if name in values}
+            names = [name for name, field in model.model_fields.items() if get_flag(name, field)]
+            flags = {name: values.pop(name) for name in names if name in values}
             values[argument] = model(**{name: value for name, value in flags.items() if value is not None})
         function(**values)
 

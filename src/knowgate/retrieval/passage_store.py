@@ -116,8 +116,10 @@ class PassageStore(Sequence[Passage]):
         if not is_increasing or offsets[-1] != len(self._data):
             raise ValueError(f"{OFFSETS_FILE} does not match {PASSAGES_FILE}")
 
+        self._count = len(offsets) - 1
+
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return self._count
 
     @overload
     def __getitem__(self, row: int) -> Passage: ...
@@ -125,10 +127,10 @@ class PassageStore(Sequence[Passage]):
     def __getitem__(self, row: slice) -> list[Passage]: ...
     def __getitem__(self, row: int | slice) -> Passage | list[Passage]:
         if isinstance(row, slice):
-            return [self._read(index) for index in range(*row.indices(len(self)))]
-        if not -len(self) <= row < len(self):
+            return [self._read(index) for index in range(*row.indices(self._count))]
+        if not -self._count <= row < self._count:
             raise IndexError(row)
-        return self._read_cached(row % len(self))  # the modulo turns a negative row into a position from the start
+        return self._read_cached(row % self._count)  # the modulo turns a negative row into a position from the start
 
     def _read_line(self, row: int) -> bytes:
         return self._data[int(self._offsets[row]) : int(self._offsets[row + 1])]

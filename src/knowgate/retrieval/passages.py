@@ -72,24 +72,25 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
     Returns:
         One count per phrase, between 0 and k.
     """
-    results = retriever.search(phrases, k)
-    return [_count_containing(phrase, passages) for phrase, passages in zip(phrases, results, strict=True)]
+    search_texts = getattr(retriever, "search_texts", None)  # a faster search that some retrievers have
+    if search_texts is not None:
+        results = search_texts(phrases, k)
+    else:
+        results = [[passage.text for passage in passages] for passages in retriever.search(phrases, k)]
+    return [_count_containing(phrase, texts) for phrase, texts in zip(phrases, results, strict=True)]
 
 
-def _count_containing(phrase: str, passages: Sequence[Passage]) -> int:
-    """Count the passages that contain a phrase as consecutive words.
+def _count_containing(phrase: str, texts: Sequence[str]) -> int:
+    """Count the texts that contain a phrase as consecutive words.
 
-    Most passages lack one of the phrase's words. A fast check rules them out before the slower tokenization.
+    Most texts lack one of the phrase's words. A fast check rules them out before the slower tokenization.
     """
     tokens, words = join_tokens(phrase), find_anchor_words(phrase)
     if not tokens.strip():
         return 0
-    candidates = [passage.text for passage in passages if _contains_all(_fold_cached(passage.text), words)]
-    return sum(tokens in _join_tokens_cached(text) for text in candidates)
-
-
-def _contains_all(text: str, words: Sequence[str]) -> bool:
-    return all(word in text for word in words)
+    for word in words:
+        texts = [text for text in texts if word in _fold_cached(text)]
+    return sum(tokens in _join_tokens_cached(text) for text in texts)
 
 
 # Cached because questions about one corpus often find the same passages.

@@ -64,7 +64,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._header_bytes = 0
+        self._header_bytes = 0  # received since the time limit for headers started
+        self._parsed_bytes = 0  # of the request line, headers and trailers of the current request
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._address = ""
@@ -125,16 +126,39 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._header_bytes += len(data)
         super().data_received(data)
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
-            self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
+            self._reject_large_headers()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():  # otherwise the request has already been rejected
+            super().send_400_response(msg)
+
+    def on_message_begin(self) -> None:
+        self._parsed_bytes = 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count_parsed(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) >= MAX_HEADERS:
             raise ValueError(f"more than {MAX_HEADERS} headers")  # uvicorn answers 400 and closes the connection
+        self._count_parsed(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
+
+    def _count_parsed(self, size: int) -> None:
+        """Count bytes of headers as they are parsed, because complete headers may arrive in one large piece."""
+        self._parsed_bytes += size
+        if self._parsed_bytes > MAX_HEADER_BYTES:
+            self._reject_large_headers()
+            raise ValueError("the headers are too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
         super().on_headers_complete()
+
+    def _reject_large_headers(self) -> None:
+        self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
         """Answer with an error, if no response is being sent, and close the connection."""

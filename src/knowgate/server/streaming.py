@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Coroutine, Iterable, Mapping
@@ -17,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
-from knowgate.server.json_api import ApiError
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json
 from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
 
@@ -27,6 +26,7 @@ Result = TypeVar("Result")
 MAX_EVENT_BYTES = 8 << 20  # maximum size of one event of a stream
 MAX_STREAM_LINES = 600_000  # maximum number of lines of a stream, which is 200,000 events of three lines
 SLICE_LINES, SLICE_BYTES = 64, 64 << 10  # after so many lines or bytes of a stream, other tasks run
+CLOSE_SECONDS = 0.1  # maximum time from the event [DONE] to the end of a stream
 DONE_EVENT = b"data: [DONE]\n\n"
 BLANK_LINES = (b"\n", b"\r\n", b"\r")  # a blank line ends an event
 # Runs that mean the same as one of their parts: several blank lines, and several events that are only a comment.
@@ -119,6 +119,32 @@ async def split_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, Non
         yield b"".join(parts)
 
 
+async def read_event_lines(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of an event stream up to its event [DONE], even if the server keeps the connection open.
+
+    After this event, the rest of the stream is read for a short time, because a connection can only be used again for
+    another request if its response was read to the end.
+
+    Raises:
+        InvalidResponse: The stream contains no event with data, or is too large.
+    """
+    lines, has_data = split_lines(chunks), False
+    async for line in lines:
+        yield line
+        has_data = has_data or line.startswith(b"data:")
+        if line.startswith(b"data:") and line[len(b"data:") :].strip() == b"[DONE]":
+            break
+    else:
+        if not has_data:
+            raise InvalidResponse("it is an event stream without events")
+        return
+    yield b"\n"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            async for _ in lines:
+                pass
+
+
 async def chain_lines(first: Iterable[bytes], remaining: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the lines that have already been read, then the remaining lines of the stream."""
     work = WorkSlice()
@@ -137,7 +163,7 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
     if not text.startswith(b"{"):
         return None
     try:
-        value = json.loads(text)
+        value = load_json(text)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
@@ -145,7 +171,7 @@ def parse_event_data(line: bytes) -> dict[str, Any] | None:
 
 def format_event(data: Any) -> bytes:
     """Format JSON data as one server-sent event."""
-    return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + dump_json(data) + b"\n\n"
 
 
 def remove_logprobs(completion: dict[str, Any]) -> None:
@@ -166,7 +192,7 @@ def check_chunk(line: bytes) -> None:
     if not line.startswith(b"data:") or (has_choices and line.count(b"[") + line.count(b"{") <= MAX_DEPTH):
         return
     try:
-        value = json.loads(line[len(b"data:") :])
+        value = load_json(line[len(b"data:") :])
         check_parsed_value(value, "the event", allow_surrogates=True)
     except (RecursionError, BadInput):
         raise InvalidResponse(f"it has an event that is nested more than {MAX_DEPTH} levels deep") from None
@@ -211,7 +237,7 @@ class StreamAnnotator:
             remove_logprobs(chunk)
         if adds_usage:
             self.trace.extra_usage.add_to(chunk)
-        return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n"
+        return b"data: " + dump_json(chunk, is_large=len(line) > LARGE_BODY_BYTES) + b"\n"
 
 
 # --- client connections ---------------------------------------------------------------------------

@@ -50,6 +50,7 @@ def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> 
     return -(target * torch.log_softmax(scores, dim=-1)).sum()
 
 
+@dataclass(frozen=True)
 class GroupLoss:
     """Mean loss of a batch of groups: questions, their passages, and one label per passage.
 
@@ -59,8 +60,9 @@ class GroupLoss:
         temperature: Temperature of the loss.
     """
 
-    def __init__(self, model: Any, kind: str, temperature: float) -> None:
-        self.model, self.kind, self.temperature = model, kind, temperature
+    model: Any
+    kind: str
+    temperature: float
 
     def __call__(
         self, questions: Sequence[str], passages: Sequence[Sequence[str]], labels: Sequence[torch.Tensor]
@@ -79,13 +81,11 @@ class GroupLoss:
         return listwise(scores, label.to(scores), self.temperature)[None]
 
     def _score(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
-        import torch
-
         tokens = self.model.preprocess(pairs)
         device = self.model.device
         inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
         scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
-        if not bool(torch.isfinite(scores).all()):
+        if not bool(scores.isfinite().all()):
             raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
         return scores
 
@@ -184,6 +184,8 @@ def train_groups(
         import torch
     except ModuleNotFoundError as error:
         raise MissingExtra("training a reranker", "train") from error
+    pass
+
     compute_loss = GroupLoss(model, training.loss, training.temperature)
     optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))
     losses: list[float] = []

@@ -233,7 +233,7 @@ def test_a_gate_set_to_always_retrieve_does_so_and_says_why(tmp_path):
     rag = AdaptiveRAG(MODEL, load_gate(str(saved(tmp_path, threshold=ALWAYS_RETRIEVE))), Index("index-1"))
     decision = rag.decide("who?")
     assert decision.retrieve
-    assert "set to always retrieve" in decision.reason
+    assert "this gate is set to retrieve for every question" in decision.reason
 
 
 def test_a_budget_left_unused_by_ties_is_explained():

@@ -7,6 +7,7 @@ contains a digest of its content, so that no name is ever used for two contents.
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import itertools
 import re
@@ -89,9 +90,14 @@ def digest_states(question_id: str, states: Mapping[str, Vector], index: int) ->
     """Compute a digest of a question id and its row of a shard, to detect mixed-up rows."""
     digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
     for name in sorted(states):
-        digest.update(f"|{name}|{states[name].dtype}|{states[name].shape[1:]}|".encode())
-        digest.update(np.ascontiguousarray(states[name][index]).tobytes())
+        digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))
+        digest.update(states[name][index].tobytes())
     return digest.hexdigest()[:DIGEST_DIGITS]
+
+
+@functools.lru_cache(maxsize=64)  # all rows of a run have states of the same names, types and sizes
+def _describe_block(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    return f"|{name}|{dtype}|{shape}|".encode()
 
 
 def _get_first_line(error: Exception) -> str:

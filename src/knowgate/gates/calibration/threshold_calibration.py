@@ -107,8 +107,8 @@ class CalibrationOptions(Options):
         n_targets = (self.max_loss is not None) + (self.retrieval_rate is not None) + self.best_accuracy
         if n_targets != 1:
             raise BadSetting(
-                f"{n_targets} of the options `max_loss`, `retrieval_rate` and `best_accuracy` are set, which say what "
-                "the threshold is chosen for. Set exactly one of them."
+                "set exactly one of `max_loss`, `retrieval_rate` and `best_accuracy`: it says what the threshold is "
+                f"chosen for. Now {n_targets or 'none'} of them {'is' if n_targets < 1 else 'are'} set."
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence

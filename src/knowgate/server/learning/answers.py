@@ -7,7 +7,6 @@ client's answer had none, or without passages if it had some.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from knowgate.errors import ModelError
 from knowgate.models.prompts.templates import detect_language, load_packaged_templates
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
+from knowgate.server.json_api import load_json
 from knowgate.server.streaming import EventStreamResponse, parse_event_data
 from knowgate.server.telemetry.trace import ClientRequest, RequestTrace
 from knowgate.server.upstream.forwarding import ForwardedRequest, UpstreamForwarder
@@ -109,7 +109,7 @@ def extract_answer(response: Response) -> str | None:
     if response.status_code != 200:
         return None
     try:
-        body = json.loads(bytes(response.body))
+        body = load_json(bytes(response.body))
     except (ValueError, RecursionError):
         return None
     choice = _get_only_choice(body)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,11 +23,11 @@ from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
-from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, remove_logprobs, split_lines
+from knowgate.server.json_api import dump_json
+from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
 from knowgate.server.upstream.response_body import (
     iter_chunks,
     parse_completion,
-    parse_upstream_json,
     read_content,
     run_for_size,
 )
@@ -52,6 +51,7 @@ class UpstreamDraft:
         completion: The part of the answer that has been read, or None if it could not be parsed.
         calls_tool: Whether the LLM called a tool.
         content: Body of a response that is not streamed.
+        body: The same body as a JSON object, or None if it could not be parsed.
         lines: Lines of a stream that have been read.
         remaining_lines: Lines of a stream that have not been read yet. None if the response is not streamed.
         hides_logprobs: Whether log-probabilities must be removed, because the client did not request them.
@@ -62,6 +62,7 @@ class UpstreamDraft:
     completion: Completion | None = None
     calls_tool: bool = False
     content: bytes = b""
+    body: dict[str, Any] | None = None
     lines: list[bytes] = field(default_factory=list)
     remaining_lines: AsyncGenerator[bytes, None] | None = None
     hides_logprobs: bool = False
@@ -92,11 +93,10 @@ class UpstreamDraft:
 
     def get_client_content(self) -> bytes:
         """Return the body of a response that is not streamed, without log-probabilities that must be hidden."""
-        if not self.hides_logprobs:
+        if not self.hides_logprobs or self.body is None:
             return self.content
-        completion = parse_upstream_json(self.content)
-        remove_logprobs(completion)
-        return json.dumps(completion, separators=(",", ":")).encode()
+        remove_logprobs(self.body)
+        return dump_json(self.body)
 
 
 def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict[str, Any]:
@@ -117,16 +117,16 @@ def build_draft_request(request: dict[str, Any], reader: Gate | Arbiter) -> dict
 
 
 async def read_draft(response: aiohttp.ClientResponse) -> UpstreamDraft:
-    """Read a draft from a response that is not streamed. Without a valid completion, only `content` is set."""
-    content = await read_content(response)
+    """Read a draft from a response that is not streamed. Without a valid completion, `completion` is None."""
+    draft = UpstreamDraft(response, content=await read_content(response))
     try:
-        body = await parse_completion(content)
-        completion = (await run_for_size(len(content), lambda: parse_completions(body)))[0]
+        draft.body = body = await parse_completion(draft.content)
+        draft.completion = (await run_for_size(len(draft.content), lambda: parse_completions(body)))[0]
     except (InvalidResponse, ModelError):
-        return UpstreamDraft(response, content=content)
+        return draft
     message = body["choices"][0].get("message")
-    calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
-    return UpstreamDraft(response, completion, calls_tool, content)
+    draft.calls_tool = isinstance(message, dict) and bool(message.get("tool_calls"))
+    return draft
 
 
 async def read_first_tokens(response: aiohttp.ClientResponse, count: int) -> UpstreamDraft:
@@ -160,7 +160,7 @@ async def _read_stream(
     response: aiohttp.ClientResponse, is_enough: Callable[[StreamedResponse], bool]
 ) -> UpstreamDraft:
     """Read a streamed draft until it ends, calls a tool, contains an invalid chunk, or `is_enough` returns true."""
-    remaining_lines = split_lines(iter_chunks(response, MAX_DRAFT_BYTES))
+    remaining_lines = read_event_lines(iter_chunks(response, MAX_DRAFT_BYTES))
     draft, answer = UpstreamDraft(response, remaining_lines=remaining_lines), StreamedResponse()
     byte_count = 0
     async for line in remaining_lines:

@@ -23,7 +23,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import ApiError, parse_request
+from knowgate.server.json_api import ApiError, dump_json, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
@@ -34,7 +34,7 @@ from knowgate.server.streaming import (
     StreamAnnotator,
     chain_lines,
     format_event,
-    split_lines,
+    read_event_lines,
 )
 from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.telemetry.trace import RequestTrace
@@ -356,7 +356,7 @@ def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
         content = add_usage(content, trace.extra_usage)
     text = content.strip()
     comma = b"," if text[1:-1].strip() else b""
-    return text[:-1] + comma + b'"knowgate":' + json.dumps(trace.to_json(), separators=(",", ":")).encode() + b"}"
+    return text[:-1] + comma + b'"knowgate":' + dump_json(trace.to_json()) + b"}"
 
 
 async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: ForwardedRequest) -> Response:
@@ -367,7 +367,7 @@ async def _send_draft(upstream: UpstreamClient, draft: UpstreamDraft, request: F
     """
     headers = build_response_headers(draft.response, request.trace.headers)
     if draft.remaining_lines is None:
-        if draft.completion is None:
+        if draft.body is None:
             try:
                 await parse_completion(draft.content)
             except InvalidResponse as error:
@@ -388,7 +388,7 @@ def _send_stream(
     annotator: StreamAnnotator | None,
 ) -> Response:
     """Return a streaming response of the upstream as the response to the client."""
-    events = forward_stream(upstream, response, annotator, [], split_lines(iter_chunks(response)))
+    events = forward_stream(upstream, response, annotator, [], read_event_lines(iter_chunks(response)))
     headers = build_response_headers(response, request.trace.headers)
     return EventStreamResponse(events, headers, request.deadline)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, TypeVar
@@ -12,7 +11,7 @@ import aiohttp
 
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
-from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values
+from knowgate.server.json_api import LARGE_BODY_BYTES, count_json_values, load_json
 from knowgate.server.streaming import InvalidResponse
 
 Result = TypeVar("Result")
@@ -75,7 +74,7 @@ def parse_upstream_json(content: bytes) -> Any:
     if count_json_values(content, MAX_RESPONSE_VALUES) > MAX_RESPONSE_VALUES:
         raise InvalidResponse(f"it has more than {MAX_RESPONSE_VALUES:,} JSON values")
     try:
-        value = json.loads(content)
+        value = load_json(content)
         if content.count(b"[") + content.count(b"{") > MAX_DEPTH:
             check_parsed_value(value, "the response", allow_surrogates=True)
     except (RecursionError, BadInput):

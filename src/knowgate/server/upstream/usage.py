@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from knowgate.core.text import estimate_tokens
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json
 from knowgate.server.streaming import InvalidResponse, parse_event_data
 from knowgate.server.telemetry.token_usage import TokenUsage
 from knowgate.server.upstream.draft import UpstreamDraft
@@ -34,12 +35,7 @@ def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsag
 def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
     """Return the usage that the upstream reported for a draft, or an empty object if it reported none."""
     chunks: list[Any] = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
-    if draft.content:
-        try:
-            chunks = [parse_upstream_json(draft.content)]
-        except InvalidResponse:
-            chunks = []
-    usages = [chunk.get("usage") for chunk in chunks if isinstance(chunk, dict)]
+    usages = [chunk.get("usage") for chunk in (*chunks, draft.body) if isinstance(chunk, dict)]
     return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
 
 
@@ -52,4 +48,4 @@ def add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
     if not isinstance(body, dict):
         return content
     extra_usage.add_to(body)
-    return json.dumps(body, separators=(",", ":")).encode()
+    return dump_json(body, is_large=len(content) > LARGE_BODY_BYTES)

@@ -313,7 +313,7 @@ def _write_numbers(file: Path, values: FloatArray) -> None:
     """Store needs for a later continuation."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(values.tolist()), encoding="utf-8")
+    partial.write_text(json.dumps(values.tolist()), encoding="utf-8", newline="\n")
     partial.replace(file)
 
 
