@@ -57,7 +57,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt
 
 test-integrations: $(INTEGRATIONS)/.installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests/integrations tests/datasets
+	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests/integrations
 
 # Many invalid inputs for every reader, different ones each time; writes the table of them in the documentation. Minutes.
 fuzz: install
