@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -85,3 +86,12 @@ def test_a_log_can_be_embedded_by_a_server(tmp_path):
         reopened = SqliteHistory(tmp_path / "log.db")  # the log knows its embedding
         assert reopened.embed(["Who wrote it?"]).tolist() == [pytest.approx([0.6, 0.8])]
         assert b"my-embedder" in server.seen[-1]
+
+
+def test_a_transaction_locks_the_file_from_its_beginning(tmp_path):
+    database = SqliteDatabase(tmp_path / "log.db")
+    other = sqlite3.connect(tmp_path / "log.db", timeout=0, isolation_level=None)
+    with database.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+    database.close()
