@@ -124,3 +124,17 @@ def test_thresholds_lie_between_needs():
 def test_predictions_must_have_one_value_per_question():
     with pytest.raises(BadInput, match="gate 'short' has 1 values for 2 questions"):
         choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
+
+
+def test_a_need_at_the_threshold_is_skipped():
+    known = FIRST_HALF[SHUFFLED]
+    chosen = choose_policy([make_gate(known)], known, EVERY).chosen
+    result = apply_policy(chosen, np.array([chosen.threshold]), np.array([True]), np.array([False]))
+    assert (result.searches, result.right) == (0.0, 1.0)
+
+
+def test_a_setting_that_loses_too_much_is_not_tried_however_cheap_it_is():
+    known = FIRST_HALF[SHUFFLED]
+    gate = GateCandidate("noise", RANDOM.random(N))
+    choice = choose_policy([gate], known, EVERY, options=ChoiceOptions(price_search=0.9))
+    assert [result.gate for result in choice.tried] == ["always"]
