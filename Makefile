@@ -84,8 +84,10 @@ docs: install
 readme: install
 	$(BIN)/python -m tools.generated_sections
 
+# The ratios of docs/speed.md. Some minutes.
 bench: install
-	$(BIN)/python benchmarks/foundation.py
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m tools.generated_sections
 
 results: install
 	$(BIN)/python -m benchmarks.results
