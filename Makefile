@@ -46,7 +46,7 @@ test-fast: install
 test-all: install
 	$(RUN_TESTS) $(TESTS)
 
-# Every adapter with its real framework, in an environment of its own (about 1.5 GB). Minutes.
+# Every adapter with its real framework, in an environment of its own (about 1.5 GB). Records the versions for the docs. Minutes.
 INTEGRATIONS := .venv-integrations
 $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
@@ -57,7 +57,9 @@ $(INTEGRATIONS)/.installed: pyproject.toml constraints.txt
 
 test-integrations: $(INTEGRATIONS)/.installed
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false \
-	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests/integrations tests/datasets
+	$(INTEGRATIONS)/bin/python -m pytest -n logical --maxprocesses 8 --dist loadfile --no-loadscope-reorder \
+	-p tools.adapter_versions tests/integrations tests/retrieval/engines tests/data/questions
+	$(INTEGRATIONS)/bin/python -m tools.generated_sections
 
 # Many invalid inputs for every reader, different ones each time; writes the table of them in the documentation. Minutes.
 fuzz: install
@@ -82,8 +84,10 @@ docs: install
 readme: install
 	$(BIN)/python -m tools.generated_sections
 
+# The ratios of docs/speed.md. Some minutes.
 bench: install
-	$(BIN)/python benchmarks/foundation.py
+	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m tools.generated_sections
 
 results: install
 	$(BIN)/python -m benchmarks.results

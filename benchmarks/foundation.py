@@ -46,7 +46,7 @@ def ratio_of_medians(first: Callable[[], Any], second: Callable[[], Any], rounds
     return statistics.median(a for a, _ in times), statistics.median(b for _, b in times)
 
 
-def one_pass(model: Any, rounds: int) -> None:
+def one_pass(model: Any, rounds: int) -> tuple[float, float]:
     from knowgate.models.prompts.answers import AnswerPrompts
     from knowgate.types import Question, SignalRequest
 
@@ -63,9 +63,10 @@ def one_pass(model: Any, rounds: int) -> None:
 
     with_gate, without = ratio_of_medians(gated, plain, rounds)
     print(f"one pass: gated skip {with_gate:.2f} s, plain {without:.2f} s: {with_gate / without:.3f} x (aim <= 1.05)")
+    return with_gate, without
 
 
-def samples(model: Any, rounds: int) -> None:
+def samples(model: Any, rounds: int) -> tuple[float, float, float]:
     import torch
 
     from knowgate.models.prompts.answers import AnswerPrompts
@@ -100,9 +101,10 @@ def samples(model: Any, rounds: int) -> None:
         f"{single / shared:.1f} x (aim >= 5); transformers generate(num_return_sequences=30) {library:.2f} s: "
         f"{library / shared:.1f} x (aim >= 2)"
     )
+    return shared, single, library
 
 
-def streaming(model: Any, rounds: int) -> None:
+def streaming(model: Any, rounds: int) -> tuple[float, float]:
     from knowgate.gates import load_gate
     from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 
@@ -118,6 +120,7 @@ def streaming(model: Any, rounds: int) -> None:
 
     pieces, whole = ratio_of_medians(streamed, at_once, rounds)
     print(f"streaming: token by token {pieces:.2f} s, at once {whole:.2f} s: {pieces / whole:.3f} x (aim <= 1.05)")
+    return pieces, whole
 
 
 class FullLength:

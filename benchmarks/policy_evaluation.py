@@ -25,6 +25,7 @@ from benchmarks.policy_predictions import (
     make_gates,
 )
 from benchmarks.policy_sets import RECORDED_SETS
+from knowgate.gates.calibration.threshold_choice import list_rate_thresholds
 from knowgate.stats.metrics import auroc
 from knowgate.training.policy.choice import (
     ALWAYS,
@@ -34,7 +35,6 @@ from knowgate.training.policy.choice import (
     PolicyResult,
     apply_policy,
     choose_policy,
-    list_rate_thresholds,
 )
 
 RESAMPLES = 10_000

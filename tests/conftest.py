@@ -1,11 +1,41 @@
 """Shared by all tests: the embedded model, loaded once per process, and how tests are spread over processes."""
 
+from importlib.util import find_spec
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A deadline per example would test the machine, not the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+# Files of tests that need a package of an extra, or a test package that a small environment does not have.
+FILES_BY_PACKAGE = {
+    "scipy": ("stats/test_frontier.py", "stats/test_logistic.py"),
+    "sklearn": (
+        "stats/test_metrics.py",
+        "stats/test_proportions.py",
+        "cli/test_cli_calibrate.py",
+        "cli/test_cli_first_run.py",
+        "cli/test_cli_fit_outside.py",
+    ),
+    "psycopg": ("core/postgres/test_migrations.py", "core/postgres/test_postgres.py", "server/test_postgres.py"),
+    "opentelemetry.sdk": ("server/test_spans.py",),
+    "schemathesis": ("server/test_openapi.py",),
+    "torch": ("retrieval/rerankers/test_cross_encoder.py", "cli/test_cli_help.py"),
+    "mapie": ("gates/calibration/test_guarantee.py",),
+}
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+collect_ignore = [path for module, paths in FILES_BY_PACKAGE.items() if not is_installed(module) for path in paths]
 
 LONGEST_FILES = (
     "test_ray.py",
@@ -39,5 +69,12 @@ def smollm_llamacpp():
 
 
 def pytest_collection_modifyitems(items):
-    """Start with the longest files, so that no process works alone at the end. `--dist loadfile` keeps this order."""
+    """Skip tests whose package is not installed, and start with the longest files (`--dist loadfile` keeps this order).
+
+    So no process works alone at the end.
+    """
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            if not is_installed(mark.args[0]):
+                item.add_marker(pytest.mark.skip(reason=f"needs {mark.args[0]}"))
     items.sort(key=lambda item: LONGEST_FILES.index(item.path.name) if item.path.name in LONGEST_FILES else 99)

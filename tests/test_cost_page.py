@@ -35,8 +35,12 @@ def test_the_command_prints_what_the_page_shows(printed, monkeypatch, capsys):
 
 
 def test_what_is_worked_out_follows_from_it(printed):
-    searches, money = number(r"saves ([\d,]+) searches", printed), number(r"worth ([\d.]+) at", printed)
-    assert f"{searches:,.0f} x 0.01 = {searches * 0.01:.2f}" in PROSE
-    assert f"{money:.2f}" == f"{searches * 0.01:.2f}"
+    searches, calls = number(r"saves ([\d,]+) searches", printed), number(r"makes ([\d,]+) more LLM calls", printed)
+    saved = searches * 0.01
+    assert f"{searches:,.0f} x $0.01 = ${saved:.2f}" in PROSE
+    assert f"${saved:.2f} / {calls:,.0f} = ${saved / calls:.3g}" in PROSE
+    assert f"{calls:,.0f} x $0.001 = ${calls * 0.001:.2f}, which is ${calls * 0.001 - saved:.2f} more" in PROSE
+    money = round(saved, 2) - round(calls * 0.0005, 2)
+    assert f"${saved:.2f} - ${calls * 0.0005:.2f} = ${money:.2f}" in PROSE
     for points in (number(r": -([\d.]+) points", printed), number(r"interval -([\d.]+) to", printed)):
-        assert f"{money} / {1_000 * points:,.0f} = {money / (1_000 * points):.2f}" in PROSE
+        assert f"${money:.2f} / {1_000 * points:,.0f} = ${money / (1_000 * points):.2f}" in PROSE

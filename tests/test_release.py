@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections import Counter
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import knowgate
-from tools import ci, dist, release_check
+from benchmarks import speed
+from tests import conftest
+from tools import adapter_versions, ci, dist, release_check
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
@@ -84,3 +88,31 @@ def test_every_required_package_is_in_the_list_of_licenses():
         name = re.match(r"[\w-]+", requirement)[0]
         assert f"| {name.lower()} | " in page, name
     assert "not stated" not in page
+
+
+def test_the_files_that_small_environments_leave_out_exist():
+    paths = [path for paths in conftest.FILES_BY_PACKAGE.values() for path in paths]
+    assert [path for path in paths if not (ROOT / "tests" / path).is_file()] == []
+
+
+def test_an_adapter_is_recorded_only_if_its_tests_passed(tmp_path):
+    outcomes = {name: Counter() for name in adapter_versions.ADAPTERS}
+    outcomes["mcp"] = Counter(passed=2, skipped=1)
+    outcomes["dspy"] = Counter(skipped=3)
+    outcomes["qdrant"] = Counter(passed=2, failed=1)
+    pytest.importorskip("mcp")
+    adapter_versions.write_record(outcomes, tmp_path / "record.json")
+    adapters = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))["adapters"]
+    assert adapters == {"mcp": {"tests": 2, "packages": {"mcp": metadata.version("mcp")}}}
+
+
+def test_every_adapter_of_the_extra_integrations_has_tested_versions():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    names = set(re.search(r"\[(.*)\]", extras["integrations"][0])[1].split(",")) - {"parquet"}  # a file format
+    assert names == set(json.loads(adapter_versions.RECORD.read_text(encoding="utf-8"))["adapters"])
+
+
+def test_a_ratio_is_worse_when_it_grew_by_more_than_a_third():
+    record = {"figures": [{"what": "a", "compared_with": "b", "ratio": 1.5}]}
+    assert speed.list_worse([speed.Figure("a", "b", 1.9, 1.0), speed.Figure("new", "b", 9.0, 1.0)], record) == []
+    assert speed.list_worse([speed.Figure("a", "b", 4.2, 2.0)], record) == ["a, compared with b: 2.10, recorded 1.50"]

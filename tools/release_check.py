@@ -51,6 +51,7 @@ CHECKS = [
     Check("documentation and its links", ["make", "docs"]),
     Check("results regenerate", ["make", "results"]),
     Check("results unchanged", ["git", "diff", "--exit-code", "--stat", "benchmarks/RESULTS.md", "benchmarks/results"]),
+    Check("speed", [sys.executable, "-m", "benchmarks.speed", "--check"]),
     Check("wheel and source archive", ["make", "dist"]),
     Check("extras can be installed", [sys.executable, "tools/ci.py", "extras"]),
     Check("minimal environment", [sys.executable, "tools/ci.py", "minimal"]),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knowgate.errors import BadInput
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage
 
 
@@ -20,6 +21,7 @@ class LinesRetriever:
         self._lines = [line.strip() for line in text.splitlines() if line.strip()]
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
+        check_k(k)
         return [self._search(query, k) for query in queries]
 
     def _search(self, query: str, k: int) -> list[Passage]:

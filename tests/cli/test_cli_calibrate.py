@@ -88,10 +88,18 @@ def test_ask_explains_the_guarantee(call, made, docs):
     call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
     outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--explain")
     assert outcome.code == 0
-    assert "This does not hold here: it was proven for passages from bm25" in outcome.err
+    assert "This does not hold here: it was proven for passages of another index (bm25)" in outcome.err
 
 
 def test_ask_says_without_being_asked_that_a_guarantee_does_not_hold(call, made, docs):
     call("calibrate", "gate", "--labels", "run", "--max-loss", "0.1")
     outcome = call("ask", "who?", "--model", "fake", "--gate", "gate", "--docs", docs, "--k", "5", "--max-tokens", "9")
+    assert "The guarantee of the gate 'fusion' does not hold here: it was proven for " in outcome.err
     assert "it was proven for 3 passages, not for 5; it was proven for answers of up to 8 tokens, not 9" in outcome.err
+    assert "index-1" not in outcome.err
+
+
+def test_ask_shows_the_guarantee_of_the_packaged_gate_only_on_demand(call, docs):
+    command = ("ask", "who?", "--model", "smollm", "--docs", docs, "--max-tokens", "2")
+    assert "does not hold" not in call(*command).err
+    assert "This does not hold here" in call(*command, "--explain").err

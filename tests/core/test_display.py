@@ -53,6 +53,8 @@ def test_shares_and_differences_with_their_intervals():
     assert format_percent_estimate(Estimate(0.5)) == "50.0 %"
     assert format_points_estimate(Estimate(0.05, -0.01, 0.11)) == "+5.0 [-1.0, +11.0]"
     assert format_points_estimate(Estimate(None)) == "–"
+    assert format_points_estimate(Estimate(-0.0, -0.0, 0.0004)) == "0.0 [0.0, 0.0]"
+    assert format_percent(-0.0001) == "0.0 %"
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.1234, "12.3 %"), (1.0, "100.0 %"), (None, MISSING_VALUE)])

@@ -9,7 +9,13 @@ import sqlite3
 import pytest
 
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.cost import compare_traffic_costs, compute_break_even_price, read_prices
+from knowgate.evaluation.cost import (
+    CostAssumptions,
+    QuestionCost,
+    compare_traffic_costs,
+    compute_break_even_price,
+    read_prices,
+)
 from knowgate.evaluation.replay import EventCost, Prices, Traffic, TrafficEvent
 from knowgate.evaluation.server_log import read_server_log
 
@@ -142,3 +148,9 @@ def test_another_database_is_rejected(tmp_path):
     file.close()
     with pytest.raises(BadInput, match="the table `decisions` is missing"):
         read_server_log(tmp_path / "d.sqlite")
+
+
+def test_the_money_of_a_question_is_its_searches_and_its_tokens_or_calls():
+    cost = QuestionCost(searches=0.5, passage_tokens=100.0, answer_tokens=20.0, llm_calls=1.5)
+    assert cost.money(CostAssumptions(price_search=0.01, price_token=0.001)) == pytest.approx(0.005 + 0.12)
+    assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1)) == pytest.approx(0.005 + 0.15)

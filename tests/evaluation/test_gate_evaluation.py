@@ -159,8 +159,8 @@ def test_several_data_specs_are_one_evaluation(setup, tmp_path):
 def test_it_prints_a_table_of_its_gates(tmp_path):
     first, head, *rows = repr(evaluate(["good"], trial_run(tmp_path / "run"), resamples=0)).splitlines()
     assert first == "<Evaluation on 4 questions of fake (run)>"
-    assert head.split() == ["gate", "accuracy", "retrieval", "LLM", "calls", "against", "always", "AUROC"]
-    assert rows[2].split() == ["good", "75.0", "%", "50.0", "%", "1.50", "+25.0", "1.000"]
+    assert head.split() == ["gate", "threshold", "accuracy", "retrieval", "LLM", "calls", "against", "always", "AUROC"]
+    assert rows[2].split() == ["good", "0.5", "75.0", "%", "50.0", "%", "1.50", "+25.0", "1.000"]
 
 
 def test_in_a_notebook_it_shows_the_table_and_a_curve_for_each_gate(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.errors import BadSetting
-from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost
+from knowgate.evaluation.cost import CostAssumptions, estimate_always_cost, format_money, format_price
 from knowgate.evaluation.gate_choice import CorrectAnswers, GateOption, choose_gate
 from knowgate.evaluation.gate_comparison import GateGuarantee
 from knowgate.evaluation.gate_evaluation import evaluate
@@ -124,11 +124,11 @@ def test_a_guarantee_that_does_not_hold_here_is_ignored(tmp_path):
 def test_the_note_lists_stored_guarantees(tmp_path):
     evaluation = evaluated(planted(tmp_path / "run", known=4))
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
-        " No guarantee is stored (needs on record keep none, folders of gates do): knowgate calibrate gives one."
+        " This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder."
     )
     evaluation.guarantees["good"] = GateGuarantee("It loses at most 2 %. This does not hold here: …", holds=False)
     assert build_verdict(evaluation, CostAssumptions(), 0.02).note.endswith(
-        " No guarantee is stored for that; one is with 'good': It loses at most 2 %. This does not hold here: …."
+        " This choice has no guarantee; one is stored with 'good': It loses at most 2 %. This does not hold here: …."
     )
 
 
@@ -171,8 +171,8 @@ def test_savings_are_those_of_the_searches_and_tokens(tmp_path):
     verdict = build_verdict(
         evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(price_search=0.01, price_token=0.0), 0.02
     )
-    assert "saves 25,000 searches and 250, at your prices (0.01 a search, 0 a million tokens)" in verdict.text
-    assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "250"]
+    assert "saves 25,000 searches and $250, at your prices ($0.01 a search, $0.00 a million tokens)" in verdict.text
+    assert [tile.value for tile in verdict.key_figures] == ["25.0 %", "0.0", "1.75", "$250"]
 
 
 @pytest.mark.parametrize(("known", "n"), [(4, 60), (100, N)])
@@ -180,7 +180,9 @@ def test_prices_are_shown_even_if_nothing_is_recommended(tmp_path, known, n):
     evaluation = evaluated(planted(tmp_path / "run", known=known, n=n))
     verdict = build_verdict(evaluation, CostAssumptions(price_search=0.02, price_token=0.0), 0.02)
     assert not verdict.recommendation.is_positive
-    assert "costs 2,000, at your prices (0.02 a search, 0 a million tokens); no gate can save more" in verdict.text
+    assert (
+        "costs $2,000, at your prices ($0.02 a search, $0.00 a million tokens); no gate can save more" in verdict.text
+    )
     assert "below" not in verdict.text  # on a terminal it is the last that is said
 
 
@@ -244,8 +246,50 @@ def test_losing_slices_are_named_with_their_interval():
     assert text == "It loses answers on: data set hotpotqa -3.2 [-5.4, -1.2] (n = 500)."
 
 
-def test_the_verdict_states_searches_and_llm_calls_and_no_invented_money(tmp_path):
+def test_unknown_money_gives_a_neutral_verdict_with_the_price_at_which_it_pays(tmp_path):
+    """Per question 0.25 searches at 0.005 are saved, and 0.75 more LLM calls made: 0.00125 / 0.75 = 0.00167."""
     verdict = build_verdict(evaluated(planted(tmp_path / "run", known=4)), CostAssumptions(), 0.02)
+    assert (verdict.level, verdict.label) == ("saves", "Saves searches")
+    assert verdict.headline == "'good' at 0.5 pays if an LLM call costs less than $0.00167."
     assert "makes 0.75 searches and 1.75 LLM calls (always retrieving: 1.00 and 1.00)" in verdict.text
-    assert verdict.key_figures[-1].value == "unknown"
-    assert "What the LLM calls cost is unknown: the rows hold no texts of passages." in verdict.text
+    assert "What these cost is unknown: the rows hold no texts of passages." in verdict.text
+    assert "Break-even: $125 / 75,000 = $0.00167 a call." in verdict.text
+    assert verdict.key_figures[-1].value == "$0.00167"
+
+
+@pytest.mark.parametrize(
+    ("price", "label", "text"),
+    [
+        (
+            0.001,
+            "Worth using",
+            "saves 25,000 searches and $50.00, at your prices ($0.005 a search, $0.001 an LLM call)",
+        ),
+        (0.002, "Saves searches", "saves 25,000 searches, but costs $25.00 more at your prices"),
+    ],
+)
+def test_the_price_of_an_llm_call_decides_whether_it_is_worth_using(tmp_path, price, label, text):
+    """75,000 more calls cost 75 or 150; 25,000 searches at 0.005 save 125."""
+    evaluation = evaluated(planted(tmp_path / "run", known=4))
+    verdict = build_verdict(evaluation, CostAssumptions(price_llm_call=price), 0.02)
+    assert (verdict.label, text in verdict.text) == (label, True)
+    if price == 0.002:
+        assert "it pays if a search costs more than $0.006." in verdict.text
+
+
+def test_a_policy_without_more_llm_calls_is_worth_its_searches(tmp_path):
+    verdict = build_verdict(evaluated(planted(tmp_path / "run", known=2, helped=0.0)), CostAssumptions(), 0.02)
+    assert (verdict.label, verdict.savings.money) == ("Worth using", 500)
+    assert "saves 100,000 searches, worth $500 at assumed prices" in verdict.text
+
+
+def test_amounts_of_money_have_one_style():
+    assert [format_money(amount) for amount in (None, 0.0, -0.001, -3.2, 44.666, 1234.5)] == [
+        "unknown", "$0.00", "$0.00", "-$3.20", "$44.67", "$1,234",
+    ]  # fmt: skip
+    assert [format_price(price) for price in (0.0, 0.3, 0.00049, 2.5e-6)] == [
+        "$0.00",
+        "$0.30",
+        "$0.00049",
+        "$0.0000025",
+    ]

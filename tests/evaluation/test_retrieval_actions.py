@@ -68,7 +68,7 @@ def test_actions_are_in_the_table_and_the_json(run):
 
 
 def test_rows_without_iterative_answers_are_rejected(tmp_path):
-    with pytest.raises(BadSetting, match="Label with iterative=True"):
+    with pytest.raises(BadSetting, match="`price_wrong` needs answers after several rounds"):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
 
 

@@ -114,7 +114,7 @@ def test_sharing_a_reading_with_every_other_gate_changes_no_need(name):
 
 
 @every_gate
-def test_calibrating_does_not_change_a_gate_object(name):
+def test_scoring_does_not_change_a_gate(name):
     gate = ready(name)
     before = frozen(gate)
     readings = read(gate)

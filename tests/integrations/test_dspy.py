@@ -30,13 +30,13 @@ def test_context_is_retrieved_only_if_needed(decider, retriever, lm):
 
 
 def test_any_callable_can_search(decider):
-    assert KnowgateRAG(decider, lambda question: ["one", "two"] * 9, k=3).look_up("?") == ["one", "two", "one"]
+    assert KnowgateRAG(decider, lambda question: ["one", "two"] * 9, k=3).retrieve("?") == ["one", "two", "one"]
 
 
 @pytest.mark.parametrize("search", [lambda question: None, lambda question: 1 / 0])
 def test_a_failing_search_is_an_error(decider, search):
     with pytest.raises(AdapterError, match="the search"):
-        KnowgateRAG(decider, search).look_up("?")
+        KnowgateRAG(decider, search).retrieve("?")
 
 
 def test_an_optimizer_tunes_its_predictors(decider, retriever):

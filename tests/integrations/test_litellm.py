@@ -76,7 +76,7 @@ def test_failures_fall_open_with_a_note(broken):
 
 
 def test_a_callback_without_documents_is_an_error():
-    with pytest.raises(BadSetting, match="set `docs` or `index`"):
+    with pytest.raises(BadSetting, match="Set `docs` or `index`"):
         KnowgateHook(AdaptiveRAG(FakeModel(TABLE), load_gate("never")))
 
 

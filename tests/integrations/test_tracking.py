@@ -60,9 +60,9 @@ def test_a_missing_tracker_names_the_extra(module, log, evaluation, monkeypatch)
         log(evaluation)
 
 
-def test_the_eval_command_logs_with_a_flag(folder, tmp_path, monkeypatch, capsys):
+def test_the_eval_command_logs_to_mlflow_with_a_flag(folder, tmp_path, monkeypatch, capsys):
     mlflow = pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
     assert run(["eval", "--labels", str(folder), "--gates", "always", "--resamples", "5", "--mlflow"]) == 0
-    assert "MLflow has it as run" in " ".join(capsys.readouterr().err.split())
+    assert "Logged to MLflow as run" in " ".join(capsys.readouterr().err.split())

@@ -70,6 +70,21 @@ def test_savings_are_net_of_discarded_drafts(serve, stub, tmp_path):
     assert result["stages"]["gate"]["n"] == 3
 
 
+def test_llm_and_gates_are_named_as_the_user_names_them(serve, stub, tmp_path):
+    options = {"upstream_model": "my-llm", "gate_b": "logprob:mean", "decisions": str(tmp_path / "d.db"), "audit": 0.5}
+    address, _ = serve(gate="logprob:first", options=options)
+    data = httpx.get(f"{address}/v1/dashboard").json()
+    assert (data["model"], data["gate"]) == ("my-llm", "logprob:first")
+    assert [arm["gate"] for arm in data["learning"]["arms"].values()] == ["logprob:first", "logprob:mean"]
+
+
+def test_an_llm_without_a_name_is_named_by_the_upstream(serve, stub):
+    address, _ = serve(gate="never")
+    assert httpx.get(f"{address}/v1/dashboard").json()["model"] == f"the LLM at {stub.url}"
+    ask(address, model="knowgate")
+    assert httpx.get(f"{address}/v1/dashboard").json()["model"] == "stub-llm"
+
+
 def test_savings_are_unknown_before_the_first_retrieval(serve):
     address, _ = serve(gate="never")
     ask(address)
@@ -90,7 +105,7 @@ def test_the_page_shows_decisions_as_text_without_console_errors(serve, stub, pa
     page.wait("document.querySelector('#recent details')")
     text = page.text
     assert "What skipping costs" in text
-    assert "Of 1 audited requests, 1 would have been answered differently" in text
+    assert "Audits: 1 of 1 answers (100.0 %) would have been different" in text
     assert HOSTILE in text
     assert page.run("document.querySelectorAll('#recent img, #recent b').length") == 0
     assert "answers differ" in text

@@ -75,3 +75,10 @@ def test_an_upgrade_that_fails_leaves_the_file_as_it_was(tmp_path):
     connection = sqlite3.connect(path)
     assert "owner" not in {row[1] for row in connection.execute("PRAGMA table_info(decisions)")}
     connection.close()
+
+
+@pytest.mark.parametrize(("is_durable", "level"), [(True, 2), (False, 1)])
+def test_only_durable_commits_wait_for_the_disk(tmp_path, is_durable, level):
+    store = open_store(str(tmp_path / "log.db"), DECISION_MIGRATIONS, lock_timeout=1.0, is_durable=is_durable)
+    assert store.fetch_rows("PRAGMA synchronous") == [(level,)]
+    store.close()

@@ -106,9 +106,9 @@ def test_a_gate_that_failed_repeatedly_is_not_called(serve):
     assert "not used for a while" in report[-1]["reason"]
 
 
-def test_an_upstream_without_log_probabilities_retrieves_and_reports_it(serve, stub):
-    stub.refuses = ("logprobs",)
+def test_an_upstream_that_stops_returning_log_probabilities_retrieves_and_reports_it(serve, stub):
     address, _ = serve(gate="logprob:first")
+    stub.refuses = ("logprobs",)
     reply = ask(address)
     assert reply.status_code == 200
     assert (reply.json()["knowgate"]["retrieve"], reply.json()["knowgate"]["degraded"]) == (True, ["gate"])
@@ -130,6 +130,15 @@ def test_a_stale_calibration_always_retrieves_and_reports_it(serve, upstream, st
     assert (report["retrieve"], report["degraded"]) == (True, ["stale calibration"])
     assert "another LLM" in report["reason"]
     assert "another LLM" in httpx.get(f"{address}/ready").json()["stale"]
+
+
+@pytest.mark.parametrize(("upstream", "stream"), [(True, False), (False, False), (False, True)])
+def test_rules_are_obeyed_although_the_calibration_is_stale(serve, upstream, stream):
+    address, _ = serve(upstream=upstream, gate="always", change=use_gate(StaleGate(unless="rules")))
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": "Thanks!"}], "stream": stream}
+    reply = httpx.post(f"{address}/v1/chat/completions", json=body)
+    report = events(reply)[-1]["knowgate"] if stream else reply.json()["knowgate"]
+    assert (report["retrieve"], report["rule"], report["degraded"]) == (False, "thanks", [])
 
 
 # --- the retriever --------------------------------------------------------------------------------

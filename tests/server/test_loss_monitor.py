@@ -87,7 +87,7 @@ def test_one_client_cannot_switch_the_gate_off_for_others(serve, stub, tmp_path)
 
 def test_a_gate_without_a_bound_has_no_alarm_and_says_what_to_set(serve, caplog):
     _, app = serve(gate="never")
-    arm = _build_arm("a", app.state.service.gate_service.rag, ServeOptions(audit=0.1, decisions="d.db"))
+    arm = _build_arm("a", app.state.service.gate_service.rag, "never", ServeOptions(audit=0.1, decisions="d.db"))
     assert arm.monitor.max_changed is None
     assert "Set `max_changed` to get one" in caplog.text
 
@@ -154,6 +154,6 @@ def test_the_alarm_tests_the_bound_that_calibrate_recorded(tmp_path, threshold, 
         gate=gate, bound_gate=gate, threshold=threshold, retriever=None, guarantee_violations=(), k=1,
         model=SimpleNamespace(fingerprint="m"), prompts=SimpleNamespace(fingerprint="p"),
     )  # fmt: skip
-    monitor = _build_arm("a", rag, ServeOptions(audit=0.1, decisions="d.db", max_changed=max_changed)).monitor
+    monitor = _build_arm("a", rag, "fusion", ServeOptions(audit=0.1, decisions="d.db", max_changed=max_changed)).monitor
     assert monitor.max_changed == (pytest.approx(bound) if applies else max_changed)
     assert monitor.test_delta == pytest.approx(0.025 if applies else 0.05)  # a bound is itself wrong with 2.5 %

@@ -33,9 +33,10 @@ def drawn(n=400, seed=0, digits=None):
 def measures(needed, needs, weights):
     ranked = NeedRanking(needs)
     drawn = ranked.sort(weights)
+    areas = ranked.areas(drawn, needed)
+    np.testing.assert_array_equal(areas["auroc"], ranked.auroc(drawn, needed))
     return {
-        "auroc": ranked.auroc(drawn, needed),
-        **ranked.precision_and_risk(drawn, needed),
+        **areas,
         "accuracy": weighted_accuracy(weights, needed, needs),
         "brier": weighted_brier(weights, needed, needs),
         "ece": weighted_ece(weights, needed, needs),

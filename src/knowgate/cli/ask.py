@@ -20,7 +20,9 @@ from knowgate.cli.questions import QuestionStream, read_arguments
 from knowgate.core.display import sanitize_text
 from knowgate.core.validation import parse_json
 from knowgate.errors import BadInput
+from knowgate.gates import PACKAGED_GATES
 from knowgate.gates.artifacts.drift import compute_far_share, format_far_warning
+from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import answer_record, decision_record
 from knowgate.pipeline.builder import build_pipeline
@@ -143,9 +145,18 @@ def decide(
 
 
 def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
-    """Print the gate's guarantee (if it has one) when `explain` is set or the guarantee does not hold here."""
-    if (explain or rag.guarantee_violations) and rag.guarantee:
-        STDERR_CONSOLE.print(rag.guarantee)
+    """Print the gate's guarantee if `explain` is set, or one line if the guarantee of the user's own gate is violated.
+
+    Packaged gates were calibrated on other documents than the user's, so their guarantee is shown only on demand.
+    """
+    gate = rag.bound_gate
+    if explain:
+        if rag.guarantee:
+            STDERR_CONSOLE.print(rag.guarantee)
+        return
+    is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
+    if is_own and (reasons := rag.guarantee_violations):
+        STDERR_CONSOLE.print(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(reasons)}.")
 
 
 def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_json: bool) -> None:

@@ -11,7 +11,7 @@ import typer
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
 from knowgate.cli.options import parse_log_location, parse_path
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
-from knowgate.core.display import TextTable
+from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
 from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import (
@@ -23,7 +23,6 @@ from knowgate.evaluation.cost import (
     compare_traffic_costs,
     read_prices,
 )
-from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT
 from knowgate.evaluation.replay import Prices, Traffic
 from knowgate.evaluation.traffic_log import LoggedTraffic
 

@@ -128,10 +128,12 @@ def _print_warnings(evaluation: Evaluation) -> None:
 def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bool, as_json: bool) -> None:
     """Print either one JSON object, or the recommendation followed by one table, or by all of them."""
     if as_json:
-        print_json(build_summary(evaluation, report.max_loss))
+        print_json(build_summary(evaluation, report))
         return
     verdict = build_verdict(evaluation, report.assumptions, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
+    if verdict.recommendation.is_positive and verdict.savings.money is None:
+        STDERR_CONSOLE.print("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
     tables = build_evaluation_tables(evaluation) if full else build_summary_tables(evaluation)

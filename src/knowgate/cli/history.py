@@ -49,8 +49,9 @@ EmbedderName = Annotated[
     str | None,
     typer.Option(
         "--embedder",
-        help="Sentence embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a Hugging Face name "
-        "or a folder. Default: the embedding that the log was filled with, or minilm for a new log.",
+        help="Sentence embedding that compares questions: minilm (English), mpnet, m3e (Chinese), a Hugging Face name, "
+        "a folder, or openai:MODEL@URL for an embedding server. Default: the embedding that the log was filled with, "
+        "or minilm for a new log.",
     ),
 ]
 Tenant = Annotated[str, typer.Option(help="Tenant that the entries belong to. Default: no tenant.")]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 NOT_DEFINED = "not defined"
 MISSING_VALUE = "–"
+UNKNOWN_AMOUNT = "unknown"  # shown for an amount that was not recorded
 # Control, format and line-separator characters (Unicode categories Cc, Cf, Zl, Zp) and surrogates. Joiners (U+200C,
 # U+200D) and the soft hyphen are allowed, because ordinary text contains them.
 CONTROL_CHARACTERS = re.compile(
@@ -101,7 +102,7 @@ def render_markdown_tables(tables: Sequence[TextTable]) -> str:
 
 def format_percent(value: float | None) -> str:
     """Format a share from 0 to 1 as '52.0 %', or as a dash if it is None."""
-    return MISSING_VALUE if value is None else f"{100 * value:.1f} %"
+    return MISSING_VALUE if value is None else f"{round(100 * value, 1) or 0.0:.1f} %"  # `or` avoids a negative zero
 
 
 def format_points(value: float) -> str:

@@ -27,7 +27,7 @@ SURROGATES = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")  # escaped in JSON
 
 
 def check_regular_file(path: Path) -> None:
-    """Raise BadInput if a path is not a regular file.
+    """Raise BadInput if a path is not a regular file, and FileNotFoundError if there is none.
 
     Reading a pipe could block forever, and reading a device may never end.
     """

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from knowgate.core.display import UNKNOWN_AMOUNT
 from knowgate.core.options import read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
@@ -215,21 +217,23 @@ def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
 
 @dataclass(frozen=True)
 class CostAssumptions:
-    """Prices, in any currency, and times that label runs do not contain.
+    """Prices in dollars, and times that label runs do not contain.
 
     Attributes:
         price_search: Price of one search.
         price_token: Price of one token that the LLM reads or generates.
         search_seconds: Duration of a search.
+        price_llm_call: Price of one LLM call, which replaces the price of tokens; None to count tokens.
     """
 
     price_search: float = DEFAULT_SEARCH_PRICE
     price_token: float = DEFAULT_TOKEN_PRICE
     search_seconds: float = DEFAULT_SEARCH_SECONDS
+    price_llm_call: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not (math.isfinite(value) and value >= 0):
+            if value is not None and not (math.isfinite(value) and value >= 0):
                 raise BadSetting(f"{name}={value:g} is not allowed. Use a number of at least 0.")
 
     @property
@@ -257,8 +261,10 @@ class QuestionCost:
     llm_calls: float = 1.0
 
     def money(self, assumptions: CostAssumptions) -> float | None:
-        """Return the price of searches and tokens; None if tokens have a price and their number is unknown."""
+        """Return the price of searches and of the LLM; None if tokens have a price and their number is unknown."""
         searches = self.searches * assumptions.price_search
+        if assumptions.price_llm_call is not None:
+            return searches + self.llm_calls * assumptions.price_llm_call
         if not assumptions.price_token:
             return searches
         if self.passage_tokens is None or self.answer_tokens is None:
@@ -278,7 +284,8 @@ class QuestionCost:
         """
         free_search = replace(assumptions, price_search=0.0)
         always_money, money = always.money(free_search), self.money(free_search)
-        is_unpriced = not assumptions.price_token and self.llm_calls > always.llm_calls
+        has_llm_price = assumptions.price_token or assumptions.price_llm_call is not None
+        is_unpriced = not has_llm_price and self.llm_calls > always.llm_calls
         if always_money is None or money is None or is_unpriced:
             return None
         return compute_break_even_price(always_money, money, always.searches - self.searches)
@@ -329,3 +336,100 @@ def count_passage_tokens(table: LabelTable) -> FloatArray | None:
 def _count_open_answer_tokens(table: LabelTable) -> FloatArray:
     """Return the answer length of each question with passages, or without them if none were found, in tokens."""
     return np.where(table.has_open_answer, table.open_tokens, table.closed_tokens)
+
+
+# --- savings --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Savings:
+    """What a policy saves on `SAVINGS_QUESTIONS` questions, compared with always retrieving.
+
+    Attributes:
+        always: Cost of always retrieving.
+        gated: Cost of the policy.
+        assumptions: Prices and times.
+    """
+
+    always: QuestionCost
+    gated: QuestionCost
+    assumptions: CostAssumptions
+
+    @property
+    def searches(self) -> float:
+        """Searches saved."""
+        return SAVINGS_QUESTIONS * (self.always.searches - self.gated.searches)
+
+    @property
+    def search_money(self) -> float:
+        """Price of the saved searches."""
+        return self.searches * self.assumptions.price_search
+
+    @property
+    def extra_calls(self) -> float:
+        """LLM calls that the policy makes more."""
+        return SAVINGS_QUESTIONS * (self.gated.llm_calls - self.always.llm_calls)
+
+    @property
+    def includes_llm(self) -> bool:
+        """Whether `money` includes what the LLM calls cost."""
+        return None not in (self.always.money(self.assumptions), self.gated.money(self.assumptions))
+
+    @property
+    def money(self) -> float | None:
+        """Money saved; None if the policy makes more LLM calls and their price is unknown.
+
+        If it makes no more calls and their price is unknown, only the searches are counted.
+        """
+        before, after = self.always.money(self.assumptions), self.gated.money(self.assumptions)
+        if before is not None and after is not None:
+            return SAVINGS_QUESTIONS * (before - after)
+        return None if self.extra_calls > 0 else self.search_money
+
+    @property
+    def pays(self) -> bool:
+        """Whether the policy is known to save money."""
+        return self.money is not None and self.money > 0
+
+    @property
+    def break_even_call(self) -> float | None:
+        """The price of an LLM call below which the policy saves money; None if it makes no more calls."""
+        return self.search_money / self.extra_calls if self.extra_calls > 0 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert the savings to plain data."""
+        return {
+            "questions": SAVINGS_QUESTIONS,
+            "searches": self.searches,
+            "extra_llm_calls": self.extra_calls,
+            "money": self.money,
+            "break_even_llm_call": self.break_even_call,
+        }
+
+
+def describe_prices(assumptions: CostAssumptions) -> str:
+    """Name the prices, and whether they are assumed or set by the user."""
+    source = "assumed prices" if assumptions.are_defaults else "your prices"
+    if assumptions.price_llm_call is not None:
+        llm = f"{format_price(assumptions.price_llm_call)} an LLM call"
+    else:
+        llm = f"{format_price(1e6 * assumptions.price_token)} a million tokens"
+    return f"{source} ({format_price(assumptions.price_search)} a search, {llm})"
+
+
+def format_money(amount: float | None) -> str:
+    """Format an amount of money in dollars, without cents if it is large."""
+    if amount is None:
+        return UNKNOWN_AMOUNT
+    digits = f"{abs(amount):,.0f}" if abs(amount) >= 100 else f"{abs(amount):,.2f}"
+    is_negative = amount < 0 and digits != "0.00"
+    return f"-${digits}" if is_negative else f"${digits}"
+
+
+def format_price(price: float | None) -> str:
+    """Format the price of one thing in dollars, with as many digits as a small price needs."""
+    if price is None:
+        return UNKNOWN_AMOUNT
+    if price == 0 or price >= 0.1:
+        return f"${price:,.2f}"
+    return f"${price:.8f}".rstrip("0") if price < 0.0001 else f"${price:.3g}"

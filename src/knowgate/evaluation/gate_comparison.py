@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent
+from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent
 from knowgate.core.validation import read_text
 from knowgate.data.runs.rows import ANSWER_FREQUENCY, FREQUENCY_THIRDS, SLICE_DIMENSIONS
 from knowgate.data.runs.table import LabelTable
@@ -40,7 +40,6 @@ from knowgate.types.markup import escape_html
 CURVE_STEPS = 60
 COST_COLUMNS = ("LLM calls", "deciding, ms")
 AGAINST_ALWAYS = "against always"
-UNKNOWN_AMOUNT = "unknown"
 MAX_CURVES = len(COLORS)  # gates that get a curve of their own in the notebook chart
 
 
@@ -341,14 +340,15 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
     if not has_open_answers:
         rows = [(gate.gate, _format_auroc_cell(gate)) for gate in gates]
         return TextTable("Gates compared", ("gate", "AUROC"), tuple(rows))
-    full_rows = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
-    columns = ("gate", "accuracy", "retrieval", "LLM calls", AGAINST_ALWAYS, "AUROC")
-    return TextTable("Gates compared", columns, tuple(full_rows))
+    rows_with_answers = [(gate.gate, *_format_answer_cells(gate), _format_auroc_cell(gate)) for gate in gates]
+    columns = ("gate", "threshold", "accuracy", "retrieval", "LLM calls", AGAINST_ALWAYS, "AUROC")
+    return TextTable("Gates compared, each at its own threshold", columns, tuple(rows_with_answers))
 
 
 def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
     measures = gate.measures
     return (
+        f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE,
         format_percent(measures["accuracy"].value),
         format_percent(measures["rate"].value),
         f"{gate.cost.calls:.2f}",

@@ -311,7 +311,7 @@ def _build_ranking_metric(outcomes: GradedNeeds) -> WeightedMetric:
 
     def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
         by_need = ranking.sort(weights)
-        values = {"auroc": ranking.auroc(by_need, unknown), **ranking.precision_and_risk(by_need, unknown)}
+        values = ranking.areas(by_need, unknown)
         values["ece"] = metrics.weighted_ece(weights, unknown, needs)
         values["brier"] = metrics.weighted_brier(weights, unknown, needs)
         values["judged"] = metrics.weighted_mean(weights, judged_correctly)

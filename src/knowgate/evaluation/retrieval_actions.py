@@ -165,13 +165,14 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            "price_search compares skipping, one retrieval and several rounds, but no row has an answer after "
-            "several rounds. Label with iterative=True, or import such answers with `knowgate import-answers`."
+            "`price_wrong` needs answers after several rounds of retrieval, and no row has one: it chooses between "
+            "skipping, one search and several. Leave it out, or label the questions with the option 'iterative' of "
+            "`knowgate label`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for price_search, which fits expected gains on some questions "
+            f"{len(table.rows)} questions are too few for `price_wrong`, which fits expected gains on some questions "
             "and tests them on others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)

@@ -16,6 +16,7 @@ from knowgate.stats.metrics import FloatArray
 from knowgate.types import Gate, Question, Reading
 
 CONSTANT_NEED = 0.5
+CONSTANT_GATE = "constant"  # name of the gate that decides the same for every question
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class FittedGate(Gate):
         Raises:
             ArtifactError: The gate was fitted on a different LLM or different prompts, and `plug_in` is False.
         """
-        note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
+        note = check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     def distances(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float | None]:

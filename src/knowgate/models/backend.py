@@ -17,6 +17,7 @@ from knowgate.errors import BadSetting
 from knowgate.types import Completion, Prompt, Sampling, SignalRequest, TextStream
 
 Handle = TypeVar("Handle")
+UNNAMED_FINGERPRINT = "openai-unnamed"  # of an upstream whose model is not named, so it could be any LLM
 # A word with the space before it. Chinese, Japanese and Korean characters count as words.
 WORD_PATTERN = re.compile(r"\s*(?:[぀-ヿ㐀-鿿가-힣]|[^\s぀-ヿ㐀-鿿가-힣]+)|\s+")
 

@@ -11,7 +11,7 @@ from knowgate.gates import DEFAULT_GATE, default_gate, describe_text_only, is_te
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.artifacts.gate_folder import parse_fitted_spec, read_artifact
-from knowgate.gates.calibration.deployment import describe_missing_calibration
+from knowgate.gates.calibration.deployment import describe_missing_calibration, describe_recorded_origin
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate
 from knowgate.models import load_model
@@ -67,6 +67,9 @@ def build_pipeline(
         rules=build_rules(settings),
     )
     if settings.threshold is None and (notice := describe_missing_calibration(rag.gate)):
+        log.warning(notice)
+    if not settings.plug_in and (notice := describe_recorded_origin(rag.gate)):
+        _ = rag.bound_gate  # raises if the answers are those of another LLM
         log.warning(notice)
     if not retrieves:
         return rag

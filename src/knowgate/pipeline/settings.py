@@ -41,7 +41,10 @@ class DecisionOptions(Options):
         "of a fitted gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, "
         "else logprob:first, or always:rules for an LLM that returns only text.",
     )
-    plug_in: bool = Field(default=False, description="Use the gate even if it was fitted on another LLM.")
+    plug_in: bool = Field(
+        default=False,
+        description="Use the gate even if it was fitted on another LLM. Its guarantee does not hold then.",
+    )
     threshold: Share | None = Field(
         default=None,
         description="Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's "

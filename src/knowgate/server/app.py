@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.gates import DEFAULT_GATE
+from knowgate.gates.fitted_gate import FittedGate
+from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.builder import build_pipeline
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
@@ -37,7 +39,7 @@ from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import UpstreamClient
 from knowgate.server.upstream.draft import UpstreamDraftModel
 from knowgate.server.upstream.forwarding import UpstreamForwarder
-from knowgate.types import Model
+from knowgate.types import Completion, Gate, Model, Question, Reading, Signal, Token
 
 log = logging.getLogger(__name__)
 
@@ -202,11 +204,16 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
     elif options.way is not None:
         raise BadSetting("`way` works only with `upstream`. Remove `way`, or set `upstream`.")
     rag = build_pipeline(settings, model=model)
+    if isinstance(rag.model, UpstreamDraftModel):
+        check_upstream_logprobs(rag.gate, rag.model)
     if rag.log is not None:
         rag.log.load_embedder()  # takes seconds, in which the first label would wait
     if rag.retriever is not None:
         rag = rag.replace(retriever=FingerprintCachingRetriever(rag.retriever))
-    gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict)
+    gate_spec = "" if settings.gate == DEFAULT_GATE else str(settings.gate)
+    gate_service = GateService(rag, timeout=options.gate_seconds, strict=options.strict, gate_spec=gate_spec)
+    if options.upstream is not None and not gate_service.staleness:
+        load_gate_models(rag)
     reads_draft = not gate_service.get_signal_request(rag).is_empty
     if options.way == "question" and reads_draft:
         raise BadSetting(
@@ -220,6 +227,43 @@ def build_gate_service(settings: PipelineOptions, options: ServeOptions, model: 
             "Remove `arbiter`, or use a gate that reads drafts."
         )
     return gate_service
+
+
+def load_gate_models(rag: AdaptiveRAG) -> None:
+    """Load the models of a fitted gate, such as its judge or embedding model, by scoring one question.
+
+    Otherwise they are loaded in the first request, which can take longer than the timeout of the gate. If this fails,
+    it is not reported here, but by the requests that use the gate.
+    """
+    if not isinstance(rag.bound_gate, FittedGate):
+        return
+    draft = Completion("Paris", (Token("Paris", -0.1, entropy=0.1, margin=0.9),), n_tokens=1)
+    with suppress(Exception):
+        rag.bound_gate.score([Question("What is the capital of France?")], [Reading(draft=draft)])
+
+
+def check_upstream_logprobs(gate: Gate, upstream: UpstreamDraftModel) -> None:
+    """Check that the upstream returns log-probabilities if the gate reads them.
+
+    If the upstream cannot be asked, for example because it is down, a warning is logged.
+
+    Raises:
+        BadSetting: The gate needs log-probabilities, but the upstream returns only text.
+    """
+    if Signal.LOGPROBS not in gate.needs or upstream.returns_logprobs:
+        return
+    if upstream.returns_logprobs is None:
+        log.warning(
+            "The upstream could not be asked whether it returns log-probabilities, which the gate '%s' needs. Requests "
+            "that get none retrieve, and name the problem in the field `knowgate.degraded` of the response.",
+            gate.name,
+        )
+        return
+    raise BadSetting(
+        f"gate='{gate.name}' needs log-probabilities, but the upstream returns only text. Turn them on in the upstream, "
+        "leave `gate` out to retrieve for everything but small talk, or fit a policy for text-only LLMs with "
+        "`knowgate import-answers` and `knowgate fit`."
+    )
 
 
 # --- reloading ------------------------------------------------------------------------------------

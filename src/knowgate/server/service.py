@@ -105,6 +105,14 @@ class Service:
         breakers = [self.gate_service.gate_breaker, self.gate_service.retriever_breaker]
         return breakers if self.forwarder is None else [*breakers, self.forwarder.upstream.breaker]
 
+    @property
+    def model_label(self) -> str:
+        """The LLM as the user names it: the model of the upstream if it is known, or else the upstream."""
+        if self.forwarder is None:
+            return self.gate_service.rag.model.name
+        upstream = self.forwarder.upstream
+        return self.options.upstream_model or upstream.default_model or f"the LLM at {upstream.url}"
+
     # --- lifecycle --------------------------------------------------------------------------------
 
     def start_learning(self, settings: PipelineOptions) -> None:

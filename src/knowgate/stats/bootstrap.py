@@ -225,10 +225,10 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     ranking = NeedRanking(needs)
 
     def quality(weights: WeightMatrix) -> dict[str, FloatArray]:
-        sorted_weights = ranking.sort(weights)
+        areas = ranking.areas(ranking.sort(weights), needed)
         return {
-            "auroc": ranking.auroc(sorted_weights, needed),
-            "auprc": ranking.precision_and_risk(sorted_weights, needed)["auprc"],
+            "auroc": areas["auroc"],
+            "auprc": areas["auprc"],
             "accuracy": weighted_accuracy(weights, needed, needs),
             "ece": weighted_ece(weights, needed, needs),
             "brier": weighted_brier(weights, needed, needs),

@@ -34,7 +34,9 @@ from knowgate.stats.metrics import FloatArray
 LAMBDAS: FloatArray = np.array([0.9, 0.6, 0.35, 0.2, 0.1, 0.05, 0.02])
 PSI: FloatArray = -np.log1p(-LAMBDAS) - LAMBDAS
 BISECTION_STEPS = 40  # to find a bound in an interval of length 1
-N_ALTERNATIVES = 6  # means above the limit that are bet on, evenly spaced on a log scale up to 1
+# The means above the limit that are bet on, by their odds compared with those of the limit: small ratios for small
+# drifts (`python -m benchmarks.alarm`), large ones for drifts that should be found within a few observations.
+ODDS_RATIOS = (1.25, 1.5, 2.0, 5.0, 20.0, 100.0)
 
 
 @dataclass
@@ -126,11 +128,9 @@ class GuaranteeTest:
         _check_delta(self.delta)
         if not 0 < self.limit < 1:
             raise BadSetting(f"limit={self.limit} is not allowed: it must be above 0 and below 1.")
-        # Alternative means above the limit, evenly spaced on a log scale between the limit and 1.
-        means = [self.limit ** (1 - number / (N_ALTERNATIVES + 1)) for number in range(1, N_ALTERNATIVES + 1)]
-        scale = self.limit * (1 - self.limit)
-        self.bets = [(mean - self.limit) / scale for mean in means]  # Kelly's bet for each mean
-        self.capital = [0.0] * N_ALTERNATIVES
+        # Kelly's bet (mean - limit) / (limit * (1 - limit)), for the mean with odds of ratio * limit / (1 - limit).
+        self.bets = [(ratio - 1) / (1 - self.limit + ratio * self.limit) for ratio in ODDS_RATIOS]
+        self.capital = [0.0] * len(ODDS_RATIOS)
 
     def add(self, value: float) -> None:
         """Add an observation between 0 and 1."""
@@ -147,7 +147,7 @@ class GuaranteeTest:
 
         This is the mean capital of the bets plus the capital that is not yet bet.
         """
-        return sum(self.capital) / N_ALTERNATIVES + _unspent_capital(self.n)
+        return sum(self.capital) / len(ODDS_RATIOS) + _unspent_capital(self.n)
 
     @property
     def evidence_share(self) -> float:

@@ -117,29 +117,42 @@ class NeedRanking:
         needs count half.
         """
         positive, negative = self._group(sorted_weights, needed)
-        below = _cumulate(negative)  # number of negatives at or below each need
-        below -= negative / 2  # those with an equal need count half
-        return safe_divide(_column_dot(positive, below), _column_sum(positive) * _column_sum(negative))
+        return self._auroc(positive, negative, _cumulate(negative))
 
-    def precision_and_risk(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
-        """Return the areas under two curves, one value per resample.
+    def areas(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
+        """Return the areas under three curves, one value per resample.
 
-        'auprc' is the average precision as in scikit-learn, 'aurc' the area under the risk-coverage curve.
+        'auroc' is that of the method `auroc`, 'auprc' the average precision as in scikit-learn, and 'aurc' the area
+        under the risk-coverage curve.
         """
         positive, negative = self._group(sorted_weights, needed)
-        both = positive + negative
-        hits, seen = _cumulate(positive), _cumulate(both)
-        n_positive, total = _column_sum(positive), _column_sum(both)
-        risk = hits / np.maximum(seen, 1)
+        both = positive + negative if self.has_ties else sorted_weights
+        hits, seen = _cumulate(positive), _cumulate(both)  # up to and including each group, from the lowest need
+        n_positive, total = hits[-1].copy(), seen[-1].copy()
+        # The arrays are large, so steps write into existing arrays (`out`), which halves the time.
+        scratch = np.maximum(seen, 1)
+        risk = np.divide(hits, scratch, out=scratch)
+        aurc = safe_divide(_column_dot(both, risk), total.astype(np.float64))
+        auroc = self._auroc(positive, negative, below=np.subtract(seen, hits, out=scratch))
         # Risk counts from the lowest need up, but precision counts from the highest need down. The number of questions
         # from the top down to a group is the total minus the groups below it.
-        hits = n_positive.astype(sorted_weights.dtype) - hits + positive
-        seen = total.astype(sorted_weights.dtype) - seen + both
-        precision = hits / np.maximum(seen, 1)
-        return {
-            "auprc": safe_divide(_column_dot(positive, precision), n_positive),
-            "aurc": safe_divide(_column_dot(both, risk), total),
-        }
+        hits = np.subtract(n_positive, np.subtract(hits, positive, out=hits), out=hits)
+        seen = np.subtract(total, np.subtract(seen, both, out=seen), out=seen)
+        precision = np.divide(hits, np.maximum(seen, 1, out=seen), out=hits)
+        auprc = safe_divide(_column_dot(positive, precision), n_positive.astype(np.float64))
+        return {"auroc": auroc, "auprc": auprc, "aurc": aurc}
+
+    def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
+        """Return the AUROC from grouped weights and the number of negatives at or below each need (`below`)."""
+        pairs = _column_dot(positive, below)
+        if self.has_ties:
+            pairs -= _column_dot(positive, negative) / 2  # those with an equal need count half
+        return safe_divide(pairs, _column_sum(positive) * _column_sum(negative))
+
+    @property
+    def has_ties(self) -> bool:
+        """Whether several questions have the same need."""
+        return len(self.starts) < len(self.needs)
 
     def _group(self, sorted_weights: WeightMatrix, needed: BoolArray) -> tuple[WeightMatrix, WeightMatrix]:
         """Sum the weights within each group of equal needs.
@@ -147,11 +160,18 @@ class NeedRanking:
         Returns:
             The sums of the questions that needed retrieval, and the sums of those that did not.
         """
-        labels = needed[self.order][:, None]
-        positive, negative = sorted_weights * labels, sorted_weights * ~labels
-        if len(self.starts) == len(self.needs):  # all needs differ, so every group is one question
-            return positive, negative
-        return np.add.reduceat(positive, self.starts, axis=0), np.add.reduceat(negative, self.starts, axis=0)
+        positive = sorted_weights * needed[self.order, None].astype(sorted_weights.dtype)
+        negative = sorted_weights - positive
+        return self._sum_groups(positive), self._sum_groups(negative)
+
+    def _sum_groups(self, rows: WeightMatrix) -> WeightMatrix:
+        """Sum the rows of each group: the difference of cumulative sums, much faster than np.add.reduceat."""
+        if not self.has_ties:  # every group is one question
+            return rows
+        last_rows = np.append(self.starts[1:], len(rows)) - 1
+        sums: WeightMatrix = _cumulate(rows)[last_rows]
+        sums[1:] -= sums[:-1].copy()
+        return sums
 
 
 def _cumulate(rows: WeightMatrix) -> WeightMatrix:
@@ -203,7 +223,7 @@ def auprc(needed: BoolArray, needs: FloatArray) -> float | None:
     """Return the average precision; None if no question needed retrieval."""
     ranking = NeedRanking(needs)
     weights = ranking.sort(unit_weights(len(needs)))
-    return _first(ranking.precision_and_risk(weights, needed)["auprc"]) if len(needs) else None
+    return _first(ranking.areas(weights, needed)["auprc"]) if len(needs) else None
 
 
 def accuracy(needed: BoolArray, needs: FloatArray, threshold: float = 0.5) -> float | None:

@@ -250,7 +250,7 @@ def format_points_estimate(estimate: Estimate) -> str:
         return MISSING_VALUE
     if estimate.low is None or estimate.high is None:
         return format_points(estimate.value)
-    return f"{format_points(estimate.value)} [{100 * estimate.low:+.1f}, {100 * estimate.high:+.1f}]"
+    return f"{format_points(estimate.value)} [{format_points(estimate.low)}, {format_points(estimate.high)}]"
 
 
 def format_p_value(p_value: float) -> str:

@@ -16,6 +16,7 @@ from knowgate.data.runs.columns import count_synthetic, describe_synthetic, list
 from knowgate.gates.artifacts import drift
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, SEEN_FILE, Tensors, write_artifact
 from knowgate.gates.artifacts.networks import apply_calibration
+from knowgate.gates.baselines import CONSTANT_GATE
 from knowgate.gates.calibration import threshold_choice
 from knowgate.gates.calibration.threshold_choice import (
     NEVER_RETRIEVE,
@@ -285,19 +286,22 @@ def render_gate_card(manifest: Mapping[str, Any], command: str) -> str:
     model, majority = escape_markdown(manifest["model"]["name"]), majority_accuracy(manifest)
     synthetic = describe_synthetic(manifest.get("synthetic", 0), sum(manifest["split"].values()))
     extra_rows = {"accuracy": f"| the same if every question gets the more frequent class | {majority:.3f} | |"}
+    is_constant = manifest["gate"] == CONSTANT_GATE
+    meaning = f"Its need is a calibrated probability that {TARGET_MEANINGS[manifest['target']]}."
+    measured = "## Measured on the held-out test split\n\n" + model_card.format_metrics(
+        manifest["metrics"], METRIC_NAMES, extra_rows
+    )
+    curve = "![ROC curve on the test split](curve.svg)"
     parts = [
         f"# {manifest['gate']} gate for {model}",
-        f"A knowgate gate, fitted {manifest['created']}. Its need is a calibrated probability that "
-        f"{TARGET_MEANINGS[manifest['target']]}.",
+        f"A knowgate gate, fitted {manifest['created']}. "
+        + ("It decides the same for every question, whatever its text." if is_constant else meaning),
         *([f"**{synthetic}**"] if synthetic else []),
         "```python\nimport knowgate as kg\n\n"
         f'settings = kg.load_settings(gate="THIS_FOLDER", model="{model}", docs="FOLDER")\n'
         'print(kg.build_pipeline(settings).answer("a question"))\n```',
         _format_gate_facts(manifest),
-        "## Measured on the held-out test split\n\n"
-        + model_card.format_metrics(manifest["metrics"], METRIC_NAMES, extra_rows),
-        *_format_metrics_by_run(manifest),
-        "![ROC curve on the test split](curve.svg)",
+        *([] if is_constant else [measured, *_format_metrics_by_run(manifest), curve]),
     ]
     return model_card.join_card(parts, manifest["notes"], command)
 
@@ -306,14 +310,15 @@ def _format_gate_facts(manifest: Mapping[str, Any]) -> str:
     """Format the table of the card that says what the gate was fitted on and how it decides."""
     sizes = ", ".join(f"{name} {count}" for name, count in manifest["split"].items())
     options = {key: value for key, value in manifest["options"].items() if not isinstance(value, list)}
+    is_constant = manifest["gate"] == CONSTANT_GATE
     return model_card.format_facts(
         [
             *model_card.list_training_facts(manifest),
             ("questions", f"{sizes}; {manifest['base_rate']:.0%} of them positive"),
             ("needs", ", ".join(manifest["needs"]) or "no signals of the LLM"),
             ("options", ", ".join(f"{key} {value}" for key, value in options.items())),
-            ("calibration", manifest["calibration"]["kind"]),
-            ("retrieves, as fitted", describe_retrieval_rule(float(manifest["threshold"]))),
+            ("calibration", "" if is_constant else manifest["calibration"]["kind"]),
+            ("retrieves, as fitted", "" if is_constant else describe_retrieval_rule(float(manifest["threshold"]))),
             ("stored with it", "ten questions with their hidden states" if manifest.get("reference") else ""),
         ]
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,7 @@ from knowgate.data.history.sqlite_connection import SqliteDatabase
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import ArtifactError, KnowgateError
 from tests.support.hash_embedder import HashEmbedder
+from tests.support.hostile_server import HostileServer, http
 
 SCOPE = HistoryScope("model-a", "prompts-a")
 
@@ -74,3 +76,22 @@ def test_threads_can_create_the_same_file_at_once(tmp_path):
         with ThreadPoolExecutor(6) as pool:
             for done in [pool.submit(connect) for _ in range(6)]:
                 done.result()
+
+
+def test_a_log_can_be_embedded_by_a_server(tmp_path):
+    with HostileServer() as server:
+        server.reply = http({"data": [{"index": 0, "embedding": [3.0, 4.0]}]})
+        created = SqliteHistory(tmp_path / "log.db", f"openai:my-embedder@{server.url}/v1")
+        created.add([entry("Who wrote Emma?")])
+        reopened = SqliteHistory(tmp_path / "log.db")  # the log knows its embedding
+        assert reopened.embed(["Who wrote it?"]).tolist() == [pytest.approx([0.6, 0.8])]
+        assert b"my-embedder" in server.seen[-1]
+
+
+def test_a_transaction_locks_the_file_from_its_beginning(tmp_path):
+    database = SqliteDatabase(tmp_path / "log.db")
+    other = sqlite3.connect(tmp_path / "log.db", timeout=0, isolation_level=None)
+    with database.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+    database.close()

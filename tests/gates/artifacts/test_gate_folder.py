@@ -24,6 +24,7 @@ from knowgate.gates.artifacts.gate_folder import (
     write_artifact,
 )
 from knowgate.models.fake import FakeModel
+from knowgate.server.upstream.draft import UpstreamDraftModel
 from knowgate.types import Question, Reading, Sampling, Signal, SignalRequest
 
 OLD = Path(__file__).parents[2] / "fixtures" / "old"
@@ -342,12 +343,28 @@ def test_another_model_or_wording_is_rejected(folder, model, prompts):
         load_gate(str(folder)).bind(model, prompts)
 
 
-def test_a_gate_fitted_on_imported_answers_suggests_plug_in_use(tmp_path):
-    made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}}
+@pytest.fixture
+def recorded(tmp_path):
+    made = {**MANIFEST, "model": {"name": "recorded:my-llm", "fingerprint": "x"}, "prompts": "recorded"}
     write_artifact(tmp_path / "judge", made, TENSORS, "# a card")
-    said = r"recorded answers of 'my-llm', .* and set plug_in=True if it runs the same LLM\.$"
-    with pytest.raises(ArtifactError, match=said):
-        load_gate(str(tmp_path / "judge")).bind(MODEL, PROMPTS)
+    return str(tmp_path / "judge")
+
+
+def test_a_gate_fitted_on_imported_answers_rejects_an_llm_with_another_name(recorded):
+    message = r"recorded answers of 'my-llm', not of 'bound'\. .* the same LLM, set plug_in=True\.$"
+    with pytest.raises(ArtifactError, match=message):
+        load_gate(recorded).bind(MODEL, PROMPTS)
+    assert load_gate(recorded, plug_in=True).bind(MODEL, PROMPTS).note == "plug-in, fitted on recorded:my-llm"
+
+
+@pytest.mark.parametrize("name", ["my-llm", "openai:my-llm", "litellm:my-llm", "openai:my-llm@http://localhost/v1"])
+def test_a_gate_fitted_on_imported_answers_accepts_an_llm_with_the_same_name(recorded, name):
+    assert load_gate(recorded).bind(FakeModel(name=name), PROMPTS).note == ""
+
+
+def test_a_gate_fitted_on_imported_answers_accepts_an_upstream_without_a_model_name(recorded):
+    model = UpstreamDraftModel("http://localhost:1/v1", None)
+    assert load_gate(recorded).bind(model, PROMPTS).note == ""
 
 
 def test_as_a_plug_in_it_names_the_original_model(folder):

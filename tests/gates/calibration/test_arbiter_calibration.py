@@ -50,7 +50,7 @@ def test_the_arbiter_is_bound_by_its_fingerprint(gate, place):
         "with the arbiter arbiter loses at most 10 % of the answers, net of those gained, against"
         in describe_guarantee(used, Deployment(**HERE, arbiter=own))
     )
-    assert find_violated_conditions(used, Deployment(**HERE)) == [f"it was proven with the arbiter 'arbiter' ({own})"]
+    assert find_violated_conditions(used, Deployment(**HERE)) == ["it was proven with the arbiter 'arbiter'"]
 
 
 def test_an_evaluation_shows_the_guarantee_with_its_arbiter(gate, place):
@@ -123,4 +123,4 @@ def test_always_retrieving_with_an_arbiter_is_guaranteed_for_one_index(gate, pla
     calibrate(gate, place / "run", max_loss=0.6, confidence=0.9, arbiter=Prefers("memory"), out=gate + "-copy")
     kept = load_gate(gate + "-copy")
     elsewhere = Deployment(retriever="index-2", k=3, max_tokens=8, arbiter="prefers-memory")
-    assert any("passages from bm25" in one for one in find_violated_conditions(kept, elsewhere))
+    assert any("passages of another index (bm25)" in one for one in find_violated_conditions(kept, elsewhere))

@@ -1,16 +1,18 @@
 """The choice of gate, arbiter and threshold from out-of-fold predictions."""
 
+import re
+
 import numpy as np
 import pytest
 
 from knowgate.errors import BadInput
+from knowgate.gates.calibration.threshold_choice import list_rate_thresholds
 from knowgate.training.policy.choice import (
     ArbiterCandidate,
     ChoiceOptions,
     GateCandidate,
     apply_policy,
     choose_policy,
-    list_rate_thresholds,
 )
 
 N = 1000
@@ -53,6 +55,19 @@ def test_few_questions_prove_nothing_and_the_choice_says_how_many_would():
     assert choice.chosen.name == "always"
     assert choice.required_rows is not None
     assert 80 <= choice.required_rows <= 110
+    assert "the upper bound of the loss, with 95% confidence, is 4." in choice.reason
+    assert "and at most 3 are allowed" in choice.reason
+
+
+def test_a_gate_that_loses_too_much_is_named_with_the_estimated_loss():
+    known = FIRST_HALF[SHUFFLED]
+    is_skipped = np.where(np.arange(N) % 20 == 0, ~known, known)  # five of a hundred questions are on the wrong side
+    choice = choose_policy(
+        [GateCandidate("coarse", np.where(is_skipped, 0.1, 0.9))], known, EVERY, options=ChoiceOptions(price_search=0.2)
+    )
+    assert choice.chosen.name == "always"
+    assert re.search(r"coarse .* the estimated loss is \d\.\d points, and at most 1 is allowed", choice.reason)
+    assert choice.required_rows is None
 
 
 def test_an_arbiter_that_corrects_answers_is_part_of_the_policy():
@@ -109,3 +124,17 @@ def test_thresholds_lie_between_needs():
 def test_predictions_must_have_one_value_per_question():
     with pytest.raises(BadInput, match="gate 'short' has 1 values for 2 questions"):
         choose_policy([GateCandidate("short", np.zeros(1))], np.ones(2, dtype=bool), np.ones(2, dtype=bool))
+
+
+def test_a_need_at_the_threshold_is_skipped():
+    known = FIRST_HALF[SHUFFLED]
+    chosen = choose_policy([make_gate(known)], known, EVERY).chosen
+    result = apply_policy(chosen, np.array([chosen.threshold]), np.array([True]), np.array([False]))
+    assert (result.searches, result.right) == (0.0, 1.0)
+
+
+def test_a_setting_that_loses_too_much_is_not_tried_however_cheap_it_is():
+    known = FIRST_HALF[SHUFFLED]
+    gate = GateCandidate("noise", RANDOM.random(N))
+    choice = choose_policy([gate], known, EVERY, options=ChoiceOptions(price_search=0.9))
+    assert [result.gate for result in choice.tried] == ["always"]

@@ -1,6 +1,7 @@
 """`fit_policy`: from label rows to one folder with gate, arbiter, threshold and guarantee."""
 
 import json
+import re
 
 import pytest
 
@@ -63,7 +64,27 @@ def test_never_retrieving_is_written_if_retrieval_changes_nothing(tmp_path):
 def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(tmp_path):
     policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
     assert policy.gate.threshold == ALWAYS_RETRIEVE
-    assert "could prove" in " ".join(policy.summary)
+    count = re.search(r"You gave 60 graded questions\. About (\d+) like these could prove", " ".join(policy.summary))
+    assert int(count[1]) > 60
+
+
+def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bound(tmp_path):
+    policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert "It decides the same for every question" in card
+    assert "nothing is lost against always retrieving" in card
+    for phrase in ("calibrated probability", "AUROC", "No threshold is proven", "-0.0", "| chosen on |"):
+        assert phrase not in card
+
+
+def test_terminal_and_card_say_the_same_about_the_limits(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert all(line in card for line in policy.summary)
+    assert "On all 600 questions" in policy.summary[1]
+    epsilon = policy.gate.artifact.manifest["guarantee"]["epsilon"]
+    assert f"prove a loss of at most {100 * epsilon:.1f} points" in policy.summary[2]
+    assert "| test questions |" in card
 
 
 def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_path):

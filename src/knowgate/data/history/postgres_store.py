@@ -127,8 +127,8 @@ class PostgresHistory(SqlHistory):
 
     Args:
         address: 'postgresql://USER@HOST/DATABASE?schema=NAME'; the default schema is `knowgate`.
-        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the one that the
-            log was filled with.
+        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder, `openai:MODEL@URL`);
+            None for the one that the log was filled with.
         exact_rows: Search scopes up to this size exactly.
     """
 

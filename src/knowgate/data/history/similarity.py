@@ -21,7 +21,7 @@ from knowgate.data.history.entries import (
     question_key,
 )
 from knowgate.errors import BadInput, BadSetting
-from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, SentenceEmbedder
+from knowgate.retrieval.embeddings import DEFAULT_EMBEDDER, RemoteEmbedder, SentenceEmbedder, load_embedder
 from knowgate.types import Embedder, Neighbor, Vector
 
 NAME_KEY, FINGERPRINT_KEY = "embedder_name", "embedder"  # keys in the table `meta`; older logs have no name
@@ -86,13 +86,13 @@ class LogEmbedder:
     @cached_property
     def _embedder(self) -> Embedder:
         if self._given is None or isinstance(self._given, str):
-            return SentenceEmbedder(self._given or self._read_meta(NAME_KEY) or DEFAULT_EMBEDDER)
+            return load_embedder(self._given or self._read_meta(NAME_KEY) or DEFAULT_EMBEDDER)
         return self._given
 
     @property
     def _name(self) -> str:
         """Name under which the embedding can be loaded; "" for an embedding object."""
-        return self._embedder.spec if isinstance(self._embedder, SentenceEmbedder) else ""
+        return self._embedder.spec if isinstance(self._embedder, SentenceEmbedder | RemoteEmbedder) else ""
 
     def _read_meta(self, key: str) -> str | None:
         rows = self._database.read(SELECT_META, [key])

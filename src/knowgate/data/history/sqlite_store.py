@@ -64,8 +64,8 @@ class SqliteHistory(SqlHistory):
 
     Args:
         path: The file.
-        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder); None for the one that the
-            log was filled with.
+        embedder: An embedding or its name (`minilm`, `mpnet`, `m3e`, a hub name, a folder, `openai:MODEL@URL`);
+            None for the one that the log was filled with.
     """
 
     vector_column = "vector"

@@ -28,6 +28,7 @@ from knowgate.core.validation import expand_path
 from knowgate.data.row_folder import RowFolder
 from knowgate.data.runs.rows import LabelRow, row_from_json, row_to_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
+from knowgate.models import MODELS
 from knowgate.stats.proportions import estimate_proportion, format_proportion
 from knowgate.types import Vector
 from knowgate.types.markup import escape_html
@@ -342,12 +343,35 @@ def suggest_runs(folder: Path, manifest: str) -> str:
 # --- models of runs -------------------------------------------------------------------------------
 
 
+def is_recorded_model(model: str) -> bool:
+    """Return whether a model name stands for imported answers, whose server and prompts are unknown."""
+    return model.startswith(RECORDED_PREFIX)
+
+
+def strip_model_prefix(model: str) -> str:
+    """Return the name of an LLM without backend prefix and URL.
+
+    Example:
+        >>> strip_model_prefix("recorded:my-llm"), strip_model_prefix("openai:my-llm@http://localhost:8000/v1")
+        ('my-llm', 'my-llm')
+    """
+    name = model.removeprefix(RECORDED_PREFIX)
+    prefix, colon, rest = name.partition(":")
+    name = rest if colon and prefix in MODELS else name
+    return re.split(r"@(?=https?://)|#", name)[0]
+
+
+def has_same_name(model: str, other: str) -> bool:
+    """Return whether two models have the same name, if backend prefixes and URLs are ignored."""
+    return strip_model_prefix(model) == strip_model_prefix(other)
+
+
 def suggest_ask_options(model: str) -> str:
     """Return the options that `knowgate ask` needs to use a gate fitted on this model; mostly none.
 
     A gate that was fitted on recorded answers knows no server, so the user must name one.
     """
-    return " --model openai:NAME@URL --plug-in" if model.startswith(RECORDED_PREFIX) else ""
+    return f" --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
 
 
 def suggest_label_options(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -357,20 +381,6 @@ def suggest_label_options(settings: Mapping[str, Any]) -> tuple[str, str]:
     """
     model = str(settings["model"])
     return str(settings.get("data") or "SPEC"), "openai:NAME@URL" if model.startswith(RECORDED_PREFIX) else model
-
-
-def explain_model_mismatch(model: str) -> str:
-    """Say what to do if a gate or another artifact that was fitted on `model` is used with another model."""
-    if model.startswith(RECORDED_PREFIX):
-        llm = model.removeprefix(RECORDED_PREFIX)
-        return (
-            f"It was fitted on recorded answers of '{llm}', which name no server. Give the server as "
-            "model='openai:NAME@URL', and set plug_in=True if it runs the same LLM."
-        )
-    return (
-        f"Use it with its own model (model='{model}'), or fit it on this model. To use it with this model all the same, "
-        "set plug_in=True."
-    )
 
 
 # --- summaries ------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -131,7 +131,9 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
     """
     lines = list(_make_trade_off_lines(evaluation, policy))
     accuracies = [point.y for line in lines for point in line.points]
-    area = PlotArea(Axis("searches, as a share of the questions"), fit_axis("accuracy", accuracies))
+    y_axis = fit_axis("accuracy", accuracies)
+    y_axis = replace(y_axis, high=min(y_axis.high, max(accuracies) + 0.01))  # no empty band above the lines
+    area = PlotArea(Axis("searches, as a share of the questions"), y_axis)
     ends = [_make_end_mark(evaluation, name, rate) for name, rate in (("never", 0.0), ("always", 1.0))]
     description = (
         f"Without any search {format_percent(ends[0].at.y)} of the answers are right, with all of them "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from knowgate.core.display import TextTable, format_percent
+from knowgate.core.display import UNKNOWN_AMOUNT, TextTable, format_percent
 from knowgate.core.files import write_text
-from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions, QuestionCost
-from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation
+from knowgate.evaluation.cost import SAVINGS_QUESTIONS, CostAssumptions, describe_prices, format_money, format_price
+from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import build_cascade_table, build_second_look_table
 from knowgate.evaluation.recommendation import (
@@ -27,7 +27,7 @@ from knowgate.evaluation.report import evaluation_charts as charts
 from knowgate.evaluation.report import evaluation_tables as tables
 from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
-from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict, format_money
+from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict
 from knowgate.evaluation.retrieval_actions import build_action_table
 from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
@@ -58,6 +58,9 @@ RECOMMENDATION_STEPS = (
     f"try': fewer than {MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least "
     f"{MIN_SLICE_ROWS} questions certainly loses more than accepted. With fewer than "
     f"{MIN_QUESTIONS} different questions there is no verdict.",
+    "Both also take money: what is saved must be more than 0 at your prices or the assumed ones. If it is not, or if the "
+    "gate makes more LLM calls at an unknown price, the verdict is 'Saves searches' or 'May save searches', with the "
+    "price at which it pays.",
     "How often chance passes: with shuffled needs, so that no gate knew anything, 3 of 400 evaluations came out as "
     "worth using and 108 as worth a try, so the latter is only a hint. A bootstrap interval of the gain above 0 would "
     "have let 32 through. The cutoff was picked from three on shuffles of four recorded runs; these counts are from "
@@ -130,7 +133,7 @@ def _build_verdict_section(verdict: EvaluationVerdict) -> str:
         f"<p>{escape_html(' '.join(verdict.sentences))}</p>",
         f'<p class="note">{escape_html(verdict.note)} {link}</p>' if verdict.note else "",
     ]
-    return f'<section class="verdict {verdict.recommendation.level}" id="verdict">{"".join(parts)}</section>'
+    return f'<section class="verdict {verdict.level}" id="verdict">{"".join(parts)}</section>'
 
 
 def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
@@ -149,79 +152,84 @@ def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy |
 
 
 def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, assumptions: CostAssumptions) -> str:
-    currency = " (US dollars)" if assumptions.are_defaults else ""
     intro = (
-        f"Of {policy.name}. Searches and generated tokens are counted in the rows. A search is assumed to cost "
-        f"{assumptions.price_search:g} and to take {assumptions.search_seconds:g} s, a million tokens to cost "
-        f"{1e6 * assumptions.price_token:g}{currency}. Set your own with price_search, price_token and search_seconds. "
-        f"{_describe_break_even(verdict, assumptions)}".rstrip()
+        f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
+        "calls and generated tokens are counted in the rows. Set price_search, price_token or price_llm_call, and "
+        f"search_seconds for your own. {_describe_break_even(verdict, assumptions)}".rstrip()
     )
-    remarks = []
-    if verdict.always.passage_tokens is None:
-        remarks.append("The rows hold no passages, so the tokens of reading them and the total are unknown.")
-    if verdict.always.answer_tokens is None:
-        remarks.append("The rows hold no texts of answers, so the tokens of writing them and the total are unknown.")
-    if verdict.gated.decision_seconds is None:
-        remarks.append("The gate was not timed, so its seconds are unknown.")
-    table = html.render_table(_build_cost_table(verdict, assumptions))
-    return html.render_section(
-        "money", "Money and latency", intro, [table, *(html.render_remark(remark) for remark in remarks)]
-    )
+    table = _build_cost_table(verdict, assumptions)
+    known = tuple(row for row in table.rows if UNKNOWN_AMOUNT not in row)
+    unknown = tuple(row for row in table.rows if UNKNOWN_AMOUNT in row)
+    parts = [html.render_table(replace(table, rows=known))]
+    if unknown:
+        remarks = "".join(map(html.render_remark, _explain_unknown_rows(verdict)))
+        content = remarks + html.render_table(replace(table, title="", rows=unknown))
+        parts.append(f'<details class="more"><summary>What is not known ({len(unknown)})</summary>{content}</details>')
+    return html.render_section("money", "Money and latency", intro, parts)
+
+
+def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
+    """Say why rows of the cost table are unknown."""
+    savings = verdict.savings
+    if savings.always.passage_tokens is None:
+        yield "The rows hold no passages, so the tokens of reading them are unknown."
+    if savings.always.answer_tokens is None:
+        yield "The rows hold no texts of answers, so the tokens of writing them are unknown."
+    if savings.gated.decision_seconds is None:
+        yield "The gate was not timed, so its seconds are unknown."
 
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
-    policies = (verdict.always, verdict.never, verdict.gated)
-    n, thousand = SAVINGS_QUESTIONS, 1_000
+    policies = (verdict.savings.always, verdict.never, verdict.savings.gated)
+    money = [cost.money(assumptions) for cost in policies]
     rows = (
-        _make_cost_row("searches", *(cost.searches for cost in policies)),
-        _make_cost_row("LLM calls", *(cost.llm_calls for cost in policies)),
-        _make_cost_row("tokens of passages, estimated", *(cost.passage_tokens for cost in policies)),
-        _make_cost_row("tokens generated, drafts included", *(cost.answer_tokens for cost in policies)),
-        ("money", *_format_costs(policies, assumptions, n)),
-        ("money for 1,000 questions", *_format_costs(policies, assumptions, thousand)),
+        _make_cost_row("searches", [cost.searches for cost in policies]),
+        _make_cost_row("LLM calls", [cost.llm_calls for cost in policies]),
+        _make_cost_row("tokens of passages, estimated", [cost.passage_tokens for cost in policies]),
+        _make_cost_row("tokens generated, drafts included", [cost.answer_tokens for cost in policies]),
+        _make_cost_row(
+            "price of the searches", [cost.searches * assumptions.price_search for cost in policies], format_money
+        ),
+        _make_cost_row("price of searches and LLM", money, format_money),
         _make_cost_row(
             "seconds a question, searching and deciding",
-            *(cost.seconds(assumptions) for cost in policies),
-            factor=1,
-            template="{:.3f}",
+            [cost.seconds(assumptions) for cost in policies],
+            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",
         ),
     )
     columns = ("", "always retrieve", "never", "with the gate", "the gate saves")
-    return TextTable(f"On {n:,} questions", columns, rows)
+    return TextTable(f"On {SAVINGS_QUESTIONS:,} questions", columns, rows)
 
 
-def _format_costs(policies: Sequence[QuestionCost], assumptions: CostAssumptions, n: int) -> list[str]:
-    """Format the cost of `n` questions for each policy, and what the last saves against the first."""
-    amounts = [cost.money(assumptions) for cost in policies]
-    first, last = amounts[0], amounts[-1]
-    amounts.append(None if first is None or last is None else first - last)
-    return [format_money(None if amount is None else n * amount, assumptions) for amount in amounts]
+def _format_count(count: float) -> str:
+    return f"{count:,.0f}"
 
 
 def _make_cost_row(
-    name: str, *amounts: float | None, factor: float = SAVINGS_QUESTIONS, template: str = "{:,.0f}"
+    name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = _format_count
 ) -> tuple[str, ...]:
     """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
 
     Args:
         name: Name of the row.
         amounts: Amounts per question; None if unknown.
-        factor: Number of questions that the amounts are multiplied by.
-        template: Format of the numbers.
+        format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
     """
     first, last = amounts[0], amounts[-1]
     cells = (*amounts, None if first is None or last is None else first - last)
-    return (name, *(UNKNOWN_AMOUNT if cell is None else template.format(factor * cell) for cell in cells))
+    return (name, *(UNKNOWN_AMOUNT if cell is None else format_amount(SAVINGS_QUESTIONS * cell) for cell in cells))
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
-    price = verdict.gated.break_even(verdict.always, assumptions)
+    savings = verdict.savings
+    if savings.money is None:
+        return f"It is cheaper than always retrieving if an LLM call costs less than {format_price(savings.break_even_call)}."
+    price = savings.gated.break_even(savings.always, assumptions)
     if price is None:
-        more_calls = verdict.gated.llm_calls > verdict.always.llm_calls
-        return "Whether it is cheaper depends on the price of its additional LLM calls." if more_calls else ""
+        return ""
     if price == 0:
         return "It is cheaper than always retrieving whatever a search costs."
-    return f"It is cheaper than always retrieving if a search costs more than {price:.3g}."
+    return f"It is cheaper than always retrieving if a search costs more than {format_price(price)}."
 
 
 # --- details of the policy ------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
+from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
 from knowgate.evaluation.gate_comparison import (
-    UNKNOWN_AMOUNT,
     Evaluation,
     SliceTable,
     build_answer_table,

@@ -10,11 +10,15 @@ from knowgate.evaluation.cost import (
     SAVINGS_QUESTIONS,
     CostAssumptions,
     QuestionCost,
+    Savings,
+    describe_prices,
     estimate_always_cost,
     estimate_gated_cost,
     estimate_never_cost,
+    format_money,
+    format_price,
 )
-from knowgate.evaluation.gate_comparison import UNKNOWN_AMOUNT, Evaluation
+from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
@@ -24,7 +28,16 @@ STRICTER_TEST = (
     "; the interval alone does not decide: a gate that was chosen among several must gain more than "
     f"{Z_CERTAIN:.1f} standard errors"
 )
-LEVEL_LABELS = {"use": "Worth using", "try": "Worth a try", "leave": "Not worth it", "unknown": "Cannot be said"}
+LEVEL_LABELS = {
+    "use": "Worth using",
+    "try": "Worth a try",
+    "saves": "Saves searches",
+    "may-save": "May save searches",
+    "leave": "Not worth it",
+    "unknown": "Cannot be said",
+}
+# Levels of a recommendation that is not known to save money.
+UNPAID_LEVELS = {"use": "saves", "try": "may-save"}
 LOW_KNOWN_SHARE = 0.15  # if the LLM knows fewer questions, there is little to skip
 LOW_AUROC = 0.65  # a gate with less hardly tells known from unknown questions
 MAX_SUGGESTED_QUESTIONS = 50_000
@@ -47,8 +60,7 @@ class EvaluationVerdict:
         headline: What to do.
         sentences: Why, and how certain that is.
         key_figures: The most important numbers.
-        always: Cost of always retrieving.
-        gated: Cost with the recommended gate.
+        savings: What the recommended gate saves against always retrieving.
         never: Cost of never retrieving.
         note: How the recommendation was chosen.
     """
@@ -57,15 +69,20 @@ class EvaluationVerdict:
     headline: str
     sentences: list[str]
     key_figures: list[KeyFigure]
-    always: QuestionCost
-    gated: QuestionCost
+    savings: Savings
     never: QuestionCost
     note: str = ""
 
     @property
+    def level(self) -> str:
+        """The level of the recommendation; 'saves' or 'may-save' if it is not known to save money."""
+        level = self.recommendation.level
+        return level if self.savings.pays else UNPAID_LEVELS.get(level, level)
+
+    @property
     def label(self) -> str:
-        """The level of the recommendation in two or three words."""
-        return LEVEL_LABELS[self.recommendation.level]
+        """The level in two or three words."""
+        return LEVEL_LABELS[self.level]
 
     @property
     def text(self) -> str:
@@ -84,13 +101,14 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
     recommendation = recommend(evaluation, max_loss)
     always, never = estimate_always_cost(evaluation.table), estimate_never_cost(evaluation.table)
     gated = _estimate_recommended_cost(evaluation, recommendation) if recommendation.gate else always
+    savings = Savings(always, gated, assumptions)
     arbiter = _describe_arbiter(evaluation, recommendation)
     if not recommendation.is_positive:
         sentences = [*_explain_no_gate(recommendation, evaluation), *arbiter]
         if evaluation.has_open_answers:
             sentences.append(_describe_always_cost(always, assumptions))
         headline = _write_negative_headline(recommendation, evaluation)
-        return EvaluationVerdict(recommendation, headline, sentences, [], always, gated, never)
+        return EvaluationVerdict(recommendation, headline, sentences, [], savings, never)
     sentences = [
         _describe_skips(recommendation),
         recommendation.guarantee,
@@ -99,15 +117,14 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         _describe_losing_slices(recommendation),
         _describe_calls(always, gated),
         _warn_about_distance(recommendation, evaluation),
-        _describe_savings(always, gated, assumptions),
+        describe_savings(savings),
     ]
     return EvaluationVerdict(
         recommendation,
-        _write_headline(recommendation),
+        _write_headline(recommendation, savings),
         [sentence for sentence in sentences if sentence],
-        _list_key_figures(recommendation, always, gated, assumptions),
-        always,
-        gated,
+        _list_key_figures(recommendation, savings),
+        savings,
         never,
         note="" if recommendation.guarantee else _describe_choice(recommendation, evaluation),
     )
@@ -163,14 +180,18 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
 # --- a positive verdict ---------------------------------------------------------------------------
 
 
-def _write_headline(recommendation: Recommendation) -> str:
+def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
     is_certain = recommendation.level == "use"
     if recommendation.is_without_retrieval:
         advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
         return f"{advice} No gate is needed for that."
     arbiter = f" with the arbiter '{recommendation.arbiter}'" if recommendation.arbiter else ""
-    threshold = format_threshold(recommendation.threshold)
-    return f"{'Use' if is_certain else 'Try'} '{recommendation.gate}' at {threshold}{arbiter}."
+    setting = f"'{recommendation.gate}' at {format_threshold(recommendation.threshold)}{arbiter}"
+    if savings.pays:
+        return f"{'Use' if is_certain else 'Try'} {setting}."
+    if savings.money is None:
+        return f"{setting} pays if an LLM call costs less than {format_price(savings.break_even_call)}."
+    return f"{setting} saves no money at these prices."
 
 
 def _describe_skips(recommendation: Recommendation) -> str:
@@ -183,29 +204,30 @@ def _describe_choice(recommendation: Recommendation, evaluation: Evaluation) -> 
     """Describe how gate and threshold were chosen, and which guarantees are stored."""
     if not recommendation.agreeing_folds:
         return f"Nothing had to be chosen for that, so all questions measure it. {_list_guarantees(evaluation)}."
-    guarantees = _list_guarantees(evaluation, ": knowgate calibrate gives one")
     return (
-        f"Gate and threshold were chosen here to lose no more than {format_point_count(recommendation.max_loss)}; "
-        f"{recommendation.agreeing_folds} of {FOLDS} repeats without a fifth of the questions chose the same gate. "
-        f"{guarantees}."
+        f"Gate and threshold were chosen on these questions, to lose no more than "
+        f"{format_point_count(recommendation.max_loss)}. The choice was then repeated {FOLDS} times, each time without "
+        f"another fifth of the questions: {recommendation.agreeing_folds} of {FOLDS} times it was the same gate. "
+        f"{_list_guarantees(evaluation)}."
     )
 
 
-def _list_guarantees(evaluation: Evaluation, advice: str = "") -> str:
+def _list_guarantees(evaluation: Evaluation) -> str:
     """List the stored guarantees of the evaluated gates; none of them applies to the recommendation."""
-    if not evaluation.guarantees:
-        has_stored_needs = any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates)
-        reason = " (needs on record keep none, folders of gates do)" if has_stored_needs else ""
-        return f"No guarantee is stored{reason}{advice}"
-    texts = [f"with '{gate}': {guarantee.text}" for gate, guarantee in evaluation.guarantees.items()]
-    return f"No guarantee is stored for that; one is {' One is '.join(texts)}".rstrip(".")
+    if evaluation.guarantees:
+        texts = [f"with '{gate}': {guarantee.text}" for gate, guarantee in evaluation.guarantees.items()]
+        return f"This choice has no guarantee; one is stored {' One is stored '.join(texts)}".rstrip(".")
+    if any(gate.gate in evaluation.table.recorded_needs for gate in evaluation.gates):
+        return "This choice has no guarantee. To get one, fit the gate and run `knowgate calibrate` on its folder"
+    return "This choice has no guarantee. To get one, run `knowgate calibrate`"
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
     if recommendation.guarantee or not recommendation.agreeing_folds:
         questions = "on these questions"
     else:
-        questions = f"on held-out questions ({format_percent(recommendation.held_out_skipped.value)} skipped)"
+        skipped = format_percent(recommendation.held_out_skipped.value)
+        questions = f"on questions that did not take part in the choice, where it skips {skipped}"
     difference = recommendation.difference
     text = (
         f"Measured {questions}: {format_points(difference.value or 0.0)} points of accuracy against always retrieving"
@@ -238,19 +260,23 @@ def _suggest_more_questions(recommendation: Recommendation) -> str:
     return f": about {needed:,} questions would show it" if needed < MAX_SUGGESTED_QUESTIONS else ""
 
 
-def _list_key_figures(
-    recommendation: Recommendation, always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions
-) -> list[KeyFigure]:
+def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
     difference = recommendation.difference
+    calls = f"LLM calls per question, always retrieving makes {savings.always.llm_calls:.2f}"
     return [
         KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
-        KeyFigure(f"{gated.llm_calls:.2f}", f"LLM calls per question, always retrieving makes {always.llm_calls:.2f}"),
-        KeyFigure(
-            format_money(_compute_savings(always, gated, assumptions), assumptions),
-            f"saved on {SAVINGS_QUESTIONS:,} questions",
-        ),
+        KeyFigure(f"{savings.gated.llm_calls:.2f}", calls),
+        _make_money_figure(savings),
     ]
+
+
+def _make_money_figure(savings: Savings) -> KeyFigure:
+    """Show the money saved or, if it is unknown, the price of an LLM call at which the gate breaks even."""
+    if savings.money is None:
+        return KeyFigure(format_price(savings.break_even_call), "per LLM call: it pays below this price")
+    scope = "" if savings.includes_llm else ", searches alone"
+    return KeyFigure(format_money(savings.money), f"saved on {SAVINGS_QUESTIONS:,} questions{scope}")
 
 
 # --- a negative verdict ---------------------------------------------------------------------------
@@ -326,39 +352,24 @@ def _describe_best_ranking(evaluation: Evaluation) -> list[str]:
 # --- costs and formats ----------------------------------------------------------------------------
 
 
-def _describe_savings(always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions) -> str:
-    searches = SAVINGS_QUESTIONS * (always.searches - gated.searches)
-    money = _compute_savings(always, gated, assumptions)
-    if money is None:
-        search_money = format_money(searches * assumptions.price_search, assumptions)
+def describe_savings(savings: Savings) -> str:
+    """Describe in one to three sentences what a policy saves, and at which price it breaks even."""
+    start = f"On {SAVINGS_QUESTIONS:,} questions that saves {savings.searches:,.0f} searches"
+    prices = describe_prices(savings.assumptions)
+    if savings.money is None:
+        worth = format_money(savings.search_money)
         return (
-            f"On {SAVINGS_QUESTIONS:,} questions that saves {searches:,.0f} searches, worth {search_money} at "
-            f"{_describe_prices(assumptions)}. What the LLM calls cost is unknown: {_explain_unknown_cost(gated)}."
+            f"{start}, worth {worth} at {prices}, and makes {savings.extra_calls:,.0f} more LLM calls. What these cost "
+            f"is unknown: {_explain_unknown_cost(savings.gated)}. Break-even: {worth} / {savings.extra_calls:,.0f} = "
+            f"{format_price(savings.break_even_call)} a call."
         )
-    result = f"saves {searches:,.0f} searches and {format_money(money, assumptions)}"
-    if money < 0:
-        extra = format_money(-money, assumptions)
-        result = f"saves {searches:,.0f} searches but costs {extra} more, for its drafts"
-    return f"On {SAVINGS_QUESTIONS:,} questions that {result}, at {_describe_prices(assumptions)}."
-
-
-def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
-    per_question = always.money(assumptions)
-    prices = _describe_prices(assumptions)
-    if per_question is None:
-        money = format_money(SAVINGS_QUESTIONS * always.searches * assumptions.price_search, assumptions)
-        return (
-            f"The searches of {SAVINGS_QUESTIONS:,} such questions cost {money}, at {prices}; what the LLM calls cost "
-            f"is unknown: {_explain_unknown_cost(always)}."
-        )
-    money = format_money(SAVINGS_QUESTIONS * per_question, assumptions)
-    return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
-
-
-def _compute_savings(always: QuestionCost, gated: QuestionCost, assumptions: CostAssumptions) -> float | None:
-    """Return the money saved on `SAVINGS_QUESTIONS` questions; None if tokens have a price and are unknown."""
-    before, after = always.money(assumptions), gated.money(assumptions)
-    return None if before is None or after is None else SAVINGS_QUESTIONS * (before - after)
+    if savings.money < 0:
+        price = savings.gated.break_even(savings.always, savings.assumptions)
+        break_even = f"; it pays if a search costs more than {format_price(price)}" if price else ""
+        return f"{start}, but costs {format_money(-savings.money)} more at {prices}{break_even}."
+    if not savings.includes_llm:
+        return f"{start}, worth {format_money(savings.money)} at {prices}, and makes no more LLM calls."
+    return f"{start} and {format_money(savings.money)}, at {prices}."
 
 
 def _explain_unknown_cost(cost: QuestionCost) -> str:
@@ -366,17 +377,17 @@ def _explain_unknown_cost(cost: QuestionCost) -> str:
     return f"the rows hold no texts of {missing}"
 
 
-def _describe_prices(assumptions: CostAssumptions) -> str:
-    source = "prices assumed here" if assumptions.are_defaults else "your prices"
-    return f"{source} ({assumptions.price_search:g} a search, {1e6 * assumptions.price_token:g} a million tokens)"
-
-
-def format_money(amount: float | None, assumptions: CostAssumptions) -> str:
-    """Format an amount of money: in dollars at the default prices, without a currency at others."""
-    if amount is None:
-        return UNKNOWN_AMOUNT
-    digits = f"{amount:,.0f}" if abs(amount) >= 100 else f"{amount:,.2f}"
-    return f"${digits}" if assumptions.are_defaults else digits
+def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
+    per_question = always.money(assumptions)
+    prices = describe_prices(assumptions)
+    if per_question is None:
+        money = format_money(SAVINGS_QUESTIONS * always.searches * assumptions.price_search)
+        return (
+            f"The searches of {SAVINGS_QUESTIONS:,} such questions cost {money}, at {prices}; what the LLM calls cost "
+            f"is unknown: {_explain_unknown_cost(always)}."
+        )
+    money = format_money(SAVINGS_QUESTIONS * per_question)
+    return f"Retrieving for {SAVINGS_QUESTIONS:,} such questions costs {money}, at {prices}; no gate can save more."
 
 
 def format_threshold(threshold: float | None) -> str:

@@ -22,6 +22,7 @@ from knowgate.evaluation.report.boundary_page import write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables
+from knowgate.evaluation.report.evaluation_verdict import build_verdict
 
 PAGE_FILE, TABLES_FILE = "report.html", "table.md"
 RUNS_FOLDER = "runs"  # where an evaluation stores the questions it answered
@@ -35,11 +36,16 @@ class ReportOptions(Options):
         default=MAX_LOSS, description="Maximum share of correct answers that the recommended gate may lose."
     )
     price_search: Price = Field(
-        default=cost.DEFAULT_SEARCH_PRICE, description="Price of one search. The report computes savings from it."
+        default=cost.DEFAULT_SEARCH_PRICE,
+        description="Price of one search in dollars. The report computes savings from it.",
     )
     price_token: Price = Field(
         default=cost.DEFAULT_TOKEN_PRICE,
         description="Price of one token that the LLM reads or writes. The report computes savings from it.",
+    )
+    price_llm_call: Price | None = Field(
+        default=None,
+        description="Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages.",
     )
     search_seconds: Price = Field(
         default=cost.DEFAULT_SEARCH_SECONDS,
@@ -49,7 +55,7 @@ class ReportOptions(Options):
     @property
     def assumptions(self) -> cost.CostAssumptions:
         """Prices and times as cost assumptions."""
-        return cost.CostAssumptions(self.price_search, self.price_token, self.search_seconds)
+        return cost.CostAssumptions(self.price_search, self.price_token, self.search_seconds, self.price_llm_call)
 
 
 @with_options(ReportOptions)
@@ -80,7 +86,7 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
             write_boundary_page(runs, folder / PAGE_FILE)
         return folder
     recommendation = recommend(content, options.max_loss)
-    write_json(folder / SUMMARY_FILE, build_summary(content, options.max_loss))
+    write_json(folder / SUMMARY_FILE, build_summary(content, options))
     write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(content))))
     write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommendation))
     if options.html:
@@ -88,10 +94,14 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
     return folder
 
 
-def build_summary(evaluation: Evaluation, max_loss: float = MAX_LOSS) -> dict[str, Any]:
-    """Build the content of summary.json: the recommendation and all numbers of an evaluation."""
-    recommendation = recommendation_to_dict(recommend(evaluation, max_loss))
-    return {"recommendation": recommendation, **evaluation_to_dict(evaluation)}
+def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, Any]:
+    """Build the content of summary.json: the recommendation, what it saves, and all numbers of an evaluation."""
+    verdict = build_verdict(evaluation, options.assumptions, options.max_loss)
+    return {
+        "recommendation": {**recommendation_to_dict(verdict.recommendation), "verdict": verdict.label},
+        "savings": verdict.savings.to_dict() if verdict.recommendation.is_positive else None,
+        **evaluation_to_dict(evaluation),
+    }
 
 
 def check_report_folder(folder: Path) -> None:

@@ -150,7 +150,7 @@ class FittedArbiter(Arbiter):
         Raises:
             ArtifactError: The arbiter was fitted on a different LLM or different prompts, and `plug_in` is False.
         """
-        note = check_binding(self.artifact, model.fingerprint, prompts, plug_in=self.plug_in)
+        note = check_binding(self.artifact, model, prompts, plug_in=self.plug_in)
         return replace(self, note=note, llm=model)
 
     @abstractmethod

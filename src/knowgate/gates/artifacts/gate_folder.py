@@ -23,9 +23,11 @@ from safetensors.numpy import load, save
 from knowgate.core.artifacts import check_artifact_folder, check_digests, compute_digests
 from knowgate.core.files import atomic_folder, check_replaceable, sha256_text, write_json, write_text
 from knowgate.core.validation import expand_path, read_json
-from knowgate.data.runs.folder import explain_model_mismatch
+from knowgate.data.runs.folder import has_same_name, is_recorded_model, strip_model_prefix
 from knowgate.errors import ArtifactError, BadInput, BadSetting
 from knowgate.gates.artifacts.gate_manifest import read_gate_manifest
+from knowgate.models.backend import UNNAMED_FINGERPRINT
+from knowgate.types import ModelIdentity
 
 FORMAT_VERSION = 1
 GATE_MANIFEST, WEIGHTS_FILE, CARD_FILE = "gate.json", "weights.safetensors", "README.md"
@@ -256,12 +258,15 @@ def compute_checksum(manifest: Mapping[str, Any]) -> str:
     return sha256_text(*fields)[:16]
 
 
-def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool) -> str:
+def check_binding(artifact: Artifact, model: ModelIdentity, prompts: str, *, plug_in: bool) -> str:
     """Check that a gate or arbiter was fitted on this model and these answer prompts.
+
+    Imported answers record only the name of their model. A gate or arbiter that was fitted on them is accepted if the
+    model has the same name or none.
 
     Args:
         artifact: The fitted gate or arbiter.
-        model: Fingerprint of the model.
+        model: The model.
         prompts: Fingerprint of the answer prompts.
         plug_in: Use the gate or arbiter even if it was fitted on another model or other prompts.
 
@@ -272,14 +277,23 @@ def check_binding(artifact: Artifact, model: str, prompts: str, *, plug_in: bool
         ArtifactError: Model or prompts are different, and `plug_in` is False.
     """
     trained_on, trained_prompts = artifact.manifest["model"], artifact.manifest["prompts"]
-    if (trained_on["fingerprint"], trained_prompts) == (model, prompts):
+    name, fingerprint = str(trained_on["name"]), model.fingerprint
+    if (trained_on["fingerprint"], trained_prompts) == (fingerprint, prompts):
+        return ""
+    if is_recorded_model(name) and (fingerprint == UNNAMED_FINGERPRINT or has_same_name(name, model.name)):
         return ""
     if plug_in:
-        return f"plug-in, fitted on {trained_on['name']}"
+        return f"plug-in, fitted on {name}"
+    if is_recorded_model(name):
+        raise ArtifactError(
+            f"the {artifact.format.kind} '{artifact.path.name}' was fitted on recorded answers of "
+            f"'{strip_model_prefix(name)}', not of '{strip_model_prefix(model.name)}'. Use it with that LLM, or fit it "
+            "on answers of this one. If both names mean the same LLM, set plug_in=True."
+        )
     raise ArtifactError(
-        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {trained_on['name']} (model "
-        f"{trained_on['fingerprint']}, prompts {trained_prompts}), not on this model ({model}, prompts {prompts}). "
-        f"{explain_model_mismatch(trained_on['name'])}"
+        f"the {artifact.format.kind} '{artifact.path.name}' was fitted on {name} (model {trained_on['fingerprint']}, "
+        f"prompts {trained_prompts}), not on this model ({fingerprint}, prompts {prompts}). Use it with its own model "
+        f"(model='{name}'), or fit it on this model. To use it with this model all the same, set plug_in=True."
     )
 
 

@@ -204,7 +204,10 @@ class ChangedAnswersRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidenceRecord:
-    """How `calibrate` chose a threshold, and the setup that it is valid for."""
+    """How a threshold was chosen, and the setup that it is valid for.
+
+    `test_only` says that the questions only tested the threshold: it was chosen on other ones, as in a policy.
+    """
 
     ignore_unknown: ClassVar[bool] = True
     model: ModelRecord
@@ -225,6 +228,7 @@ class EvidenceRecord:
     seed: int = 0
     arbiter: ModelRecord | None = None
     changed: ChangedAnswersRecord | None = None
+    test_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

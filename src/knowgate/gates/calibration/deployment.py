@@ -10,13 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from knowgate.data.runs.folder import is_recorded_model, strip_model_prefix
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.evidence import summarize_threshold
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.labels.options import count_shown_passages
 from knowgate.types import Gate
 
-FINGERPRINT_LENGTH = 16  # characters of a fingerprint in messages
+RECORDED_CAVEAT = "Its loss was measured on recorded answers, with the documents of that time."
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,25 @@ def describe_guarantee(gate: Gate, deployment: Deployment) -> str:
         return ""
     summary = summarize_threshold(gate.threshold, "guarantee", evidence)
     violations = find_violated_conditions(gate, deployment)
-    return f"{summary} This does not hold here: {'; '.join(violations)}." if violations else summary
+    if violations:
+        return f"{summary} This does not hold here: {'; '.join(violations)}."
+    return f"{summary} {RECORDED_CAVEAT}" if is_fitted_on_recorded(gate) else summary
+
+
+def is_fitted_on_recorded(gate: Gate) -> bool:
+    """Return whether a gate was fitted on imported answers, which do not record their index and prompts."""
+    return isinstance(gate, FittedGate) and is_recorded_model(str(gate.artifact.manifest["model"]["name"]))
+
+
+def describe_recorded_origin(gate: Gate) -> str:
+    """Say what the user of a gate that was fitted on imported answers must know; '' for other gates."""
+    if not isinstance(gate, FittedGate) or not is_fitted_on_recorded(gate):
+        return ""
+    name = strip_model_prefix(str(gate.artifact.manifest["model"]["name"]))
+    return (
+        f"The gate '{gate.artifact.path.name}' was fitted on recorded answers of '{name}'. Make sure that the server "
+        f"runs the same LLM. {RECORDED_CAVEAT}"
+    )
 
 
 def describe_missing_calibration(gate: Gate) -> str:
@@ -93,10 +112,13 @@ def find_violated_conditions(gate: Gate, deployment: Deployment) -> list[str]:
 def get_proven_loss(gate: Gate, deployment: Deployment) -> float | None:
     """Return the maximum accuracy loss that the gate's guarantee proves for a deployment.
 
-    Returns None if the gate has no guarantee, or if it does not hold in this deployment.
+    Returns None if the gate has no guarantee, if it does not hold in this deployment, or if that cannot be checked
+    because the gate was fitted on imported answers.
     """
     evidence = _get_guarantee(gate)
-    return None if evidence is None or find_violated_conditions(gate, deployment) else float(evidence["epsilon"])
+    if evidence is None or is_fitted_on_recorded(gate) or find_violated_conditions(gate, deployment):
+        return None
+    return float(evidence["epsilon"])
 
 
 def has_guarantee_without_arbiter(gate: Gate) -> bool:
@@ -134,11 +156,8 @@ def _check_threshold(gate: FittedGate, deployment: Deployment, evidence: Mapping
 def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iterator[str]:
     """Yield reasons why the guarantee does not hold that concern the retriever, the passages and the answers."""
     retriever = evidence["retriever"]
-    if retriever["fingerprint"] != deployment.retriever:
-        yield (
-            f"it was proven for passages from {retriever['name']} ({_shorten(retriever['fingerprint'])}), not for "
-            f"those of this index ({_shorten(deployment.retriever)})"
-        )
+    if _differ(retriever["fingerprint"], deployment.retriever):
+        yield f"it was proven for passages of another index ({retriever['name']})"
     k = count_shown_passages(evidence["k"], retriever["fingerprint"])
     if k not in (None, deployment.k):
         yield f"it was proven for {k} passages, not for {deployment.k}"
@@ -146,8 +165,7 @@ def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iter
     if _differ(max_tokens, deployment.max_tokens):
         yield f"it was proven for answers of up to {max_tokens} tokens, not {deployment.max_tokens}"
     if _differ(open_prompts, deployment.open_prompts):
-        both = f"{_shorten(open_prompts)}, not {_shorten(deployment.open_prompts)}"
-        yield f"it was proven for other prompts with passages ({both})"
+        yield "it was proven for other prompts with passages"
 
 
 def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) -> Iterator[str]:
@@ -156,7 +174,9 @@ def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) ->
         if deployment.arbiter is not None:
             yield "it was proven without an arbiter"
     elif arbiter["fingerprint"] != deployment.arbiter:
-        yield f"it was proven with the arbiter '{arbiter['name']}' ({_shorten(arbiter['fingerprint'])})"
+        yield f"it was proven with the arbiter '{arbiter['name']}'" + (
+            ", fitted differently" if deployment.arbiter is not None else ""
+        )
 
 
 def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:
@@ -165,20 +185,12 @@ def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) 
         if deployment.reranker is not None:
             yield "it was proven without reranking"
     elif deployment.reranker != reranker["fingerprint"]:
-        used = f"not by this one ({_shorten(deployment.reranker)})" if deployment.reranker else "but none is used here"
-        proven = f"{reranker['name']} ({_shorten(reranker['fingerprint'])})"
-        yield f"it was proven for passages chosen by the reranker {proven}, {used}"
+        used = "not by this one" if deployment.reranker else "but none is used here"
+        yield f"it was proven for passages chosen by the reranker {reranker['name']}, {used}"
     elif _differ(reranker.get("candidates"), deployment.candidates):
         yield f"it was proven for passages chosen from {reranker['candidates']} candidates, not {deployment.candidates}"
     elif deployment.reranks_sometimes:
         yield "it was proven for passages that were always reranked"
-
-
-def _shorten(fingerprint: str | None) -> str:
-    """Shorten a fingerprint for messages; None becomes 'no fingerprint'."""
-    if not fingerprint:
-        return "no fingerprint"
-    return fingerprint if len(fingerprint) <= FINGERPRINT_LENGTH else f"{fingerprint[:FINGERPRINT_LENGTH]}…"
 
 
 def _differ(proven: object, used: object) -> bool:

@@ -55,7 +55,7 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
     """Render the model card's section about the threshold: a summary, the setup it is valid for, and counts."""
     retriever, reranker, arbiter = evidence["retriever"], evidence.get("reranker"), evidence.get("arbiter")
     setup = [
-        f"Chosen on {evidence['created']} for {evidence['model']['name']}",
+        f"{'Tested' if evidence.get('test_only') else 'Chosen'} on {evidence['created']} for {evidence['model']['name']}",
         f"prompts {evidence['prompts']}",
         f"passages from {retriever['name']} ({retriever['fingerprint'] or 'no fingerprint'})",
         f"chosen by the reranker {reranker['name']} ({reranker['fingerprint']})" if reranker else "",
@@ -77,7 +77,8 @@ def render_card_section(threshold: float, kind: TargetKind, evidence: Mapping[st
 def _render_counts(evidence: Mapping[str, Any]) -> str:
     """Render a Markdown table of the results on the questions that the threshold was chosen on and tested on."""
     lines = ["| questions | n | retrieved | accuracy | always | never | lost | harmed skips |", "|---|" + "---|" * 7]
-    for name, title in (("chosen_on", "chosen on"), ("held_out", "held out")):
+    first_title = "test questions" if evidence.get("test_only") else "chosen on"
+    for name, title in (("chosen_on", first_title), ("held_out", "held out")):
         if counts := evidence.get(name):
             always, never = counts["right_always"] / counts["n"], counts["right_never"] / counts["n"]
             lines.append(
@@ -128,6 +129,8 @@ def _summarize_failure(evidence: Mapping[str, Any]) -> str:
     confidence = _format_percent(1 - evidence["delta"])
     loss = f"at most {_format_percent(evidence['epsilon'])}{net} with {confidence} confidence"
     arbiter = evidence.get("arbiter")
+    if not arbiter and evidence.get("test_only"):
+        return "The policy is to always retrieve, so nothing is lost against always retrieving."
     if not arbiter:
         return f"No threshold is proven to lose {loss}: always retrieve."
     if evidence.get("proven", True):

@@ -20,6 +20,7 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.stats.metrics import BoolArray, FloatArray
 
+RATE_STEPS = 40  # thresholds are tried at retrieval rates of 0, 2.5, 5, ... 100 %
 MAX_REQUIRED_ROWS = 1_000_000  # more rows than anybody labels
 
 
@@ -42,7 +43,19 @@ class SafetyLimits(Options):
 
     def accepts(self, loss: NetLoss) -> bool:
         """Return whether the estimated loss and its upper confidence limit are within the limits."""
-        return loss.mean <= self.max_loss + 1e-9 and loss.upper(self.confidence) <= self.loss_bound + 1e-9
+        return not self.describe_violation(loss)
+
+    def describe_violation(self, loss: NetLoss) -> str:
+        """Say which limit a loss exceeds; '' if it exceeds none."""
+        if loss.mean > self.max_loss + 1e-9:
+            return f"the estimated loss is {100 * loss.mean:.1f} points, and at most {100 * self.max_loss:g} is allowed"
+        upper = loss.upper(self.confidence)
+        if upper <= self.loss_bound + 1e-9:
+            return ""
+        return (
+            f"the upper bound of the loss, with {self.confidence:.0%} confidence, is {100 * upper:.1f} points, and at most "
+            f"{100 * self.loss_bound:g} are allowed"
+        )
 
 
 @dataclass(frozen=True)
@@ -333,3 +346,16 @@ def _count_right(outcomes: GateOutcomes, thresholds: FloatArray) -> Any:
     gains = outcomes.closed_right[order].astype(int) - outcomes.retrieved_right[order].astype(int)
     n_skipped = np.searchsorted(outcomes.needs[order], thresholds, side="right")
     return outcomes.retrieved_right.sum() + np.concatenate([[0], np.cumsum(gains)])[n_skipped]
+
+
+def list_rate_thresholds(needs: FloatArray) -> list[float]:
+    """List thresholds that retrieve for about 2.5, 5, ... 97.5 % of the questions.
+
+    A threshold is the midpoint between two neighboring needs.
+    """
+    values = np.unique(needs)
+    if len(values) < 2:
+        return []
+    quantiles = np.quantile(needs, np.arange(1, RATE_STEPS) / RATE_STEPS)
+    upper = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
+    return sorted({float(threshold) for threshold in (values[upper - 1] + values[upper]) / 2})

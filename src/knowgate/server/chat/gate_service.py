@@ -51,10 +51,12 @@ class GateService:
         rag: The pipeline, with its LLM, gate, rules and retriever.
         timeout: Maximum seconds for one decision or search.
         strict: Whether a failed search leads to an error response. Otherwise the request is answered without passages.
+        gate_spec: The gate as the user names it, such as 'logprob:first'. Default: the name of its kind.
     """
 
-    def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool):
+    def __init__(self, rag: AdaptiveRAG, *, timeout: float, strict: bool, gate_spec: str = ""):
         self.rag = rag
+        self.gate_spec = gate_spec or rag.gate.name
         self.timeout = timeout
         self.strict = strict
         self.staleness = describe_staleness(rag)
@@ -131,9 +133,10 @@ class GateService:
     def apply_rules(self, rag: AdaptiveRAG, question: Question) -> Decision | None:
         """Return the decision of the first rule that matches the question, or None if the gate must decide.
 
-        If the pipeline always retrieves (`rag.shadow`), a rule that skips is only noted in the decision.
+        Rules do not depend on a calibration, so they also apply if that of the gate is stale. If the pipeline always
+        retrieves (`rag.shadow`), a rule that skips is only noted in the decision.
         """
-        if rag.rules is None or self.is_stale(rag) or not rag.bound_gate.obeys_rules:
+        if rag.rules is None or not rag.gate.obeys_rules:
             return None
         ruling = rag.rules.decide(question.text)
         if ruling is None:
@@ -307,9 +310,10 @@ def describe_staleness(rag: AdaptiveRAG) -> str:
     if not isinstance(gate, FittedGate) or gate.artifact.path.is_relative_to(PACKAGED_GATES):
         return ""  # packaged gates give no guarantee for the user's documents, so any index fits
     guarantee = gate.artifact.manifest.get("guarantee")
-    if not guarantee or rag.retriever is None:
+    calibrated = guarantee["retriever"]["fingerprint"] if guarantee else None
+    if calibrated is None or rag.retriever is None:  # imported answers record no index: it may be this one
         return ""
-    calibrated, actual = guarantee["retriever"]["fingerprint"], rag.retriever.fingerprint
+    actual = rag.retriever.fingerprint
     return "" if calibrated == actual else f"the gate was calibrated on another index ({calibrated}, not {actual})"
 
 

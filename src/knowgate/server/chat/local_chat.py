@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from knowgate.core.text import estimate_tokens
 from knowgate.errors import BadInput
+from knowgate.gates import TEXT_ONLY_GATE
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import GateService, describe_error
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question
@@ -216,8 +217,11 @@ class LocalChat:
         key = (options, min(max_tokens, self.options.most_tokens) if max_tokens else self.gate_service.rag.max_tokens)
         rag = self._get_pipeline(*key)
         if self.gate_service.is_stale(rag):
-            self.gate_service.bypass_stale_gate(rag, trace)
-            key = (replace(options, retrieve="always", threshold=None, arm="", shadow=""), key[1])
+            gate = TEXT_ONLY_GATE  # it obeys rules
+            if self.gate_service.apply_rules(rag, question) is None:
+                self.gate_service.bypass_stale_gate(rag, trace)
+                gate = "always"
+            key = (replace(options, retrieve="auto", gate=gate, threshold=None, arm="", shadow=""), key[1])
             rag = self._get_pipeline(*key)
         progress = AnswerProgress(trace, deadline=deadline)
         if body.get("stream"):

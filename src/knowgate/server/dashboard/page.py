@@ -57,9 +57,9 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
     snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
     data = {
         "version": metadata.version("knowgate"),
-        "gate": rag.gate.name,
+        "gate": service.gate_service.gate_spec,
         "threshold": rag.gate.threshold if rag.threshold is None else rag.threshold,
-        "model": rag.model.name,
+        "model": service.model_label,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
         "promise": "" if service.gate_service.staleness else rag.guarantee,

@@ -32,12 +32,14 @@ class ExperimentArm:
         monitor: Measures the loss of the gate.
         scope: Hash of everything that the loss depends on, such as gate, LLM and index. Stored audits with another
             scope are not counted.
+        gate_spec: The gate as the user names it, such as 'logprob:first'.
     """
 
     name: str
     rag: AdaptiveRAG
     monitor: LossMonitor
     scope: str
+    gate_spec: str = ""
     _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
     @property

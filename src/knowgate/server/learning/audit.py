@@ -406,7 +406,7 @@ class Auditor:
 
 def _update_monitor(arm: ExperimentArm, audit: AuditRecord) -> None:
     """Add one audit to the monitor of an arm. If this raises an alarm, log an error."""
-    monitor, owner, gate = arm.monitor, audit.owner or "", arm.rag.gate.name
+    monitor, owner, gate = arm.monitor, audit.owner or "", arm.gate_spec
     if audit.kind == CLEARED:
         monitor.reset_loss()
     if audit.kind == FAILED:

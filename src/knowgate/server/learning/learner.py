@@ -166,7 +166,7 @@ class TrafficLearner:
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
         """Return the results of one arm, as in `ArmReport`."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
-        return {"gate": arm.rag.gate.name, "threshold": arm.threshold, "audits": audits, **arm.monitor.to_json()}
+        return {"gate": arm.gate_spec, "threshold": arm.threshold, "audits": audits, **arm.monitor.to_json()}
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
@@ -238,9 +238,10 @@ def build_learner(
     _check_options(options)
     if not (options.audit or options.gate_b or options.shadow or options.canary is not None or settings.log):
         return None
-    arms = {"a": _build_arm("a", gate_service.rag, options)}
+    arms = {"a": _build_arm("a", gate_service.rag, gate_service.gate_spec, options)}
     if options.gate_b is not None:
-        arms["b"] = _build_arm("b", _build_second_pipeline(settings, options, gate_service.rag), options)
+        second = _build_second_pipeline(settings, options, gate_service.rag)
+        arms["b"] = _build_arm("b", second, str(options.gate_b), options)
     canary = 0.0 if options.shadow else 1.0 if options.canary is None else options.canary
     experiment = Experiment(arms, options.share_b if "b" in arms else 0.0, canary)
     labeler = HistoryLabeler(gate_service.rag, gate_service.rag.log)
@@ -302,7 +303,7 @@ def _build_second_pipeline(settings: PipelineOptions, options: ServeOptions, rag
     return second_rag
 
 
-def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> ExperimentArm:
+def _build_arm(name: str, rag: AdaptiveRAG, gate_spec: str, options: ServeOptions) -> ExperimentArm:
     """Build an arm of the A/B test.
 
     Its alarm compares the share of changed answers with `max_changed`, or else with the bound that `calibrate` recorded
@@ -314,11 +315,11 @@ def _build_arm(name: str, rag: AdaptiveRAG, options: ServeOptions) -> Experiment
         log.warning(
             "Gate %s has no bound on the share of changed answers, so there is no alarm. Set `max_changed` to get one: "
             "the maximum share of answers that skipping retrieval may change, right or wrong.",
-            rag.gate.name,
+            gate_spec,
         )
     # A bound from `calibrate` is itself wrong with probability delta / 2, so the test gets the other half.
     monitor = LossMonitor(options.max_changed if bound is None else bound, delta, delta if bound is None else delta / 2)
-    return ExperimentArm(name, rag, monitor, _compute_scope(rag))
+    return ExperimentArm(name, rag, monitor, _compute_scope(rag), gate_spec)
 
 
 def _read_changed_bound(rag: AdaptiveRAG) -> float | None:

@@ -143,7 +143,7 @@ class RequestTrace:
 
     @property
     def headers(self) -> dict[str, str]:
-        """The most important fields of `to_json` as response headers. Empty values are left out."""
+        """The `x-knowgate-*` response headers, without those that would be empty."""
         values = {"id": self.id, "way": self.way, "degraded": "; ".join(self.degraded), "reason": self.ungated_reason}
         values |= {"arm": self.arm, "mode": self.mode}
         if self.decision is not None:

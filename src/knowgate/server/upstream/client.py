@@ -56,7 +56,7 @@ class UpstreamClient:
         self._first_byte_timeout = min(options.first_byte_seconds or limit, limit)
         self._session: aiohttp.ClientSession | None = None
         self._stalled_bodies = 0  # responses in a row whose body stopped arriving
-        self._default_model: str | None = None
+        self.default_model: str | None = None
 
     async def close(self) -> None:
         """Close all connections."""
@@ -168,7 +168,7 @@ class UpstreamClient:
         Raises:
             ApiError: 404 if the upstream lists no models.
         """
-        if self._default_model is None:
+        if self.default_model is None:
             names = [model.get("id") for model in await self.list_models(headers)]
             if not names or not isinstance(names[0], str):
                 raise ApiError(
@@ -176,8 +176,8 @@ class UpstreamClient:
                     "the upstream lists no models. Set the field `model` of the request, or `upstream_model` on the server.",
                     "model_not_found",
                 )
-            self._default_model = names[0]
-        return self._default_model
+            self.default_model = names[0]
+        return self.default_model
 
 
 def _find_proxy(url: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from aiohttp.client_exceptions import ClientError
 
 from knowgate.core.http_client import RetryPolicy
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
-from knowgate.models.backend import Backend
+from knowgate.models.backend import UNNAMED_FINGERPRINT, Backend
 from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
@@ -221,7 +221,8 @@ class UpstreamDraftModel(Backend):
     Args:
         url: URL of the upstream. It is part of the fingerprint, which shows whether a gate was fitted on this LLM.
         model: Name of the upstream's LLM, if the settings name one.
-        asks_upstream: Ask the upstream on first use whether it returns log-probabilities. Otherwise they are assumed.
+        asks_upstream: Ask the upstream on first use whether it returns log-probabilities. Otherwise, or if it does not
+            respond, they are assumed.
     """
 
     depth = 0
@@ -239,7 +240,7 @@ class UpstreamDraftModel(Backend):
     def fingerprint(self) -> str:
         """The fingerprint that the same LLM has as the model `openai:MODEL@URL`, with which gates are fitted."""
         if self._model is None:
-            return "openai-unnamed"
+            return UNNAMED_FINGERPRINT
         model = OpenAIModel(self._model, self._url)
         try:
             return model.fingerprint
@@ -250,18 +251,18 @@ class UpstreamDraftModel(Backend):
     def offers(self) -> frozenset[Signal]:
         """Drafts, and log-probabilities unless the upstream was asked and returns none."""
         signals = {Signal.DRAFT, Signal.LOGPROBS}
-        return frozenset(signals - {Signal.LOGPROBS} if self._is_text_only() else signals)
+        is_text_only = self._asks_upstream and self.returns_logprobs is False
+        return frozenset(signals - {Signal.LOGPROBS} if is_text_only else signals)
 
-    def _is_text_only(self) -> bool:
-        """Ask the upstream whether it returns text only. False if it is not to be asked, or does not respond."""
-        if not self._asks_upstream:
-            return False
+    @functools.cached_property
+    def returns_logprobs(self) -> bool | None:
+        """Whether the upstream returns log-probabilities, which it is asked for once. None if it does not respond."""
         client = ApiClient(self._url, retry=PROBE_RETRY, connections=1)
         try:
             model = self._model or ModelEndpoint("", client).card.get("id")
-            return bool(model) and not ModelEndpoint(str(model), client).capabilities.logprobs
+            return ModelEndpoint(str(model), client).capabilities.logprobs if model else None
         except KnowgateError:
-            return False
+            return None
         finally:
             client.close()
 

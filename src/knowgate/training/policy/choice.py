@@ -18,12 +18,17 @@ from pydantic import Field
 
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
+from knowgate.gates.calibration.threshold_choice import (
+    NEVER_RETRIEVE,
+    NetLoss,
+    SafetyLimits,
+    count_net_loss,
+    list_rate_thresholds,
+)
 from knowgate.stats.metrics import BoolArray, FloatArray
 
 ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
 CONSTANT_GATES = (ALWAYS, NEVER)
-RATE_STEPS = 40  # thresholds are tried at retrieval rates of 0, 2.5, 5, ... 100 %
 DEFAULT_FOLDS = 5
 # The most valuable policy tends to lie at the limit of what it may lose, where it is often not safe on other questions.
 # Then a policy is chosen that may lose half as much, and after that one that may lose nothing.
@@ -133,7 +138,7 @@ class PolicyChoice:
         estimate: The whole choice, made on some folds and applied to the others: an honest estimate.
         reason: Why this policy was chosen, in one sentence.
         required_rows: If always retrieving was chosen because no other policy is proven safe: the number of questions
-            that would prove it. None otherwise, or if no number would.
+            to choose on that would prove it. None otherwise, or if no number would.
     """
 
     chosen: PolicyResult
@@ -261,7 +266,7 @@ def choose_policy(
     fold_of_row = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
     always, never = _evaluate_constants(questions)
     constant = _select_constant(questions, always, never)
-    limits = questions.options
+    limits, failure = questions.options, ""
     for share in LOSS_SHARES:
         stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
         tried = _try_policies(stricter)
@@ -270,10 +275,15 @@ def choose_policy(
         is_better = estimate.value > constant.value and limits.accepts(estimate.loss)
         if chosen.name not in CONSTANT_GATES and is_better:
             return PolicyChoice(chosen, always, never, tried, estimate, reason)
-    if chosen.name not in CONSTANT_GATES:
-        reason = f"a policy chosen on other questions is not better and safe enough, so {_describe_constant(constant)}"
-    required = _count_required_rows(questions) if constant.name == ALWAYS else None
-    return PolicyChoice(constant, always, never, _try_policies(questions), constant, reason, required)
+        if chosen.name not in CONSTANT_GATES and not failure:
+            violation = (
+                limits.describe_violation(estimate.loss) or "it is not worth more than to retrieve always or never"
+            )
+            failure = f"{chosen.name} looked best, but on questions that it was not chosen on {violation}"
+            required = estimate.loss.count_required_rows(limits)
+    if not failure:
+        failure, required = _explain_constant(questions, constant, reason)
+    return PolicyChoice(constant, always, never, _try_policies(questions), constant, failure, required)
 
 
 def apply_policy(
@@ -333,19 +343,6 @@ def _find_best_setting(questions: _Questions, gate: str, arbiter: str) -> Policy
     return max(safe, key=lambda result: (result.value, -result.searches), default=None)
 
 
-def list_rate_thresholds(needs: FloatArray) -> list[float]:
-    """List thresholds that retrieve for about 2.5, 5, ... 97.5 % of the questions.
-
-    A threshold is the midpoint between two neighboring needs.
-    """
-    values = np.unique(needs)
-    if len(values) < 2:
-        return []
-    quantiles = np.quantile(needs, np.arange(1, RATE_STEPS) / RATE_STEPS)
-    upper = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
-    return sorted({float(threshold) for threshold in (values[upper - 1] + values[upper]) / 2})
-
-
 def _select(
     questions: _Questions, tried: Sequence[PolicyResult], always: PolicyResult, never: PolicyResult
 ) -> tuple[PolicyResult, str]:
@@ -353,7 +350,7 @@ def _select(
     constant = _select_constant(questions, always, never)
     rivals = [result for result in tried if result.name not in CONSTANT_GATES]
     if not rivals:
-        return constant, f"no other policy is safe, so {_describe_constant(constant)}"
+        return constant, "no other policy is safe and worth more"
     near = [result for result in rivals if result.value >= rivals[0].value - SIMPLER_MARGIN]
     best = min(near, key=lambda result: (result.models, -result.value))
     gain = questions.compute_values(best.gate, best.arbiter, best.threshold) - questions.compute_values(
@@ -403,24 +400,27 @@ def _estimate_out_of_fold(questions: _Questions, folds: NDArray[np.int64]) -> Po
     )
 
 
-def _count_required_rows(questions: _Questions) -> int | None:
-    """Return how many questions would prove some policy safe that is worth more than always retrieving.
+def _explain_constant(questions: _Questions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
+    """Return why a constant policy is chosen, and how many questions would prove another one safe.
 
-    Considers the most valuable setting whose estimated loss is small enough. None if there is none.
+    If settings are worth more than always retrieving, but not safe, it is the limit that the nearest of them exceeds:
+    the one that needs the fewest questions or, if no number would do, loses least.
     """
-    limits = questions.options
-    always = questions.evaluate(ALWAYS, NO_ARBITER, ALWAYS_RETRIEVE)
-    settings = [(NEVER, NO_ARBITER, NEVER_RETRIEVE)] + [
+    settings = [
         (name, arbiter, threshold)
         for name, gate in questions.gates.items()
         if name not in CONSTANT_GATES
         for arbiter in (NO_ARBITER, *questions.arbiters)
         for threshold in list_rate_thresholds(gate.needs)
     ]
-    results = [questions.evaluate(*setting) for setting in settings]
-    hopeful = [result for result in results if result.value > always.value and not limits.accepts(result.loss)]
-    counts = [count for result in hopeful if (count := result.loss.count_required_rows(limits)) is not None]
-    return min(counts, default=None)
+    results = [questions.evaluate(*setting) for setting in ((NEVER, NO_ARBITER, NEVER_RETRIEVE), *settings)]
+    better, limits = [item for item in results if item.value > constant.value], questions.options
+    if constant.name != ALWAYS or not better or any(limits.accepts(item.loss) for item in better):
+        return reason, None
+    counts = {item: item.loss.count_required_rows(limits) for item in better}
+    nearest = min(better, key=lambda item: (counts[item] is None, counts[item] or 0, item.loss.mean))
+    nearest_text = f"the nearest one, {nearest.name} with {nearest.searches:.0%} searches, is not"
+    return f"no other policy is safe; {nearest_text}: {limits.describe_violation(nearest.loss)}", counts[nearest]
 
 
 def _get_constant_threshold(gate: str) -> float:

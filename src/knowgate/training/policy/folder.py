@@ -16,7 +16,7 @@ from knowgate.data.splits import fingerprint_question
 from knowgate.gates.arbiters.fitted_arbiter import ARBITER_FORMAT
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, read_artifact, revise_artifact
-from knowgate.gates.baselines import CONSTANT_NEED
+from knowgate.gates.baselines import CONSTANT_GATE, CONSTANT_NEED
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE, render_card_section, replace_card_section
 from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_calibration import describe_setup
@@ -45,6 +45,7 @@ class PolicyParts:
         arbiter: 'none', a spec, or 'arbiter' for a fitted one.
         arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
         confidence: Confidence of the guarantee.
+        summary: What was chosen and why, one or two sentences each.
     """
 
     evidence: Evidence
@@ -54,6 +55,7 @@ class PolicyParts:
     arbiter: str = NO_ARBITER
     arbiter_folder: Path | None = None
     confidence: float = 0.95
+    summary: tuple[str, ...] = ()
 
 
 def make_constant_result(examples: Examples) -> FitResult:
@@ -62,7 +64,7 @@ def make_constant_result(examples: Examples) -> FitResult:
     def raw(indices: Sequence[int]) -> FloatArray:
         return np.full(len(indices), CONSTANT_NEED)
 
-    return FitResult("constant", {}, frozenset(), SignalRequest(), {}, raw)
+    return FitResult(CONSTANT_GATE, {}, frozenset(), SignalRequest(), {}, raw)
 
 
 def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
@@ -78,7 +80,7 @@ def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
     card = (gate_folder / CARD_FILE).read_text(encoding="utf-8")
     texts = {}
     if parts.choice is not None and parts.outcomes is not None:
-        card = _add_before_notes(card, render_policy_section(parts.choice))
+        card = _add_before_notes(card, render_policy_section(parts.choice, parts.summary))
         guarantee = build_guarantee(parts, parts.outcomes)
         manifest["guarantee"] = guarantee
         card = replace_card_section(card, render_card_section(parts.threshold, "guarantee", guarantee))
@@ -134,6 +136,7 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
         "proven": True,
         "chosen_on": result.to_record(),
         "held_out": None,
+        "test_only": True,
         **describe_setup(table, outcomes, keys),
         "arbiter": arbiter,
         "left_out": {},
@@ -165,30 +168,36 @@ def identify_arbiter(parts: PolicyParts) -> dict[str, str]:
 # --- card -----------------------------------------------------------------------------------------
 
 
-def render_policy_section(choice: PolicyChoice) -> str:
-    """Render the card's section about the choice: what was tried, and what was chosen and why."""
+def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
+    """Render the card's section about the choice: what was chosen, why, and what was tried."""
     rows = list_shown_results(choice)
     lines = ["| policy | searches | right | LLM calls | against always |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(format_result(name, result))} |" for name, result in rows]
-    return (
-        f"## Policy\n\nChosen: **{choice.chosen.name}**, because {choice.reason}. Out-of-fold results on "
-        f"{choice.always.loss.n} questions, each gate and arbiter at its best safe threshold:\n\n" + "\n".join(lines)
+    return "\n\n".join(
+        [
+            "## Policy",
+            *summary,
+            f"What was tried, on the {choice.always.loss.n} questions to choose on. Each gate and arbiter is shown at its "
+            "best safe threshold:",
+            "\n".join(lines),
+        ]
     )
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
-    """List at most ten named results: never, always, what was tried, and the estimate of the whole choice."""
+    """List at most ten named results: never, always, what was tried, and the cross-validated choice."""
     tried = [result for result in choice.tried if result.name != "always"]
     rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in tried[:7])]
-    return [*rows, ("chosen on other folds", choice.estimate)]
+    return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
 
 
 def format_result(name: str, result: PolicyResult) -> list[str]:
     """Format a result as cells: name, searches, right, LLM calls, and points against always retrieving."""
-    return [
-        name,
-        f"{result.searches:.1%}",
-        f"{result.right:.1%}",
-        f"{result.llm_calls:.2f}",
-        f"{-100 * result.loss.mean:+.1f}",
-    ]
+    cells = [f"{result.searches:.1%}", f"{result.right:.1%}", f"{result.llm_calls:.2f}", format_points(result.loss)]
+    return [name, *cells]
+
+
+def format_points(loss: NetLoss) -> str:
+    """Format a net loss as signed points against always retrieving; below 0, right answers are lost."""
+    points = round(-100 * loss.mean, 1)
+    return f"{points:+.1f}" if points else "0.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -52,7 +53,14 @@ from knowgate.training.policy.choice import (
     choose_policy,
 )
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
-from knowgate.training.policy.folder import ARBITER_WITH_DRAFTS, PolicyParts, make_constant_result, write_policy
+from knowgate.training.policy.folder import (
+    ARBITER_WITH_DRAFTS,
+    PolicyParts,
+    find_proven_loss,
+    format_points,
+    make_constant_result,
+    write_policy,
+)
 
 UNCALIBRATED_THRESHOLD = 0.5
 
@@ -170,11 +178,12 @@ class PolicySearch:
         if not self._is_safe(choice, held_out):
             return self._fall_back(choice, held_out, out)
         arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
+        summary = self._summarize(choice, held_out)
         parts = PolicyParts(
-            self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence
+            self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence, summary
         )
         self._write(parts, result, examples, out)
-        return FittedPolicy(out, choice, held_out, _summarize(choice, held_out, self.options))
+        return FittedPolicy(out, choice, held_out, summary)
 
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
@@ -251,25 +260,55 @@ class PolicySearch:
 
         These are the held-out rows, and the folds that the policy was not chosen on.
         """
-        if choice.chosen.name == ALWAYS:
-            return True
-        first, second = choice.estimate.loss, held_out.loss
-        pooled = NetLoss(first.lost + second.lost, first.gained + second.gained, first.n + second.n)
-        return self.options.accepts(pooled)
+        return choice.chosen.name == ALWAYS or self.options.accepts(_pool_losses(choice, held_out))
 
     def _fall_back(self, choice: PolicyChoice, held_out: PolicyResult, out: Path) -> FittedPolicy:
         """Write the policy to always retrieve, because the chosen one turned out not to be safe."""
+        loss = _pool_losses(choice, held_out)
         reason = (
-            f"{choice.chosen.name} was best on the fit rows, but on the held-out rows it loses "
-            f"{100 * held_out.loss.mean:.1f} points, which is too much or too uncertain"
+            f"{choice.chosen.name} was best on the questions to choose on, but with the test questions "
+            f"{self.options.describe_violation(loss)}"
         )
-        choice = replace(choice, chosen=choice.always, estimate=choice.always, reason=reason)
+        required = loss.count_required_rows(self.options)
+        if required is not None:  # of all questions; the choice counts those to choose on
+            required = math.ceil(required * len(self.evidence.fit_rows) / loss.n)
+        choice = replace(choice, chosen=choice.always, estimate=choice.always, reason=reason, required_rows=required)
         result, examples = self._fit_gate(ALWAYS)
         outcomes = self._make_outcomes(score_calibrated(result, examples, self.evidence.held_out), None)
-        parts = PolicyParts(self.evidence, choice, ALWAYS_RETRIEVE, outcomes, confidence=self.options.confidence)
-        self._write(parts, result, examples, out)
         always = self._evaluate(choice.always, ALWAYS_RETRIEVE, outcomes, None)
-        return FittedPolicy(out, choice, always, _summarize(choice, always, self.options))
+        summary, confidence = self._summarize(choice, always), self.options.confidence
+        parts = PolicyParts(self.evidence, choice, ALWAYS_RETRIEVE, outcomes, confidence=confidence, summary=summary)
+        self._write(parts, result, examples, out)
+        return FittedPolicy(out, choice, always, summary)
+
+    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult) -> tuple[str, ...]:
+        """Say what was chosen and why, and what the questions show that it did not learn from."""
+        lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
+        if choice.chosen.name == NEVER:
+            lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
+        if choice.chosen.name == ALWAYS:
+            return (*lines, self._suggest_rows(choice))
+        loss, options = _pool_losses(choice, held_out), self.options
+        delta = round(1 - options.confidence, 12)
+        return (
+            *lines,
+            f"On all {loss.n} questions, each tested with a policy that did not learn from it: "
+            f"{format_points(loss)} points against always retrieving. Upper bound of the loss, with "
+            f"{options.confidence:.0%} confidence: {100 * loss.upper(options.confidence):.1f} points (allowed: "
+            f"{100 * options.loss_bound:g}).",
+            f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
+            f"{format_points(held_out.loss)} points, {held_out.llm_calls:.2f} LLM calls per question. These few questions "
+            f"alone prove a loss of at most {100 * find_proven_loss(held_out.loss, delta):.1f} points: that is the "
+            "guarantee of the policy.",
+        )
+
+    def _suggest_rows(self, choice: PolicyChoice) -> str:
+        """Say how many graded questions, including those that test, would prove a policy that saves searches."""
+        n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
+        required = 0 if choice.required_rows is None else math.ceil(choice.required_rows * n / n_fit)
+        if required <= n:
+            return "More questions alone would not change this: the policies that were tried are not better."
+        return f"You gave {n} graded questions. About {required} like these could prove a policy that saves searches."
 
     # --- closed-book answers only -----------------------------------------------------------------
 
@@ -328,22 +367,10 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def _summarize(choice: PolicyChoice, held_out: PolicyResult, options: PolicyOptions) -> tuple[str, ...]:
-    """Say what was chosen and why, and what the held-out rows show."""
-    lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
-    if choice.chosen.name == NEVER:
-        lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
-    if choice.required_rows is not None:
-        lines.append(f"About {choice.required_rows} graded questions or more could prove a policy that saves searches.")
-    if choice.chosen.name != ALWAYS:
-        upper = held_out.loss.upper(options.confidence)
-        lines.append(
-            f"On {held_out.loss.n} questions that nothing else used: {held_out.searches:.1%} searches, "
-            f"{held_out.right:.1%} right, {-100 * held_out.loss.mean:+.1f} points against always retrieving "
-            f"(at worst {-100 * upper:+.1f} with {options.confidence:.0%} confidence), "
-            f"{held_out.llm_calls:.2f} LLM calls per question."
-        )
-    return tuple(lines)
+def _pool_losses(choice: PolicyChoice, held_out: PolicyResult) -> NetLoss:
+    """Return the loss on all questions: the cross-validated one and that of the held-out rows."""
+    first, second = choice.estimate.loss, held_out.loss
+    return NetLoss(first.lost + second.lost, first.gained + second.gained, first.n + second.n)
 
 
 def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:

@@ -51,13 +51,13 @@ export function createMinutesChart(minutes) {
 export function createNeedsChart({ retrieved, skipped }, threshold) {
   const maximum = Math.max(1, ...retrieved.map((count, bin) => count + skipped[bin]));
   const chart = createChart(`Histogram of need from 0 to 1 in ${retrieved.length} bins, at most ${maximum} questions; threshold ${threshold}`);
-  addAxes(chart, maximum, [[0, "0: knows the answer", "start"], [1, "1: must retrieve", "end"]]);
+  addAxes(chart, maximum, [[0, "0: LLM knows the answer", "start"], [1, "1: LLM does not know", "end"]]);
   addBars(chart, retrieved.map((count, bin) => [[skipped[bin], "k2"], [count, "k0"]]), maximum);
   if (threshold >= 0) {
     const x = LEFT + threshold * (WIDTH - LEFT);
     chart.append(createSvg("line", { class: "edge", x1: x, x2: x, y1: TOP - 8, y2: HEIGHT - BOTTOM }));
   }
-  return [createElement("figcaption", {}, "Need of the questions, and the threshold"), chart, createLegend()];
+  return [createElement("figcaption", {}, "Need for retrieval, by question (dashed line: threshold)"), chart, createLegend()];
 }
 
 export function createLossChart(loss) {
@@ -87,5 +87,5 @@ function chooseScale(loss) {
 export function describeLoss(loss) {
   if (!loss.drawn) return "No request has been audited yet.";
   const bounds = `between ${formatPercent(loss.low)} and ${formatPercent(loss.high)}`;
-  return `Of ${loss.drawn} audited requests, ${loss.lost} would have been answered differently with passages: ${formatPercent(loss.mean)}, ${bounds} with ${formatPercent(loss.confidence, 0)} confidence at all times.`;
+  return `Audits: ${loss.lost} of ${loss.drawn} answers (${formatPercent(loss.mean)}) would have been different if every request had retrieved. For all requests, the share is ${bounds}, with ${formatPercent(loss.confidence, 0)} confidence.`;
 }

@@ -18,8 +18,8 @@ function renderTiles(statistics) {
     [formatAmount(requests), failed ? `requests, ${failed} failed` : "requests"],
     [decided ? formatPercent(retrieved / decided, 0) : "–", "of questions retrieved"],
     [formatAmount(saved.retrievals), "searches saved"],
-    [formatAmount(saved.tokens), "tokens saved, net of drafts"],
-    [formatDuration(saved.seconds), "time saved, net of drafts"],
+    [formatAmount(saved.tokens), "tokens saved (drafts deducted)"],
+    [formatDuration(saved.seconds), "time saved (drafts deducted)"],
     ...(saved.money === null ? [] : [[saved.money.toFixed(saved.money < 1 ? 4 : 2), "money saved"]]),
   ];
   setContent("tiles", ...tiles.map(([value, label]) => createElement("div", {}, createElement("dd", {}, value), createElement("dt", {}, label))));
@@ -59,7 +59,7 @@ function renderLosses() {
   } else {
     const share = formatPercent(learning.canary, 0);
     const rollout = learning.canary === 0 ? " Shadow mode: every request retrieves." : learning.canary < 1 ? ` The gate is followed for ${share} of them.` : "";
-    setContent("loss-intro", `${formatPercent(learning.audit, 0)} of the requests are audited: skipped ones are also answered with passages.${rollout} Budget left this hour: ${learning.budget_left}.`);
+    setContent("loss-intro", `${formatPercent(learning.audit, 0)} of the requests are audited: skipped ones are also answered with passages.${rollout} The budget allows ${learning.budget_left} more LLM calls for audits this hour.`);
   }
   const arms = Object.entries(learning?.arms ?? {});
   setContent("losses", ...arms.map(([name, arm]) => createArm(name, arm, arms.length > 1)));
@@ -79,14 +79,14 @@ function createEvidence(loss) {
   if (loss.evidence === null) return createNote("There is no alarm, because this gate has no bound on changed answers. Set one with --max-changed.");
   const bar = createElement("i");
   bar.style.width = `${Math.round(100 * loss.evidence)}%`;
-  const text = loss.alarm ? "More answers change than the limit allows."
-    : loss.evidence === 1 ? "More answers change than the limit allows, but a single key accounts for that. The others are not affected."
+  const text = loss.alarm ? `Alarm: more than ${formatPercent(loss.promised)} of the answers change.`
+    : loss.evidence === 1 ? `More than ${formatPercent(loss.promised)} of the answers change, but only because of one key. The other keys are not affected.`
     : `Evidence that more than ${formatPercent(loss.promised)} of the answers change: ${formatPercent(loss.evidence, 0)} of what triggers the alarm.`;
   return [createNote(text), createElement("div", { class: `meter${loss.alarm ? " full" : ""}`, role: "img", "aria-label": text }, bar)];
 }
 
 function describeDrift(drift) {
-  if (!drift.questions) return "This gate cannot measure drift.";
+  if (!drift.questions) return "This gate cannot tell whether the questions differ from its training data.";
   const share = `${formatPercent(drift.mean)} of ${drift.questions} questions are unlike the training data (expected: 1 %)`;
   return drift.drifted ? `Drift: ${share}. Fit the gate again on recent questions: knowgate refit.` : `No drift: ${share}.`;
 }
@@ -106,8 +106,9 @@ function render() {
   settings.acceptsFeedback = data.takes_feedback;
   getElement("login").hidden = true;
   getElement("content").hidden = false;
-  const documents = data.retriever ? `, documents ${data.retriever}` : "";
-  setContent("about", `${data.model}, gate ${data.gate}, threshold ${formatThreshold(data.threshold)}${documents}; since ${new Date(1000 * statistics.since).toLocaleString()}`);
+  const search = data.retriever ? `search ${data.retriever}` : "no documents";
+  const since = new Date(1000 * statistics.since).toLocaleString();
+  setContent("about", `LLM: ${data.model}. Gate: ${data.gate}, threshold ${formatThreshold(data.threshold)}; ${search}. Running since ${since}.`);
   setContent("foot", `knowgate ${data.version}, updated at ${formatTime(Date.now() / 1000)}. This page loads nothing from other servers.`);
   renderTiles(statistics);
   setContent("minutes", ...createMinutesChart(statistics.minutes));

@@ -18,8 +18,8 @@ export function renderRecent(data, { force = false } = {}) {
   if (state === renderedState && !force) return;
   renderedState = state;
   getElement("recent-intro").textContent = data.keeps_texts
-    ? `The last ${data.recent.length}, newest first.`
-    : `The last ${data.recent.length}, newest first. Texts are not stored: start the server with --keep-questions to see them.`;
+    ? `The last ${data.recent.length}, newest first. The number is the need for retrieval, from 0 to 1.`
+    : `The last ${data.recent.length}, newest first. The number is the need for retrieval, from 0 to 1. Texts are not stored: start the server with --keep-questions to see them.`;
   const focusedId = document.activeElement?.closest("details.question")?.dataset.id;
   const focusedControl = document.activeElement?.dataset.name;
   const none = createElement("p", { class: "note" }, "No decisions.");

@@ -1,4 +1,4 @@
-"""LiteLLM in front of the server and behind it, with the configuration of the documentation."""
+"""LLM gateways in front of the server and behind it, with the configurations of the documentation."""
 
 import os
 import secrets
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tests.server.test_chat import ask
 
 CONFIG = Path(__file__).parents[2] / "deploy" / "litellm.yaml"
+ENVOY = CONFIG.with_name("envoy.yaml")
 COMMAND = os.environ.get("LITELLM") or shutil.which("litellm")
 START_SECONDS = 180
 MASTER_KEY = f"sk-{secrets.token_hex(32)}"  # LiteLLM refuses known keys
@@ -77,3 +79,19 @@ def test_the_configuration_names_the_models_of_the_documentation():
     assert "model_name: llm" in text
     assert "--upstream-model llm" in page
     assert "deploy/litellm.yaml" in page
+
+
+def test_the_configuration_of_envoy_routes_to_its_own_clusters():
+    resources = yaml.safe_load(ENVOY.read_text(encoding="utf-8"))["static_resources"]
+    clusters = {cluster["name"]: cluster["load_assignment"]["endpoints"] for cluster in resources["clusters"]}
+    targets = {}
+    for listener in resources["listeners"]:
+        (filter_chain,) = listener["filter_chains"]
+        manager = filter_chain["filters"][0]["typed_config"]
+        assert manager["http_filters"][-1]["name"] == "envoy.filters.http.router"
+        (route,) = manager["route_config"]["virtual_hosts"][0]["routes"]
+        assert route["route"]["timeout"] == "0s"  # the default of 15 s would cut streams
+        targets[listener["address"]["socket_address"]["port_value"]] = route["route"]["cluster"]
+    assert targets == {4000: "llm", 8000: "knowgate"}
+    assert set(targets.values()) == set(clusters)
+    assert len(clusters["llm"][0]["lb_endpoints"]) == 2

@@ -1,0 +1,106 @@
+"""A policy that was fitted on imported answers decides in a server exactly as in a pipeline."""
+
+import logging
+
+import httpx
+import pytest
+
+import knowgate as kg
+from knowgate.data.runs.folder import RunFolder
+from knowgate.errors import ArtifactError, BadSetting
+from knowgate.gates.artifacts.gate_folder import read_artifact
+from knowgate.labels.answer_import import ImportOptions, import_answers
+from knowgate.labels.grading import StringGrader
+from knowgate.pipeline.builder import build_pipeline
+from knowgate.training.policy import candidates
+from knowgate.training.policy.search import fit_policy
+from knowgate.types import Question
+from tests.server.conftest import UNKNOWN
+
+TALK = "Thanks!"
+
+
+def make_question(i):
+    """A question that the LLM answers right if and only if its first token is probable."""
+    is_known = i % 2 == 0
+    meta = {
+        "alone": "right" if is_known else "wrong",
+        "with": "right",
+        "tokens": [-0.01, -0.01] if is_known else [-3.0, -3.0],
+    }
+    return Question(f"question {i}", id=str(i), answers=("right",), meta=meta)
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    options = ImportOptions(closed="alone", open="with", logprobs="tokens")
+    run = RunFolder(folder / "run")
+    import_answers(run, [make_question(i) for i in range(600)], StringGrader(), llm="my-llm", data="x", options=options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "DEFAULT_GATES", ())  # without the embedding model, which is slow to load
+        return fit_policy(folder / "run", out=folder / "my-policy").path
+
+
+def ask(address, text):
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": text}]}
+    return httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
+
+
+@pytest.mark.parametrize("sure", [-0.01, -3.0])
+@pytest.mark.parametrize("text", [UNKNOWN, TALK])
+def test_a_server_decides_like_a_pipeline(serve, stub, invented, policy, sure, text):
+    stub.sure = sure
+    address, _ = serve(gate=str(policy))
+    settings = kg.PipelineOptions(model=f"openai:my-llm@{stub.url}", docs=invented.docs, gate=str(policy))
+    decision, report = build_pipeline(settings).decide(text), ask(address, text)
+    assert read_artifact(policy).manifest["guarantee"]["retriever"]["fingerprint"] is None
+    assert (report["retrieve"], report["degraded"]) == (decision.retrieve, [])
+    assert report["retrieve"] == (sure < -1 and text != TALK)
+    assert httpx.get(f"{address}/ready").json()["stale"] == ""
+
+
+def test_a_server_says_once_that_the_answers_were_recorded(serve, policy, caplog):
+    with caplog.at_level(logging.WARNING):
+        address, app = serve(gate=str(policy))
+        ask(address, UNKNOWN)
+    lines = [record.getMessage() for record in caplog.records if "recorded answers of 'my-llm'" in record.getMessage()]
+    assert len(lines) == 1
+    assert "Make sure that the server runs the same LLM." in lines[0]
+    assert app.state.service.gate_service.rag.guarantee.endswith("with the documents of that time.")
+
+
+def test_a_request_that_demands_a_proof_retrieves(serve, policy):
+    address, _ = serve(gate=str(policy))
+    body = {"model": "knowgate", "messages": [{"role": "user", "content": UNKNOWN}], "knowgate": {"max_loss": 0.9}}
+    report = httpx.post(f"{address}/v1/chat/completions", json=body).json()["knowgate"]
+    assert (report["retrieve"], report["degraded"]) == (True, [])
+
+
+def test_the_same_name_is_accepted_and_another_is_not(serve, policy):
+    serve(gate=str(policy), options={"upstream_model": "my-llm"})
+    with pytest.raises(ArtifactError, match="recorded answers of 'my-llm', not of 'stub-llm'"):
+        serve(gate=str(policy), options={"upstream_model": "stub-llm"})
+
+
+def test_a_gate_that_needs_log_probabilities_is_refused_on_a_text_only_upstream(serve, stub, policy):
+    stub.refuses = ("logprobs",)
+    for gate in ("logprob:first", str(policy)):
+        with pytest.raises(BadSetting, match="needs log-probabilities, but the upstream returns only text"):
+            serve(gate=gate)
+
+
+def test_an_upstream_that_cannot_be_asked_is_reported_and_the_server_starts(serve, stub, caplog):
+    stub.status = 500
+    with caplog.at_level(logging.WARNING):
+        serve(gate="logprob:first")
+    assert "could not be asked whether it returns log-probabilities" in caplog.text
+
+
+def test_a_server_loads_the_models_of_a_gate_before_the_first_request(serve, policy, monkeypatch):
+    scored = []
+    kind = type(kg.load_gate(str(policy)))
+    score = kind.score
+    monkeypatch.setattr(kind, "score", lambda self, *args: scored.append(1) or score(self, *args))
+    serve(gate=str(policy))
+    assert scored == [1]
