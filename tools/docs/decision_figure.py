@@ -5,33 +5,43 @@ from __future__ import annotations
 from pathlib import Path
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "decision.svg"
-WIDTH, HEIGHT = 880, 230
-BOX_WIDTH, BOX_HEIGHT = 128, 54
+WIDTH, HEIGHT = 760, 330
+BOX_WIDTH, BOX_HEIGHT = 164, 64
 # Boxes: name -> (x and y of the center, first line, second line, color class).
 BOXES = {
-    "question": (70, 115, "Question", "“Who wrote Emma?”", "plain"),
-    "rules": (222, 115, "Routing rules", "“Thanks!” skips", "plain"),
-    "pass": (374, 115, "One LLM pass", "first words, certainty", "plain"),
-    "gate": (526, 115, "Gate", "need 23 %", "gate"),
-    "skip": (706, 45, "Skip", "the pass goes on", "skip"),
-    "retrieve": (672, 185, "Retrieve", "passages, answer", "search"),
-    "arbiter": (820, 185, "Arbiter", "the better answer", "search"),
+    "question": (92, 130, "Question", "“Who wrote Emma?”", "plain"),
+    "draft": (282, 130, "LLM call 1", "begins an answer", "plain"),
+    "gate": (472, 130, "Gate", "need 23 %", "gate"),
+    "skip": (662, 50, "Skip", "call 1 goes on", "skip"),
+    "retrieve": (662, 130, "Retrieve", "search for passages", "search"),
+    "answer": (662, 210, "LLM call 2", "reads the passages", "search"),
+    "arbiter": (662, 290, "Arbiter", "picks one answer", "search"),
+    "rules": (282, 50, "Routing rule", "“Thanks!” skips", "plain"),
 }
+# Arrows: start and end of each line, from a side of one box to a side of another.
 ARROWS = [
-    ("question", "rules"),
-    ("rules", "pass"),
-    ("pass", "gate"),
-    ("gate", "skip"),
-    ("gate", "retrieve"),
-    ("retrieve", "arbiter"),
+    ("question", "right", "draft", "left"),
+    ("question", "right", "rules", "left"),
+    ("rules", "right", "skip", "left"),
+    ("draft", "right", "gate", "left"),
+    ("gate", "right", "skip", "left"),
+    ("gate", "right", "retrieve", "left"),
+    ("retrieve", "bottom", "answer", "top"),
+    ("answer", "bottom", "arbiter", "top"),
+]
+CAPTIONS = [
+    "Need: how likely the LLM is to be wrong without a search.",
+    "Up to the threshold the gate skips; above it, it retrieves.",
+    "A skipped question takes one LLM call, a retrieved one takes two.",
 ]
 STYLE = (
-    "text{fill:#263238;text-anchor:middle}.small{font-size:11px;fill:#546e7a}"
+    "text{fill:#263238;text-anchor:middle}.small{font-size:15px;fill:#455a64}.left{text-anchor:start}"
     "rect{fill:#eceff1;stroke:#607d8b;stroke-width:1.5;rx:8}.gate{fill:#e3f2fd;stroke:#0b6bab}"
     ".skip{fill:#e6f4ea;stroke:#1b7f4b}.search{fill:#fff4e0;stroke:#b26a00}path{stroke:#607d8b;stroke-width:1.5;fill:none}"
     "@media(prefers-color-scheme:dark){text{fill:#eceff1}.small{fill:#b0bec5}rect{fill:#263238}.gate{fill:#12344d}"
     ".skip{fill:#12382a}.search{fill:#40300f}}"
 )
+SIDES = {"left": (-1, 0), "right": (1, 0), "top": (0, -1), "bottom": (0, 1)}
 
 
 def draw_box(name: str) -> str:
@@ -40,28 +50,40 @@ def draw_box(name: str) -> str:
     left, top = x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2
     return (
         f'<rect class="{kind}" x="{left:g}" y="{top:g}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"/>'
-        f'<text x="{x}" y="{y - 4}">{title}</text><text class="small" x="{x}" y="{y + 14}">{detail}</text>'
+        f'<text x="{x}" y="{y - 6}">{title}</text><text class="small" x="{x}" y="{y + 17}">{detail}</text>'
     )
 
 
-def draw_arrow(start: str, end: str) -> str:
-    """Draw an arrow from the right side of one box to the left side of another."""
-    x1, y1, x2, y2 = BOXES[start][0] + BOX_WIDTH / 2, BOXES[start][1], BOXES[end][0] - BOX_WIDTH / 2, BOXES[end][1]
-    return f'<path d="M{x1:g} {y1} L{x2 - 6:g} {y2}" marker-end="url(#tip)"/>'
+def draw_arrow(start: str, start_side: str, end: str, end_side: str) -> str:
+    """Draw an arrow from a side of one box to a side of another."""
+    (x1, y1), (x2, y2) = _find_side(start, start_side, 0), _find_side(end, end_side, 4)
+    return f'<path d="M{x1:g} {y1:g} L{x2:g} {y2:g}" marker-end="url(#tip)"/>'
+
+
+def _find_side(name: str, side: str, gap: int) -> tuple[float, float]:
+    """Return the middle of a side of a box, moved outwards by a gap."""
+    x, y = BOXES[name][:2]
+    across, down = SIDES[side]
+    return x + across * (BOX_WIDTH / 2 + gap), y + down * (BOX_HEIGHT / 2 + gap)
 
 
 def draw() -> str:
     """Return the whole figure as SVG."""
+    captions = [
+        f'<text class="small left" x="10" y="{226 + 30 * number}">{caption}</text>'
+        for number, caption in enumerate(CAPTIONS)
+    ]
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 10} {HEIGHT}" role="img" aria-labelledby="t" '
-        'font-family="system-ui, sans-serif" font-size="14">',
-        '<title id="t">Question, rules, one LLM pass, gate: below the threshold skip, above it retrieve.</title>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="t" '
+        'font-family="system-ui, sans-serif" font-size="18">',
+        '<title id="t">Question, rules, first LLM call, gate: below the threshold skip, above it retrieve, call the LLM '
+        "again and pick the better answer.</title>",
         f"<style>{STYLE}</style>",
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 0 L8 4 L0 8 z" style="fill:#607d8b;stroke:none"/></marker></defs>',
         *(draw_arrow(*arrow) for arrow in ARROWS),
         *(draw_box(name) for name in BOXES),
-        '<text class="small" x="548" y="66">below the threshold</text><text class="small" x="572" y="178">above</text>',
+        *captions,
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
