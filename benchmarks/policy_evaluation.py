@@ -39,10 +39,13 @@ from knowgate.training.policy.choice import (
 
 RESAMPLES = 10_000
 TARGET_RATES = {"llama3_8b": (0.84, 0.60), "gpt4_nq": (0.10,), "chatgpt_nq": (0.85,), "davinci3_nq": (0.85,)}
+RANDOM_RESAMPLES = 2_000
 RATE_MARGIN = 0.01  # a policy for a target share of searches is chosen for this much less
 NEWS = "gpt3_realtimeqa"
+RULES = "rules"
 LLAMA4 = "llama4_realtimeqa"
-HEADLINES = 7  # five LLMs, mixed traffic and Llama-4; each is compared with always and with never
+# The headline table has seven policies, each compared with always and with never. Five of them are always itself.
+HEADLINE_COMPARISONS = 2 * 7 - 5
 Json = dict[str, Any]
 
 
@@ -111,13 +114,30 @@ def compare(right: np.ndarray[Any, Any], other: np.ndarray[Any, Any], comparison
     counts = np.random.default_rng(0).multinomial(n, shares, RESAMPLES)
     means = (counts[:, 2] - counts[:, 0]) / n
     low, high = np.quantile(means, [0.025, 0.975])
-    strict = np.quantile(means, [0.025 / comparisons, 1 - 0.025 / comparisons])
+    p_value = float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
     return {
         "value": round(float(difference.mean()), 5),
         "low": round(float(low), 5),
         "high": round(float(high), 5),
-        "excludes_zero_corrected": bool(strict[0] > 0 or strict[1] < 0),
+        "excludes_zero_corrected": is_significant(p_value, comparisons),
+        "p": round(p_value, 5),
     }
+
+
+def is_significant(p_value: float, comparisons: int) -> bool:
+    """Return whether a bootstrap p value is below .05 after Bonferroni's correction for a number of comparisons."""
+    return p_value < 0.05 / comparisons
+
+
+def compare_with_random(rows: Predictions, setting: Setting) -> tuple[float, Json]:
+    """Return the right answers of retrieving at random as often with the same arbiter, and the policy's gain over it."""
+    retrieved, right = right_answers(rows, setting)
+    _, always = right_answers(rows, replace(setting, policy=replace(setting.policy, gate=ALWAYS)))
+    expected = rows.closed + retrieved.mean() * (always.astype(float) - rows.closed)
+    draws = np.random.default_rng(0).integers(0, len(right), (RANDOM_RESAMPLES, len(right)))
+    low, high = np.quantile((right - expected)[draws].mean(axis=1), [0.025, 0.975])
+    gain = {"value": float((right - expected).mean()), "low": float(low), "high": float(high)}
+    return float(expected.mean()), {name: round(value, 5) for name, value in gain.items()}
 
 
 def describe(rows: Predictions, setting: Setting) -> Json:
@@ -125,6 +145,7 @@ def describe(rows: Predictions, setting: Setting) -> Json:
     policy = setting.policy
     retrieved, right = right_answers(rows, setting)
     reads_draft = policy.gate.startswith("judge") or bool(policy.arbiter)
+    random, against_random = compare_with_random(rows, setting)
     has_adapters = policy.gate not in CONSTANT_GATES or policy.arbiter == "adapter"
     return {
         "policy": setting.title,
@@ -133,8 +154,10 @@ def describe(rows: Predictions, setting: Setting) -> Json:
         "threshold": round(float(np.clip(policy.threshold, -1, 2)), 5),
         "searches": round(float(retrieved.mean()), 5),
         "right": round(float(right.mean()), 5),
-        "against_always": compare(right, rows.open, 2 * HEADLINES),
-        "against_never": compare(right, rows.closed, 2 * HEADLINES),
+        "random": round(random, 5),
+        "against_always": compare(right, rows.open, HEADLINE_COMPARISONS),
+        "against_never": compare(right, rows.closed, HEADLINE_COMPARISONS),
+        "against_random": against_random,
         "llm_calls": round(1 + float(retrieved.mean()) * reads_draft, 5),
         "models": MEMBERS * (has_adapters + (policy.arbiter == RECORDED_ARBITER)),
     }
@@ -145,6 +168,7 @@ def list_settings(name: str) -> list[Setting]:
     always_arbiter = make_setting(ALWAYS, "adapter", choose(name).always.threshold)
     settings = [
         Setting("chosen", name, choose(name).chosen),
+        Setting("always, rules arbiter", name, replace(always_arbiter, arbiter=RULES)),
         Setting("always, trained arbiter", name, always_arbiter),
     ]
     if load_predictions(name).arbiter.any():
@@ -188,6 +212,7 @@ def evaluate_llama4() -> Json:
     """Evaluate Llama-4, which has no train rows, with the policies of the other LLMs; that of the other news set first."""
     sources = [NEWS, *(name for name in (*list_trained_sets(), MIXED) if name != NEWS)]
     settings = [Setting(f"chosen for {name}", name, choose(name).chosen) for name in sources]
+    settings.append(Setting("always, rules arbiter", NEWS, make_setting(ALWAYS, RULES, choose(NEWS).always.threshold)))
     results = [describe(load_predictions(LLAMA4, setting.judge).test, setting) for setting in settings]
     rows = load_predictions(LLAMA4, NEWS).test
     return {**evaluate(rows, settings[:1], RECORDED_SETS[LLAMA4].llm), "policy": results[0], "others": results[1:]}

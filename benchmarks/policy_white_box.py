@@ -133,6 +133,14 @@ def token_table() -> str:
     return table(("answer tokens read", *names), lines)
 
 
+def mean_token_aurocs(group: int) -> dict[int, float]:
+    """Return the AUROC of the adapters' mean logit on a data set, by the number of answer tokens that they read."""
+    rows = load_rows()
+    test = (rows.groups == group) & (rows.folds < 0)
+    scores = rows.honest_logits[test]
+    return {tokens: auroc(rows.right[test] > 0, scores[:, column]) or 0.5 for column, tokens in enumerate(READ_TOKENS)}
+
+
 def token_difference_lines() -> list[str]:
     """Paired difference of the AUROC with 32 tokens and with none, in words."""
     rows, lines = load_rows(), []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 
 from benchmarks import policy, policy_evaluation
 from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
+from benchmarks.tables import policy as policy_tables
 from knowgate.training.policy import choice
+from tools.structure import ROOT
 
 pytestmark = pytest.mark.records
 
@@ -63,6 +66,31 @@ def test_a_policy_that_is_unsafe_on_other_questions_is_chosen_again_with_stricte
     assert chosen.loss.mean <= choice.ChoiceOptions().max_loss / 2
     monkeypatch.setattr(choice, "LOSS_SHARES", (1.0,))
     assert policy_evaluation.choose.__wrapped__("llama3_8b").chosen.gate == choice.ALWAYS
+
+
+def test_stars_are_corrected_for_the_comparisons_of_their_table():
+    count = policy_tables.count_comparisons(policy_tables.list_headlines())
+    assert count == policy_evaluation.HEADLINE_COMPARISONS
+    for line in policy_tables.headline_table().splitlines()[2:]:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert (cells[7] == "–") == (cells[3] == "always")  # always is not compared with itself
+
+
+def test_random_retrieves_as_often_with_the_same_arbiter(printed):
+    chosen = printed["gpt4_nq"]["policy"]
+    never, always = (printed["gpt4_nq"][name] for name in ("never", "always"))
+    assert chosen["random"] == pytest.approx(never + chosen["searches"] * (always - never), abs=1e-4)
+    assert chosen["against_random"]["value"] == pytest.approx(chosen["right"] - chosen["random"], abs=1e-4)
+    rules = next(each for each in printed["llama3_8b"]["others"] if each["policy"] == "always, rules arbiter")
+    assert (rules["models"], rules["llm_calls"]) == (0, 2)
+    assert printed["llama3_8b"]["policy"]["random"] > 0.359  # with the arbiter; 35.5 % without
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m benchmarks.policy | head -1"
+    ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stdout.startswith("## Policies")
+    assert ended.stderr == ""
 
 
 def test_gates_of_the_question_cost_no_second_call():

@@ -1,13 +1,16 @@
 """The committed results are what the committed runs say."""
 
+import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import results
-from benchmarks.tables.claims import claims_table
+from benchmarks.tables.claims import FROM_RECORD, claims_table, list_claims
+from knowgate.cli.main import run
 
 pytestmark = pytest.mark.records
 ROOT = Path(__file__).parent.parent
@@ -32,6 +35,57 @@ def test_the_first_table_is_short_and_every_figure_names_its_record():
         records = re.findall(r"\]\((runs/[^)]+)\)", here)
         assert records
         assert all((BENCHMARKS / record).exists() for record in records)
+
+
+def printed(command, record, capsys):
+    """The output of a claim's command for one of its records."""
+    words = shlex.split(command.replace("RUN", str(BENCHMARKS / "runs" / record)))
+    assert words[0] == "knowgate"
+    as_json = [word for word in words[1:] if word != "--full"] + ["--json"] if words[1] == "eval" else words[1:]
+    assert run(as_json) == 0
+    return capsys.readouterr().out
+
+
+def figure_pairs():
+    """(command, figure, record) of each figure that an evaluation of a recorded gate prints."""
+    return [
+        (claim.command, figure, record)
+        for claim in list_claims()
+        for figure, record in claim.here
+        if claim.command.startswith("knowgate eval") and "best cut" not in figure
+    ]
+
+
+def test_the_commands_of_the_first_table_print_its_figures(capsys):
+    pairs = figure_pairs()
+    assert len(pairs) >= 6
+    for command, figure, record in pairs:
+        [gate] = [row for row in json.loads(printed(command, record, capsys))["gates"] if "verdict=own" in row["gate"]]
+        rate, loss, gain = (gate[name]["value"] for name in ("rate", "loss", "gain"))
+        texts = (
+            f"{100 * (1 - rate):.0f} % at {-100 * loss or 0:+.1f}",
+            f"{100 * gain:+.1f} at {100 * (1 - rate):.0f} % saved",
+            f"{100 * gate['judged']['value']:.1f} %",
+        )
+        assert any(text in figure for text in texts), (command, figure, texts)
+
+
+def test_other_commands_of_the_first_table_run_on_the_linked_records(capsys):
+    outputs = [
+        printed(claim.command, claim.here[0][1], capsys)
+        for claim in list_claims()
+        if claim.command.startswith("knowgate ") and not claim.command.startswith("knowgate eval")
+    ]
+    report, beta, *dhicl = outputs
+    assert "0.65" in report
+    assert "69.6 %     37.0 %" in beta  # 30 % saved at -11.8
+    assert all("53.1 % (89.7 %)" in output for output in dhicl)  # 10 % saved at -2.3
+    assert "28.7 %" in dhicl[1]  # k = 5
+
+
+def test_every_other_figure_names_a_way_to_compute_it():
+    commands = {claim.command for claim in list_claims() if not claim.command.startswith("knowgate ")}
+    assert commands == {FROM_RECORD, "python -m benchmarks.policy"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

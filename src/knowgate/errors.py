@@ -47,6 +47,7 @@ class UnknownName(KnowgateError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, also: str = ""):
         names = sorted(known)
+        self.known, self.also = names, also
         matches = difflib.get_close_matches(name, names, n=1)
         hint = f" Did you mean '{matches[0]}'?" if matches else ""
         super().__init__(f"unknown {kind} '{name}'.{hint} Known: {', '.join(names)}{f'; or {also}' if also else ''}.")

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import BadSetting
+from knowgate.errors import BadSetting, UnknownName
 from knowgate.gates.fusion import FusionGate
 from knowgate.gates.offline_scoring import save_scores, score_gates
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
@@ -88,3 +88,24 @@ def test_without_a_folder_the_recorded_needs_are_used(tmp_path, monkeypatch, ask
     asked.clear()
     [found] = score_gates(trial, ["mine"])
     assert (asked, found.name) == ([], "mine")
+
+
+def test_a_recorded_gate_can_decide_by_its_raw_scores(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "mine", threshold=0.3, calibration={"kind": "platt", "a": 2.0, "b": 0.1})
+    trial = recorded(tmp_path, "mine")
+    [live] = score_gates(trial, ["mine,verdict=own"])
+    shutil.rmtree(tmp_path / "mine")
+    [own] = score_gates(trial, ["mine,verdict=own"])
+    assert (own.name, own.threshold) == ("mine,verdict=own", 0.5)
+    assert own.needs.tolist() == pytest.approx(live.needs.tolist(), abs=1e-6)
+    assert own.needs.tolist() != score_gates(trial, ["mine"])[0].needs.tolist()
+
+
+def test_the_error_about_an_unknown_gate_lists_the_recorded_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_gate(tmp_path / "recorded-gate")
+    trial = recorded(tmp_path, "recorded-gate")
+    shutil.rmtree(tmp_path / "recorded-gate")
+    with pytest.raises(UnknownName, match=r"Did you mean 'recorded-gate'.*Known: always.*, recorded-gate, "):
+        score_gates(trial, ["recorded-gates"])

@@ -287,7 +287,7 @@ def _get_draft_limit(table: LabelTable, gate: str, scores: TableScores) -> float
 
     If only the gate's decisions are stored, the number is unknown: infinity if it reads a draft, else 0.
     """
-    if gate in table.recorded_needs:
+    if table.find_recorded(gate) is not None:
         return math.inf if scores.drafts else 0.0
     return float(load_gate(gate).request.draft_tokens)
 

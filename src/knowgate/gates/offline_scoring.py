@@ -13,10 +13,10 @@ from knowgate.core.validation import expand_path, read_text
 from knowgate.data.runs.columns import TOKEN_STATISTICS
 from knowgate.data.runs.folder import RECORDED_PREFIX, suggest_label_options
 from knowgate.data.runs.records import RecordedNeeds, write_needs
-from knowgate.data.runs.table import LabelTable
+from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
-from knowgate.errors import BadInput, BadSetting, UnsupportedSignal
+from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
@@ -209,7 +209,8 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     """
     expanded = [item for gate in gates for item in (list_scorable_gates(table) if gate == "auto" else [gate])]
     unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
-    bound = {n: _bind_gate(table, gate, plug_in) for n, gate in enumerate(unique) if not _is_recorded(table, gate)}
+    recorded = [_find_recorded(table, gate) for gate in unique]
+    bound = {n: _bind_gate(table, unique[n], plug_in) for n, column in enumerate(recorded) if column is None}
     different: dict[str, _BoundGate] = {}  # one gate for each set of equal scores
     for n, item in bound.items():
         different.setdefault(item.scoring or str(n), item)
@@ -220,9 +221,9 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     return _number_duplicate_names(
         [
             _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
-            if n in bound
-            else _get_recorded_scores(table, str(gate))
-            for n, gate in enumerate(unique)
+            if column is None
+            else _get_recorded_scores(column, str(unique[n]))
+            for n, column in enumerate(recorded)
         ]
     )
 
@@ -234,10 +235,10 @@ def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) ->
 
 def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> bool:
     """Return whether a gate can be scored on a label table without running the LLM."""
-    if _is_recorded(table, gate):
+    if _find_recorded(table, gate) is not None:
         return True
     try:
-        RecordedReadingSource(table, get_gate_name(gate)).bind(_load_gate(gate, plug_in))
+        RecordedReadingSource(table, get_gate_name(gate)).bind(_load_gate(table, gate, plug_in))
     except UnsupportedSignal:
         return False
     return True
@@ -246,16 +247,22 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
     """Load a gate, check that it was not fitted on these rows, and bind it to the LLM of the table."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
-    loaded = _load_gate(gate, plug_in)
+    loaded = _load_gate(table, gate, plug_in)
     if folder is not None:
         check_unseen(table, folder)
     spec = folder or name
     return _BoundGate(name, spec, RecordedReadingSource(table, spec).bind(loaded))
 
 
-def _load_gate(gate: str | Gate, plug_in: bool) -> Gate:
-    """Load a gate from its spec; return a gate object as it is."""
-    return load_gate(gate, plug_in=plug_in) if isinstance(gate, str) else gate
+def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
+    """Load a gate from its spec; return a gate object as it is. Errors also list the gates that the table records."""
+    if not isinstance(gate, str):
+        return gate
+    try:
+        return load_gate(gate, plug_in=plug_in)
+    except UnknownName as error:
+        recorded = [f"'{name}'" if "," in name else name for name in table.recorded_needs if "=" not in name]
+        raise UnknownName("gate", gate, {*error.known, *recorded}, also=error.also) from error
 
 
 def _score_chunk(chunk: LabelTable, bound: _BoundGate) -> _ChunkScores:
@@ -301,19 +308,17 @@ def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
 # --- recorded needs -------------------------------------------------------------------------------
 
 
-def _is_recorded(table: LabelTable, gate: str | Gate) -> bool:
-    """Return whether the scores of a gate are recorded; a folder of the same name must hold the same gate."""
-    if not isinstance(gate, str) or gate not in table.recorded_needs:
-        return False
-    if parse_fitted_spec(gate) is None:
-        return True
-    loaded = load_gate(gate)
-    return isinstance(loaded, FittedGate) and loaded.scoring == table.recorded_needs[gate].scoring
+def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
+    """Return the recorded scores of a gate, or None; a folder of the same name must hold the same gate."""
+    column = table.find_recorded(gate) if isinstance(gate, str) else None
+    if column is None or parse_fitted_spec(str(gate)) is None:
+        return column
+    loaded = load_gate(str(gate))
+    return column if isinstance(loaded, FittedGate) and loaded.scoring == column.scoring else None
 
 
-def _get_recorded_scores(table: LabelTable, gate: str) -> TableScores:
+def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
     """Return the recorded scores of a gate, with the threshold of its folder or, without a folder, the recorded one."""
-    column = table.recorded_needs[gate]
     n_missing = int(np.isnan(column.needs).sum())
     if n_missing:
         raise BadSetting(

@@ -44,6 +44,7 @@ from knowgate.types import Reading
 log = logging.getLogger(__name__)
 CHUNK_ROWS = 5_000  # rows in memory at once when all of them are too many
 MAX_ROWS_IN_MEMORY = 20_000  # about 0.5 GB; an evaluation of more rows leaves them on disk
+OWN_VERDICT = ",verdict=own"  # after the name of a fitted gate: it decides by its raw score, cut at one half
 DEFAULT_ROUNDS = 3.0  # assumed number of retrieval rounds if it was not recorded
 LAZY_COLUMNS = ("loose_fingerprints",)  # rarely used, so not computed while rows are read
 ONE_MODEL_ADVICE = "Evaluate one model at a time"
@@ -75,6 +76,12 @@ class GateColumn:
     def select(self, numbers: RowNumbers) -> GateColumn:
         """Return the scores of the rows with these indices."""
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
+
+    def use_raw_scores(self) -> GateColumn | None:
+        """Return the column of the same gate with verdict=own, which decides by its raw scores; None without them."""
+        if self.raw is None:
+            return None
+        return replace(self, gate=f"{self.gate}{OWN_VERDICT}", threshold=0.5, needs=self.raw, scoring="")
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,14 @@ class LabelTable(LabelColumns):
     def has_answer_lengths(self) -> bool:
         """Whether the rows hold answers; runs packed to their grades do not."""
         return bool(self.closed_tokens.any() or self.open_tokens.any())
+
+    def find_recorded(self, gate: str) -> GateColumn | None:
+        """Return the recorded scores of a gate by its name, or by 'NAME,verdict=own'; None if none are recorded."""
+        column = self.recorded_needs.get(gate)
+        if column is None and gate.endswith(OWN_VERDICT):
+            base = self.recorded_needs.get(gate.removesuffix(OWN_VERDICT))
+            column = base.use_raw_scores() if base is not None else None
+        return column
 
     def get_slice_values(self, dimension: str) -> NDArray[np.object_]:
         """Return the group of each row along a dimension, such as the language; None where the data does not say."""

@@ -19,11 +19,15 @@ from knowgate.evaluation.cost import (
     format_price,
 )
 from knowgate.evaluation.gate_comparison import Evaluation
-from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Recommendation, recommend
+from knowgate.evaluation.recommendation import FOLDS, MIN_QUESTIONS, MIN_SKIPPED, Z_CERTAIN, Recommendation, recommend
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_points_estimate
 
+STRICTER_TEST = (
+    "; the interval alone does not decide: a gate that was chosen among several must gain more than "
+    f"{Z_CERTAIN:.1f} standard errors"
+)
 LEVEL_LABELS = {
     "use": "Worth using",
     "try": "Worth a try",
@@ -243,7 +247,7 @@ def _describe_doubt(recommendation: Recommendation) -> str:
     if low is None or low < -recommendation.max_loss:
         loss = format_point_count(recommendation.max_loss)
         return f"so a loss above {loss} is not ruled out{_suggest_more_questions(recommendation)}"
-    return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}"
+    return f"but that it chooses better than chance is not certain: {describe_gain(recommendation)}{STRICTER_TEST}"
 
 
 def _suggest_more_questions(recommendation: Recommendation) -> str:
