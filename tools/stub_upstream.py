@@ -39,6 +39,13 @@ class Stub:
     waits_for: threading.Event | None = None
     url: str = ""
 
+    def forget_requests(self) -> None:
+        """Forget all requests so far."""
+        self.bodies.clear()
+        self.headers.clear()
+        self.ports.clear()
+        self.answered = 0
+
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         if not self.forgets:

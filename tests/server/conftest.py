@@ -42,6 +42,7 @@ def serve(invented, stub):
             given = {"model": invented.model, "docs": invented.docs, "k": 1, **settings}
             address = {"upstream": stub.url} if upstream else {}
             app = create_app(kg.PipelineOptions(**given), ServeOptions(**address, **(options or {})))
+            stub.forget_requests()  # at start, a server may ask what its upstream returns
             if change is not None:
                 change(app.state.service)
             return stack.enter_context(running(app)), app
