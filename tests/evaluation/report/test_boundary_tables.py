@@ -45,11 +45,26 @@ def test_the_grader_is_always_named(tmp_path):
 def test_a_closed_book_run_is_shown_as_such(tmp_path):
     text = shown(write_run(tmp_path / "a", varied_rows(10, opened=False)))
     assert sheets.NO_OPEN_ANSWERS in line(text, "open book")
-    assert sheets.NO_MASK_ANSWERS in line(text, "MASK")
+    assert "MASK" not in text
 
 
 def test_an_undefined_correlation_is_shown_as_such(tmp_path):
     assert "not defined" in line(shown(write_run(tmp_path / "a", [row("a", side())])), "Pearson")
+
+
+def test_sections_without_values_are_left_out(tmp_path):
+    imported = row("a", side(True, None, None), side(False, None, None))
+    text = shown(write_run(tmp_path / "a", [imported]))
+    for word in ("mastery", "certainty", "Pearson", "MASK", "not recorded", "empty"):
+        assert word not in text
+
+
+def test_the_first_line_says_what_is_right_from_memory_and_with_passages(tmp_path):
+    rows = [row(str(i), side(i % 2 == 0), side(True)) for i in range(10)]
+    (run,) = read_run_reports([write_run(tmp_path / "a", rows)])
+    assert sheets.summarize_accuracies(run) == "50.0 % right from memory, 100.0 % right with passages (10 questions)."
+    (alone,) = read_run_reports([write_run(tmp_path / "b", [row("a", side(True))])])
+    assert sheets.summarize_accuracies(alone) == "100.0 % right from memory, no answers with passages (1 questions)."
 
 
 def test_empty_intervals_are_shown_as_such(tmp_path):

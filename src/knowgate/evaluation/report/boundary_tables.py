@@ -19,20 +19,29 @@ from knowgate.stats.proportions import Proportion, format_proportion
 
 NO_OPEN_ANSWERS = "no open-book answers in this run"
 NO_MASK_ANSWERS = "no MASK answers in this run"
+NOT_RECORDED = "not recorded"
 SIDE_NAMES = {"closed": "closed-book", "open": "open-book", "mask": "MASK"}
 MAX_EXTREMES = 5  # extreme questions in tables; the page shows all
 MAX_TEXT_WIDTH = 60
 
 
 def build_boundary_tables(runs: Sequence[RunReport]) -> Iterator[TextTable]:
-    """Build all tables of the report of what LLMs know, with the runs side by side."""
+    """Build all tables of the report of what LLMs know, with the runs side by side.
+
+    Tables about mastery, certainty and MASK answers are left out if no run has them, as with imported answers.
+    """
+    boundaries = [run.boundary for run in runs]
     yield build_settings_table(runs)
     yield build_accuracy_table(runs)
-    yield build_correlation_table(runs)
-    for side in ("closed", *list_sampled_sides(runs)):
+    if any(boundary.correlation.n for boundary in boundaries):
+        yield build_correlation_table(runs)
+    for side in (side for side in SIDE_NAMES if _has_effects(runs, side)):
         yield from (build_effect_table(runs, indicator, side) for indicator in INDICATORS)
-    yield from (build_saving_table(runs, indicator) for indicator in INDICATORS)
-    yield build_copy_rate_table(runs)
+    for indicator in INDICATORS:
+        if any(boundary.savings[indicator] is not None for boundary in boundaries):
+            yield build_saving_table(runs, indicator)
+    if any(boundary.copying is not None for boundary in boundaries):
+        yield build_copy_rate_table(runs)
     yield from build_run_slice_tables(runs)
     yield build_agreement_table(runs)
     for run in runs:
@@ -43,6 +52,7 @@ def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
     """Build the table of settings and row counts."""
     columns = [_describe_run(run) for run in runs]
     rows = [(label, *(column[label] for column in columns)) for label in columns[0]]
+    rows = [row for row in rows if row[0] not in ("temperature", "throughput") or set(row[1:]) != {NOT_RECORDED}]
     return _build_side_by_side("Settings and counts", runs, rows)
 
 
@@ -68,7 +78,7 @@ def _describe_run(run: RunReport) -> dict[str, str]:
 
 def _format_throughput(counts: RowCounts) -> str:
     if not counts.seconds:
-        return "not recorded"
+        return NOT_RECORDED
     answered = counts.rows - counts.failed
     return f"{answered / counts.seconds:.2f} questions/s, {counts.tokens / counts.seconds:.0f} tokens/s"
 
@@ -85,8 +95,9 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
     rows = [
         ("closed book", *(format_proportion(get_matched_accuracy(run), "no graded answers") for run in runs)),
         ("open book", *(format_proportion(accuracy.open, NO_OPEN_ANSWERS) for accuracy in accuracies)),
-        ("MASK", *(format_proportion(accuracy.mask, NO_MASK_ANSWERS) for accuracy in accuracies)),
     ]
+    if any(accuracy.mask.n for accuracy in accuracies):
+        rows.append(("MASK", *(format_proportion(accuracy.mask, NO_MASK_ANSWERS) for accuracy in accuracies)))
     if any(get_matched_accuracy(run).n != run.boundary.accuracy.closed.n for run in runs):
         all_questions = (format_proportion(accuracy.closed) for accuracy in accuracies)
         rows.append(("closed book, also where no passage was found", *all_questions))
@@ -102,6 +113,15 @@ def get_matched_accuracy(run: RunReport) -> Proportion:
     """Return closed-book accuracy on the questions with open-book answers, or on all if there are none."""
     accuracy = run.boundary.accuracy
     return accuracy.matched if accuracy.open.n else accuracy.closed
+
+
+def summarize_accuracies(run: RunReport) -> str:
+    """Say in one line how many answers are right from memory and with passages."""
+    closed, opened = get_matched_accuracy(run), run.boundary.accuracy.open
+    if not closed.n:
+        return "no answer is graded."
+    with_passages = f"{format_percent(opened.value)} right with passages" if opened.n else "no answers with passages"
+    return f"{format_percent(closed.value)} right from memory, {with_passages} ({closed.n:,} questions)."
 
 
 def build_correlation_table(runs: Sequence[RunReport]) -> TextTable:
@@ -147,12 +167,13 @@ def get_effect_intervals(run: RunReport, indicator: str, side: str) -> tuple[Eff
 
 def list_sampled_sides(runs: Sequence[RunReport]) -> list[str]:
     """Return which of 'open' and 'mask' (answers with passages, and with masked passages) any run has samples of."""
-    sides = []
-    for side in ("open", "mask"):
-        intervals = [get_effect_intervals(run, name, side) for run in runs for name in INDICATORS]
-        if any(item.n for by_interval in intervals for item in by_interval):
-            sides.append(side)
-    return sides
+    return [side for side in ("open", "mask") if _has_effects(runs, side)]
+
+
+def _has_effects(runs: Sequence[RunReport], side: str) -> bool:
+    """Return whether any run has a question with mastery or certainty of these answers."""
+    intervals = (get_effect_intervals(run, name, side) for run in runs for name in INDICATORS)
+    return any(item.n for by_interval in intervals for item in by_interval)
 
 
 def format_interval(item: EffectInterval) -> str:
@@ -288,8 +309,10 @@ def build_agreement_table(runs: Sequence[RunReport]) -> TextTable:
 def _build_extremes_table(run: RunReport, name: str) -> TextTable:
     """Build the table of the questions that retrieval 'harmed' or 'helped' most."""
     rows = [_make_extreme_cells(row) for row in getattr(run.boundary, name)[:MAX_EXTREMES]]
-    columns = ("mastery", "benefit", "question", "closed", "open")
-    return TextTable(f"Most {name} questions of {run.name}", columns, tuple(rows) or (("", "", "none"),))
+    start = 0 if run.boundary.correlation.n else 1  # without samples there is no mastery
+    columns = ("mastery", "benefit", "question", "closed", "open")[start:]
+    table = tuple(row[start:] for row in rows or [("", "", "none")])
+    return TextTable(f"Most {name} questions of {run.name}", columns, table)
 
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:

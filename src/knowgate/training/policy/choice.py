@@ -19,6 +19,7 @@ from pydantic import Field
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.threshold_choice import (
+    MIN_SAVING,
     NEVER_RETRIEVE,
     NetLoss,
     SafetyLimits,
@@ -357,7 +358,7 @@ def _select(
         constant.gate, constant.arbiter, constant.threshold
     )
     if gain.mean() <= gain.std() / np.sqrt(len(gain)):
-        return constant, f"no policy is clearly worth more than to {_describe_constant(constant)}"
+        return constant, f"no policy is clearly worth more than to {constant.name} retrieve"
     return best, f"{best.name} is worth the most: right answers minus the price of searches and LLM calls"
 
 
@@ -403,8 +404,7 @@ def _estimate_out_of_fold(questions: _Questions, folds: NDArray[np.int64]) -> Po
 def _explain_constant(questions: _Questions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
     """Return why a constant policy is chosen, and how many questions would prove another one safe.
 
-    If settings are worth more than always retrieving, but not safe, it is the limit that the nearest of them exceeds:
-    the one that needs the fewest questions or, if no number would do, loses least.
+    Names the limit that the nearest setting exceeds: the one that needs the fewest questions, or else loses least.
     """
     settings = [
         (name, arbiter, threshold)
@@ -414,23 +414,19 @@ def _explain_constant(questions: _Questions, constant: PolicyResult, reason: str
         for threshold in list_rate_thresholds(gate.needs)
     ]
     results = [questions.evaluate(*setting) for setting in ((NEVER, NO_ARBITER, NEVER_RETRIEVE), *settings)]
-    better, limits = [item for item in results if item.value > constant.value], questions.options
+    better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
+    limits = questions.options
     if constant.name != ALWAYS or not better or any(limits.accepts(item.loss) for item in better):
         return reason, None
     counts = {item: item.loss.count_required_rows(limits) for item in better}
     nearest = min(better, key=lambda item: (counts[item] is None, counts[item] or 0, item.loss.mean))
-    nearest_text = f"the nearest one, {nearest.name} with {nearest.searches:.0%} searches, is not"
-    return f"no other policy is safe; {nearest_text}: {limits.describe_violation(nearest.loss)}", counts[nearest]
+    name = f"{nearest.name} with {nearest.searches:.0%} searches"
+    return f"no other policy is safe. For {name}, {limits.describe_violation(nearest.loss)}", counts[nearest]
 
 
 def _get_constant_threshold(gate: str) -> float:
     """Return the threshold of a constant gate."""
     return ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE
-
-
-def _describe_constant(result: PolicyResult) -> str:
-    """Name a constant policy as an action."""
-    return "always retrieve" if result.gate == ALWAYS else "never retrieve"
 
 
 def _check_lengths(
