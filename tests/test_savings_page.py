@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.policy_predictions import load_predictions
+from tests.support.chromium import needs_browser, open_page
 from tools.docs import savings
 
 pytestmark = pytest.mark.records
@@ -31,3 +32,15 @@ def test_the_calculator_has_every_curve_and_the_default_prices():
     assert 'id="s-seconds" type="number" value="0.3"' in page
     assert "@" not in page
     assert "\n\n" not in page  # Markdown would end the block of HTML there
+
+
+@needs_browser
+def test_the_calculator_takes_the_nearest_llm(tmp_path):
+    """60 % is nearest to text-davinci-003: half of 100,000 searches at 0.005 are saved, 50,000 calls at 0.001 added."""
+    page = tmp_path / "savings.html"
+    page.write_text(f"<!DOCTYPE html><meta charset='utf-8'>{savings.markdown()}", encoding="utf-8")
+    opened = open_page(page, tmp_path / "profile")
+    assert opened.console == []
+    assert "Nearest recorded LLM: text-davinci-003, NQ." in opened.dom
+    assert "<th>Price a month</th><td>$600.00</td><td>$400.00</td><td>-$200.00</td>" in opened.dom
+    assert '<polyline fill="none" stroke="#0b6bab" stroke-width="2.5" points="70,' in opened.dom

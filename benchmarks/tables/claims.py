@@ -274,7 +274,7 @@ def _cbdr() -> Iterator[Claim]:
         points.append((f"{short(name)} {point_text(decision_point(trial, retrieve))}", run_of(name)))
     yield Claim(
         "CBDR", "beta = .95 skips some searches at little loss (NQ)", "17 % at -.8", tuple(points),
-        f"NQ {gold_saved(trial_of(QWEN, NQ), 0.008)}", "no: raw confidence reads how far the probe overfits",
+        f"NQ {gold_saved(trial_of(QWEN, NQ), 0.008)}", "no: the probe overfits, so its raw confidence means little",
         f'knowgate sweep beta --labels RUN --gates "{PROBES[0]}"',
     )  # fmt: skip
     ranked = json.loads(RERANKED.read_text())

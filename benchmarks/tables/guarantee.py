@@ -31,15 +31,11 @@ def guarantee_table() -> Iterator[str]:
     assert trial.open_right is not None
     yield "## The guarantee, kept?\n"
     yield (
-        f"All {len(trial.rows)} test questions of Qwen stand for the population. {DRAWS} times, half "
-        "as many are drawn from "
-        f"them with replacement and the threshold is chosen on those (Learn-then-Test, confidence "
-        f"{1 - DELTA:.0%}); its risk "
-        "in the population, the share of questions skipped to their harm, is then known exactly and "
-        "must exceed epsilon in "
-        f"at most {DELTA:.0%} of the draws. Loss is always minus accuracy; it is lower than the risk "
-        "because skipping also "
-        "saves answers that passages would have destroyed.\n"
+        f"Is the promised loss kept? All {len(trial.rows)} test questions of Qwen are the population. {DRAWS} times, half as "
+        "many are drawn with replacement, and the threshold is chosen on the drawn ones (Learn-then-Test, confidence "
+        f"{1 - DELTA:.0%}). Its risk is the share of questions that are skipped to their harm. In the population that is known "
+        f"exactly, and it may exceed epsilon in at most {DELTA:.0%} of the draws. The loss (accuracy of always minus accuracy) "
+        "is lower than the risk, because skipping also keeps right answers that passages would have made wrong.\n"
     )
     rows: Rows = []
     harm, n = trial.open_right & ~trial.closed_right, len(trial.rows)

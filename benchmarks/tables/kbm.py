@@ -46,7 +46,8 @@ SUMMARY = (
     "**Why.** The LLM knows 28 % of WebQA, the paper's 70 %: the ceiling falls from at least 43 % to 31 % saved. The rest "
     "is training: one epoch of LoRA instead of three full ones, 10 samples per training question instead of 30, no "
     "passages and no multiple choice in training, and 7.8 % positive labels at tau = .8. [More tables](kbm-details.md).\n\n"
-    "The [protocol](../policy_protocol.md) of a judge taught with passages, for three epochs, was written before its run.\n"
+    "A judge taught with passages, for three epochs, is prepared, not run: `python -m benchmarks.paper_training` "
+    "([protocol](../policy_protocol.md)).\n"
 )
 THIRDS = ("rare", "middle", "frequent")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
@@ -68,8 +69,17 @@ def test_actions_are_in_the_table_and_the_json(run):
 
 
 def test_rows_without_iterative_answers_are_rejected(tmp_path):
-    with pytest.raises(BadSetting, match="`price_wrong` needs answers after several rounds"):
+    with pytest.raises(BadSetting, match="`price_search` needs answers after several rounds"):
         evaluate("logprob:first", write_rows(tmp_path / "run", pair_rows(60)), price_retrieval=0.1)
+
+
+def test_the_command_names_the_flag_that_was_typed(tmp_path, capsys):
+    run = write_rows(tmp_path / "run", pair_rows(60))
+    command = ["eval", "--labels", str(run), "--gates", "logprob:first", "--price-wrong", "0.5"]
+    assert knowgate(command) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--price-wrong needs answers after several rounds of retrieval" in error
+    assert "price_" not in error
 
 
 @pytest.mark.parametrize(("prices", "message"), [((-1, 1), "price_search=-1"), ((0.1, 0), "price_wrong=0")])

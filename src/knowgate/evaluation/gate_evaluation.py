@@ -203,7 +203,9 @@ def _evaluate_runs(
     if options.price_search is not None:
         once_right = choices.right if choices else table.always_right
         price = compute_search_price(options.price_search, options.price_wrong)
-        actions = evaluate_actions(table, _add_baselines(table, scores, []), once_right, price, bootstrap)
+        option = "price_wrong" if "price_wrong" in options.model_fields_set else "price_search"
+        gates = _add_baselines(table, scores, [])
+        actions = evaluate_actions(table, gates, once_right, price, bootstrap, option=option)
         evaluation = replace(evaluation, actions=actions)
     if second_look is not None:
         gates = _add_baselines(table, scores, ["never", "always"])

@@ -148,7 +148,13 @@ def _measure_choice(
 
 
 def evaluate_actions(
-    table: LabelTable, gates: Sequence[TableScores], once_right: BoolArray, price: float, bootstrap: Bootstrap
+    table: LabelTable,
+    gates: Sequence[TableScores],
+    once_right: BoolArray,
+    price: float,
+    bootstrap: Bootstrap,
+    *,
+    option: str = "price_search",
 ) -> list[ActionResult]:
     """Measure every gate if it chooses between skipping, one retrieval and several rounds.
 
@@ -158,6 +164,7 @@ def evaluate_actions(
         once_right: Whether the answer after one retrieval is correct.
         price: Price of a search, in correct answers.
         bootstrap: Bootstrap whose number of resamples and seed to use.
+        option: The option that asked for this, which errors name.
 
     Raises:
         BadSetting: No row has an answer after several rounds, or there are too few rows to fit and test.
@@ -165,14 +172,14 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            "`price_wrong` needs answers after several rounds of retrieval, and no row has one: it chooses between "
+            f"`{option}` needs answers after several rounds of retrieval, and no row has one: it chooses between "
             "skipping, one search and several. Leave it out, or label the questions with the option 'iterative' of "
             "`knowgate label`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():
         raise BadSetting(
-            f"{len(table.rows)} questions are too few for `price_wrong`, which fits expected gains on some questions "
+            f"{len(table.rows)} questions are too few for `{option}`, which fits expected gains on some questions "
             "and tests them on others. Label more questions."
         )
     right = np.stack([table.closed_right, once_right, several_right], axis=1)
