@@ -12,7 +12,6 @@ from knowgate.gates.calibration.threshold_choice import (
     NEVER_RETRIEVE,
     GateOutcomes,
     choose_for_accuracy,
-    choose_for_loss,
     choose_for_rate,
     evaluate_threshold,
     list_candidate_thresholds,
@@ -155,28 +154,3 @@ def test_the_test_split_of_a_fit_is_halved_too():
     texts = [f"question {i}?" for i in range(4000)]
     left = split_questions(texts, seed=0).test
     assert 0.4 < mark_held_out([fingerprint_text(texts[place]) for place in left], 0.5).mean() < 0.6
-
-
-# --- by a largest loss ----------------------------------------------------------------------------
-
-
-def test_as_little_is_retrieved_as_the_loss_allows():
-    needs = np.arange(10) / 10
-    closed, opened = np.array([1, 1, 0, 1, 0, 1, 0, 0, 0, 0], dtype=bool), np.ones(10, dtype=bool)
-    outcomes = GateOutcomes(needs, closed, opened)
-    assert choose_for_loss(outcomes, 0.0) == 0.15  # the third question would be lost
-    assert choose_for_loss(outcomes, 0.1) == 0.35  # it may be, the fifth may not
-    assert choose_for_loss(outcomes, 0.2) == 0.55
-    assert choose_for_loss(outcomes, 1.0) == NEVER_RETRIEVE
-
-
-def test_no_threshold_after_the_first_that_loses_too_much_is_chosen():
-    needs = np.arange(4) / 4
-    outcomes = GateOutcomes(needs, np.array([0, 1, 1, 1], dtype=bool), np.array([1, 0, 0, 1], dtype=bool))
-    assert choose_for_loss(outcomes, 0.0) == ALWAYS_RETRIEVE  # skipping three would gain one answer
-
-
-def test_if_the_arbiter_uses_up_the_loss_nothing_may_be_skipped():
-    two = np.array([0.2, 0.6])
-    harmful = GateOutcomes(two, np.zeros(2, dtype=bool), np.ones(2, dtype=bool), np.zeros(2, dtype=bool))
-    assert choose_for_loss(harmful, 0.5) == ALWAYS_RETRIEVE

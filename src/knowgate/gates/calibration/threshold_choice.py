@@ -277,21 +277,6 @@ def choose_for_accuracy(outcomes: GateOutcomes) -> float:
     return float(thresholds[np.flatnonzero(n_right == n_right.max())[-1]])
 
 
-def choose_for_loss(outcomes: GateOutcomes, max_loss: float) -> float:
-    """Choose the highest threshold up to which no threshold loses more than `max_loss` accuracy.
-
-    The loss is measured against always retrieving. Higher thresholds that happen to lose less again are not considered,
-    because the more thresholds are tried, the more of them look good by chance.
-    """
-    _check_not_empty(len(outcomes))
-    thresholds = list_candidate_thresholds(outcomes.needs)
-    losses = (outcomes.open_right.sum() - _count_right(outcomes, thresholds)) / len(outcomes)
-    too_high = np.flatnonzero(losses > max_loss + 1e-9)
-    if not len(too_high):
-        return float(thresholds[-1])
-    return float(thresholds[max(0, too_high[0] - 1)])
-
-
 def choose_safe(outcomes: GateOutcomes, limits: SafetyLimits) -> float:
     """Choose the highest threshold up to which all thresholds are safe; ALWAYS_RETRIEVE if none is.
 
