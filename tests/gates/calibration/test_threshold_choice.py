@@ -9,7 +9,6 @@ from knowgate.data.splits import fingerprint_text, mark_held_out, split_question
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.threshold_choice import (
-    NEVER_RETRIEVE,
     GateOutcomes,
     choose_for_accuracy,
     choose_for_rate,
