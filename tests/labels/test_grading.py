@@ -30,6 +30,11 @@ def test_exact_needs_the_whole_answer_and_contains_a_part():
     assert [g.correct for g in StringGrader("contains").grade(answers, [PARIS, PARIS])] == [True, True]
 
 
+def test_equal_answers_to_different_questions_are_graded_apart():
+    rome = Question("What is the capital of Italy?", answers=("Rome",))
+    assert [g.correct for g in StringGrader().grade(["Paris", "Paris"], [PARIS, rome])] == [True, False]
+
+
 def test_without_gold_answers_the_grade_is_none():
     assert StringGrader().grade(["x"], [Question("Why?", answers=("", " "))]) == [Grade(None)]
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
-from knowgate.data.history.sqlite_connection import SqliteDatabase
+from knowgate.data.history.sqlite_connection import SqliteDatabase, _enable_wal
 from knowgate.data.history.sqlite_store import SqliteHistory
 from knowgate.errors import ArtifactError, KnowgateError
 from tests.support.hash_embedder import HashEmbedder
@@ -95,3 +95,23 @@ def test_a_transaction_locks_the_file_from_its_beginning(tmp_path):
         other.execute("BEGIN IMMEDIATE")
     other.close()
     database.close()
+
+
+class BusyOnce:
+    """A connection that is busy the first time, as SQLite is while another one switches to WAL mode."""
+
+    def __init__(self):
+        self.n_calls = 0
+
+    def execute(self, statement):
+        self.n_calls += 1
+        if self.n_calls == 1:
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise error
+
+
+def test_switching_to_wal_mode_is_tried_again_while_the_file_is_busy():
+    connection = BusyOnce()
+    _enable_wal(connection)
+    assert connection.n_calls == 2
