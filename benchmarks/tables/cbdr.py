@@ -20,10 +20,10 @@ SUMMARY = (
     "**What was not.** No alignment improves answers for certain, and alignment with confidence costs some. Aligned with "
     "benefit, P@1 of benefit itself falls (67.9 to 63.2 on 595 questions). At beta = .95 the probe skips 30 % of "
     "NQ at a loss of 11.8 points, and nothing of TriviaQA.\n\n"
-    "**Why.** The training lowers its own target, so the training is at fault before the LLM is: no relevance examples were "
-    "mixed in, and the base has 22M parameters, the paper's 568M. Confidence is a weak preference here: in random "
-    "order 78 % of first passages already count as positive. The probe is overconfident because it overfits: NQ has 82 known "
-    "training rows, and the number of updates did not depend on the number of rows. [All tables](cbdr-details.md).\n"
+    "**Why.** Aligned with benefit, the training lowers its own target, so the training is at fault before the LLM is: no "
+    "relevance examples were mixed in, and the base has 22M parameters, the paper's 568M. Confidence is a weak preference "
+    "here: in random order 78 % of first passages already count as positive. The probe is overconfident because it "
+    "overfits: NQ has 82 known training rows, and the number of updates did not depend on the number of rows. [All tables](cbdr-details.md).\n"
 )
 PROBES = ("probe, balanced", "probe")  # the paper's, and until it is on record the one trained on all rows
 SKIPPED = (0.05, 0.17)  # shares of questions to answer directly; the second is the paper's at beta = .95

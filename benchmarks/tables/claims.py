@@ -217,7 +217,7 @@ def _plug_in() -> Claim:
         "KBM", "a judge of one LLM serves another (points above random)", "+3 to +7 (WebQA)",
         ((f"Llama-3.1-8B {100 * (change - random):+.1f} at {100 * saved:.0f} % saved",
           run_of("gate_llama3_8b", "llama3.1-8b")),),
-        "", "weakly: a 1.5B LLM's knowledge is not an 8B LLM's",
+        "", "not shown: a 1.5B LLM's knowledge is not an 8B LLM's",
         f'knowgate eval --labels RUN --gates "{gate.removesuffix(OWN)},verdict=own" --full',
     )  # fmt: skip
 
@@ -278,13 +278,16 @@ def _cbdr() -> Iterator[Claim]:
         f'knowgate sweep beta --labels RUN --gates "{PROBES[0]}"',
     )  # fmt: skip
     ranked = json.loads(RERANKED.read_text())
-    for source, there in (("confidence", "86.0 to 91.2"), ("benefit", "–")):
+    for source, there, verdict in (
+        ("confidence", "86.0 to 91.2", "no: one question fewer, from a base near 100"),
+        ("benefit", "–", "no: the training misses its own target"),
+    ):
         first = ranked["rankings"][source]["values"]["P@1"]
         figures = " to ".join(f"{100 * first[name]['value']:.1f}" for name in ("base", f"aligned-{source}"))
         questions = ranked["rankings"][source]["questions"]
         yield Claim(
             "CBDR", f"alignment raises P@1 of its own preference ({source})", there,
-            ((f"{figures}, n = {questions}", "cbdr/rerank.json"),), "100", "no: the training misses its own target",
+            ((f"{figures}, n = {questions}", "cbdr/rerank.json"),), "100", verdict,
             FROM_RECORD,
         )  # fmt: skip
     yield _answers(ranked["answers"][0])

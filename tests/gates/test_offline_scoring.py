@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 
+from knowgate.data.runs.folder import RunFolder
+from knowgate.data.runs.records import RecordedNeeds, write_needs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting, UnknownName
 from knowgate.gates.fusion import FusionGate
@@ -109,3 +111,13 @@ def test_the_error_about_an_unknown_gate_lists_the_recorded_ones(tmp_path, monke
     shutil.rmtree(tmp_path / "recorded-gate")
     with pytest.raises(UnknownName, match=r"Did you mean 'recorded-gate'.*Known: always.*, recorded-gate, "):
         score_gates(trial, ["recorded-gates"])
+
+
+@pytest.mark.parametrize(
+    ("gate", "calls", "drafts"), [("kbm", 0, False), ("dhicl:k=5", 1, False), ("ik", 0, True), ("unheard-of", 0, True)]
+)
+def test_a_recorded_gate_costs_what_its_table_entry_needs(tmp_path, gate, calls, drafts):
+    run = write_rows(tmp_path / "run", varied_rows(4))
+    write_needs(run, [RecordedNeeds(gate, 0.5, {row.id: 0.9 for row in RunFolder(run).rows()})])
+    (scores,) = score_gates(load_label_table([run], layers=()), [gate])
+    assert (scores.calls, scores.drafts) == (calls, drafts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from knowgate.data.runs.table import GateColumn, LabelTable
 from knowgate.data.signals.confidence import SELF_ASSESSMENT
 from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
-from knowgate.gates import load_gate
+from knowgate.gates import FITTED_GATES, GATES, load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
 from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
 from knowgate.gates.fitted_gate import FittedGate
@@ -325,10 +326,14 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
             "Pass the folder of the gate to score all of them."
         )
+    entry = {**GATES, **FITTED_GATES}.get(re.split("[:, ]", column.gate)[0])
+    signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,
         column.needs,
         column.threshold if parse_fitted_spec(gate) is None else load_gate(gate).threshold,
+        calls=float(signals == "labels"),
+        drafts=signals not in ("", "labels"),
         seconds=column.seconds,
         note=column.about,
         raw=column.raw,

@@ -138,3 +138,13 @@ def test_a_setting_that_loses_too_much_is_not_tried_however_cheap_it_is():
     gate = GateCandidate("noise", RANDOM.random(N))
     choice = choose_policy([gate], known, EVERY, options=ChoiceOptions(price_search=0.9))
     assert [result.gate for result in choice.tried] == ["always"]
+
+
+def test_prices_count_in_proportion_to_the_price_of_a_wrong_answer():
+    known = FIRST_HALF[SHUFFLED]
+    gate = make_gate(known)
+    cents = choose_policy(
+        [gate], known, EVERY, options=ChoiceOptions(price_search=5, price_llm_call=0.5, price_wrong=100)
+    )
+    default = choose_policy([gate], known, EVERY)
+    assert cents.chosen.value == pytest.approx(default.chosen.value)

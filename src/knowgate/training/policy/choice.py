@@ -43,16 +43,13 @@ class ChoiceOptions(SafetyLimits):
     price_search: float = Field(
         default=0.05,
         ge=0,
-        lt=1,
-        description="What one search costs, as a share of what one right answer is worth. 0.05: searches pay if they "
-        "make more than 5 of 100 answers right that would be wrong without.",
+        description="Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if "
+        "they make more than 5 of 100 answers right that would be wrong without.",
     )
     price_llm_call: float = Field(
-        default=0.005,
-        ge=0,
-        lt=1,
-        description="What one LLM call costs, as a share of what one right answer is worth.",
+        default=0.005, ge=0, description="Price of one LLM call, in the currency of `price_wrong`."
     )
+    price_wrong: float = Field(default=1.0, gt=0, description="Price of a wrong answer.")
 
 
 @dataclass(frozen=True)
@@ -190,7 +187,7 @@ class _Questions:
         retrieved = self.gates[gate].needs > threshold
         cost = self.options.price_search * retrieved
         cost = cost + self.options.price_llm_call * self._count_llm_calls(gate, arbiter, retrieved)
-        return self.answer_right(gate, arbiter, threshold).astype(float) - cost
+        return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
 
     def _count_llm_calls(self, gate: str, arbiter: str, retrieved: BoolArray) -> FloatArray:
         """Count the LLM calls for each question: the answer, and for retrieved ones the draft if somebody reads it."""

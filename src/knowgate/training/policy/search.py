@@ -62,6 +62,7 @@ from knowgate.training.policy.folder import (
     write_policy,
 )
 
+ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
 
 
@@ -307,7 +308,12 @@ class PolicySearch:
         n, n_fit = len(self.evidence.table), len(self.evidence.fit_rows)
         required = 0 if choice.required_rows is None else math.ceil(choice.required_rows * n / n_fit)
         if required <= n:
-            return "More questions alone would not change this: the policies that were tried are not better."
+            few = (
+                ""
+                if n >= ENOUGH_QUESTIONS
+                else f" Models that learn from {n} questions are weak; a few hundred more may help."
+            )
+            return f"The policies that were tried are not better on these questions.{few}"
         return f"You gave {n} graded questions. About {required} like these could prove a policy that saves searches."
 
     # --- closed-book answers only -----------------------------------------------------------------
