@@ -23,7 +23,8 @@ SUMMARY = (
     "**Why.** Aligned with benefit, the training lowers its own target, so the training is at fault before the LLM is: no "
     "relevance examples were mixed in, and the base has 22M parameters, the paper's 568M. Confidence is a weak preference "
     "here: in random order 78 % of first passages already count as positive. The probe is overconfident because it "
-    "overfits: NQ has 82 known training rows, and the number of updates did not depend on the number of rows. [All tables](cbdr-details.md).\n"
+    "overfits: NQ has 82 known training rows, and the number of updates did not depend on the number of rows. "
+    "[All tables](cbdr-details.md).\n"
 )
 PROBES = ("probe, balanced", "probe")  # the paper's, and until it is on record the one trained on all rows
 SKIPPED = (0.05, 0.17)  # shares of questions to answer directly; the second is the paper's at beta = .95
