@@ -203,7 +203,11 @@ def test_a_fake_table_with_an_invalid_logprob_is_refused(call: Call, tmp_path: P
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_a_missing_extra_says_what_to_install(call: Call, monkeypatch: pytest.MonkeyPatch, package: str):
-    for name in [name for name in sys.modules if name.startswith("knowgate.models.")]:
+    modules = {name: module for name, module in sys.modules.items() if name.startswith("knowgate.models.")}
+    parents = {**modules, "knowgate.models": sys.modules["knowgate.models"]}
+    for name, module in modules.items():
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(parents[parent], child, module)  # importing again sets it; this undoes that
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     said = sentence(call("ask", "who?", "--gate", "never"))
