@@ -207,7 +207,7 @@ def test_a_missing_extra_says_what_to_install(call: Call, monkeypatch: pytest.Mo
     parents = {**modules, "knowgate.models": sys.modules["knowgate.models"]}
     for name, module in modules.items():
         parent, _, child = name.rpartition(".")
-        monkeypatch.setattr(parents[parent], child, module)  # importing again sets it; this undoes that
+        monkeypatch.setattr(parents[parent], child, module, raising=False)  # importing again sets it; this undoes that
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     said = sentence(call("ask", "who?", "--gate", "never"))
