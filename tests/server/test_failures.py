@@ -223,8 +223,8 @@ def test_a_disconnected_client_cancels_the_upstream_request(serve, stub, streame
 
 @pytest.mark.parametrize("gate", ["never", "logprob:first"])
 def test_a_client_that_disconnects_during_a_stream_cancels_the_upstream_request(serve, stub, gate):
-    stub.waits_for = threading.Event()  # nothing comes after the first word
     address, app = serve(gate=gate)
+    stub.waits_for = threading.Event()  # nothing comes after the first word
     body = {"model": "m", "messages": [{"role": "user", "content": UNKNOWN}], "stream": True}
     with httpx.stream("POST", f"{address}/v1/chat/completions", json=body, timeout=30) as reply:
         next(reply.iter_lines())
