@@ -25,7 +25,7 @@ from tests.support.llama_server import NAME, running_llama
 TEXTS = ("What is the capital of France?", "Is water wet?")
 QUESTIONS = [Question(text, id=str(number)) for number, text in enumerate(TEXTS)]
 PROMPTS = AnswerPrompts()
-CLOSE = 0.05  # of a need: the server computes several requests together, and rounds otherwise
+CLOSE = 0.08  # of a need: the server computes several requests together, and rounds otherwise
 QUICK = RetryPolicy(timeout=120, total=360, retries=1, backoff=0.0)
 
 
