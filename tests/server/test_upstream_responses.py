@@ -152,8 +152,9 @@ def test_a_stream_ends_at_its_last_event(serve_hostile, hostile, gate):
         is_open.wait(20)
         yield b"\n"
 
+    address = serve_hostile(gate)
     hostile.reply = hold_open
-    reply = ask(serve_hostile(gate), stream=True)
+    reply = ask(address, stream=True)
     assert reply.text.endswith("data: [DONE]\n\n")
     assert "Paris" in reply.text
     assert not is_open.is_set()
