@@ -69,12 +69,5 @@ def smollm_llamacpp():
 
 
 def pytest_collection_modifyitems(items):
-    """Skip tests whose package is not installed, and start with the longest files (`--dist loadfile` keeps this order).
-
-    So no process works alone at the end.
-    """
-    for item in items:
-        for mark in item.iter_markers("needs"):
-            if not is_installed(mark.args[0]):
-                item.add_marker(pytest.mark.skip(reason=f"needs {mark.args[0]}"))
+    """Start with the longest files, so that no process works alone at the end (`--dist loadfile` keeps this order)."""
     items.sort(key=lambda item: LONGEST_FILES.index(item.path.name) if item.path.name in LONGEST_FILES else 99)
