@@ -3,9 +3,8 @@
     python -m benchmarks.speed            # measure, write benchmarks/speed.json
     python -m benchmarks.speed --check    # measure, fail if a ratio is worse than the record by more than a third
 
-Both sides of a ratio run in the same process, most of them in turns, so that other work on the machine slows both; samples
-run one after the other. A ratio is our time
-divided by the other time: lower is better. Takes a few minutes on two cores.
+A ratio is our time divided by the other time, so lower is better. Both sides run in turns, except for the samples, so that
+other work on the machine slows both. Takes a few minutes on two cores.
 """
 
 from __future__ import annotations

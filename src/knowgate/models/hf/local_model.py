@@ -158,7 +158,7 @@ class LocalModel:
         )
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the token ids of a text; `special` adds the tokens that begin a text."""
+        """Return the token ids of a text, with the tokens that mark its beginning if `special` is true."""
         return list(self.tokenizer.encode(text, add_special_tokens=special))
 
     def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:

@@ -98,7 +98,7 @@ class TrafficLearner:
         return is_gate_decision and self.random.random() < self.audit_share and self.auditor.reserve(trace.owner)
 
     def _handle_answer(self, trace: RequestTrace, text: str | None, sampled_arm: ExperimentArm | None) -> None:
-        """Process the answer of a response that has been sent.
+        """Keep the answer of a finished request, label its question, and audit it if it was sampled.
 
         Args:
             trace: Trace of the request.
