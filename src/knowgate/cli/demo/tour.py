@@ -57,9 +57,8 @@ NEXT_STEPS = {
     "your documents": "knowgate ask -i --docs FOLDER",
     "your LLM": "knowgate ask -i --docs FOLDER --model openai:NAME@URL",
     "your questions": "knowgate label --data jsonl:FILE --index DIR --out RUN",
-    "a gate for them": "knowgate fit fusion --labels RUN --out GATE",
-    "only text back?": "knowgate fit judge --labels RUN --out GATE",
-    "and the proof": "knowgate eval --labels RUN --gates GATE --out REPORT",
+    "and a policy": "knowgate fit --labels RUN --out POLICY",
+    "and the proof": "knowgate eval --labels TEST_RUN --gates POLICY --out REPORT",
 }
 
 
