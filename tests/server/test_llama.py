@@ -83,7 +83,8 @@ def test_tools_their_results_and_json_mode_reach_llama_cpp(in_front):
     fields = {"model": NAME, "max_tokens": 8, "temperature": 0}
     offered = in_front.chat.completions.create(messages=FRANCE, tools=[TOOL], **fields)
     after = in_front.chat.completions.create(messages=[*FRANCE, *done], tools=[TOOL], **fields)
-    shaped = in_front.chat.completions.create(messages=FRANCE, response_format={"type": "json_object"}, **fields)
+    json_mode = {**fields, "max_tokens": 40, "response_format": {"type": "json_object"}}
+    shaped = in_front.chat.completions.create(messages=FRANCE, **json_mode)
     assert offered.model_extra["knowgate"]["gated"] is True
     assert "role 'tool'" in after.model_extra["knowgate"]["why_not"]
     assert shaped.choices[0].message.content.lstrip().startswith("{")
