@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
-from knowgate.cli.options import parse_log_location, parse_path
+from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
 from knowgate.core.validation import check_number
@@ -49,11 +49,9 @@ def cost_command(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take "
-            "precedence.",
+        path_option(
+            "FILE",
+            "TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take precedence.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,

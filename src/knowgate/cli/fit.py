@@ -21,7 +21,7 @@ from knowgate.cli.console import STDERR_CONSOLE, create_console
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.fit_policy import fit_policy_command
 from knowgate.cli.option_flags import expand_options, make_flags
-from knowgate.cli.options import SeedOption, format_command_line, parse_path
+from knowgate.cli.options import SeedOption, format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
@@ -47,23 +47,10 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
 
 Labels = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--labels",
-        parser=parse_path,
-        metavar="RUN",
-        help="Folder of a label run (made by knowgate label); may be repeated.",
-    ),
+    path_option("RUN", "Folder of a label run (made by knowgate label); may be repeated.", "--labels"),
 ]
-GateFolder = Annotated[
-    Path,
-    typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write the gate to; use it as --gate DIR."),
-]
-ArbiterFolder = Annotated[
-    Path,
-    typer.Option(
-        "--out", parser=parse_path, metavar="DIR", help="Folder to write the arbiter to; use it as --arbiter DIR."
-    ),
-]
+GateFolder = Annotated[Path, path_option("DIR", "Folder to write the gate to; use it as --gate DIR.", "--out")]
+ArbiterFolder = Annotated[Path, path_option("DIR", "Folder to write the arbiter to; use it as --arbiter DIR.", "--out")]
 ArbiterMode = Annotated[
     str,
     typer.Option(

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.options import format_command_line, parse_path
+from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.training.fit_function import FitProgress
@@ -22,18 +22,12 @@ def fit_policy_command(
     context: typer.Context,
     labels: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--labels",
-            parser=parse_path,
-            metavar="RUN",
-            help="Folder of a label run (made by knowgate label or import-answers); may be repeated.",
+        path_option(
+            "RUN", "Folder of a label run (made by knowgate label or import-answers); may be repeated.", "--labels"
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", parser=parse_path, metavar="DIR", help="Folder to write the policy to; use it as --gate DIR."
-        ),
+        Path | None, path_option("DIR", "Folder to write the policy to; use it as --gate DIR.", "--out")
     ] = None,
     *,
     options: PolicyOptions,

@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from pydantic import Field
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.options import format_command_line, parse_path
+from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
-from knowgate.core.options import Count, Options, Seed
+from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.preferences import RANK_METRIC_NAMES, PreferenceFolder, hash_preferences, load_common_settings
 from knowgate.data.questions import load_questions
 from knowgate.errors import BadInput, BadSetting
@@ -32,47 +30,41 @@ PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
 class FitRerankerOptions(Options):
     """Options of `knowgate fit reranker`."""
 
-    base: str | None = Field(
-        default=None,
-        description="Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm.",
+    base: str | None = option(
+        None, "Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm."
     )
-    relevance: list[str] | None = Field(
-        default=None,
-        description="Question set with gold answers (data spec), on which the reranker first learns which passages "
-        "contain the answer; may be repeated. Without preferences this is the only training, and the result can be "
-        "aligned to an LLM later.",
+    relevance: list[str] | None = option(
+        None,
+        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the "
+        "answer; may be repeated. Without preferences this is the only training, and the result can be aligned to an "
+        "LLM later.",
     )
-    relevance_index: str | None = Field(
-        default=None,
-        description="Index in which `relevance` finds passages without the answer. Default: the passages of the "
-        "question set itself.",
+    relevance_index: str | None = option(
+        None,
+        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set "
+        "itself.",
     )
-    limit: Count | None = Field(default=None, description="Maximum number of questions to use of each `relevance` set.")
-    loss: str = Field(
-        default="infonce",
-        description="Training loss: infonce (helpful against harmful passages, as in the CBDR paper) or listwise "
-        "(learns by how much each passage helps).",
+    limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
+    loss: str = option(
+        "infonce",
+        "Training loss: infonce (helpful against harmful passages, as in the CBDR paper) or listwise (learns by how "
+        "much each passage helps).",
     )
-    temperature: float = Field(
-        default=1.0, description="Temperature of the training loss; lower values weigh the hardest passages more."
+    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
+    epochs: int | None = option(
+        None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
     )
-    epochs: int | None = Field(
-        default=None, description="Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
+    batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
+    learning_rate: float | None = option(
+        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`."
     )
-    batch: int | None = Field(
-        default=None, description="Questions per training step. Default: 8 for preferences, 16 for `relevance`."
+    question_unread: bool = option(
+        False,
+        "Hide the question from the reranker. This control experiment shows how much of the ranking depends on the "
+        "passage alone.",
+        flag="--question-unread",
     )
-    learning_rate: float | None = Field(
-        default=None,
-        description="Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.",
-    )
-    question_unread: bool = Field(
-        default=False,
-        description="Hide the question from the reranker. This control experiment shows how much of the ranking "
-        "depends on the passage alone.",
-        json_schema_extra={"flag": "--question-unread"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of the training.")
+    seed: Seed = option(0, "Random seed of the training.")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -83,16 +75,10 @@ class FitRerankerOptions(Options):
 
 def fit_reranker_command(
     pref: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--pref", parser=parse_path, metavar="PREF", help="Preference folder (made by knowgate prefer); repeatable."
-        ),
+        list[Path] | None, path_option("PREF", "Preference folder (made by knowgate prefer); repeatable.", "--pref")
     ] = None,
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write to; use it as --rerank DIR."),
-    ],
+    out: Annotated[Path, path_option("DIR", "Folder to write to; use it as --rerank DIR.", "--out")],
     options: FitRerankerOptions,
 ) -> None:
     """Train a reranker (a cross-encoder) that ranks the passages first that help your LLM to answer.

@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import LimitOption, parse_path
+from knowgate.cli.options import LimitOption, path_option
 from knowgate.cli.progress import ProgressCallback, show_question_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
@@ -33,9 +33,7 @@ from knowgate.types import Model
 def import_answers(
     data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE or langfuse:FILE.")],
     model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers; any text.")],
-    out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="RUN", help="Folder that the label run is written to.")
-    ],
+    out: Annotated[Path, path_option("RUN", "Folder that the label run is written to.")],
     options: ImportOptions,
     grade: Annotated[
         str,
@@ -79,10 +77,8 @@ def label(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path,
-            metavar="RUN",
-            help="Folder that the label run is written to. If it holds an interrupted run, that run is continued.",
+        path_option(
+            "RUN", "Folder that the label run is written to. If it holds an interrupted run, that run is continued."
         ),
     ],
     options: LabelOptions,
@@ -93,11 +89,10 @@ def label(
     ] = False,
     kb_sat: Annotated[
         Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, "
-            "and its two stress-test sets next to it.",
+        path_option(
+            "FILE",
+            "After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, and its "
+            "two stress-test sets next to it.",
         ),
     ] = None,
 ) -> None:

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import Field
-
 from knowgate.core.files import sha256_text
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.data.questions.extra_fields import ExtraFields
 from knowgate.data.runs.folder import RECORDED_PREFIX, RunFolder, hash_settings
 from knowgate.data.runs.rows import RECORDED_GRADER, GradedAnswer, LabelRow
@@ -36,7 +34,6 @@ from knowgate.types import Question
 IMPORT_BATCH = 1000  # questions graded and written at a time
 ANSWER_NAMES = ("closed", "open", "iterative")
 META_PREFIX = "meta."
-KEY: dict[str, Any] = {"metavar": "KEY"}
 
 
 class ImportOptions(Options):
@@ -46,52 +43,45 @@ class ImportOptions(Options):
     the top level of its record. Empty keys mean that nothing was recorded.
     """
 
-    closed: str = Field(
-        description="Field that holds the answer without passages (closed-book). A key may be a dotted path. Fields "
-        "are searched in the `meta` of each question, then at the top level of its record.",
-        json_schema_extra=KEY,
+    closed: str = option(
+        ...,
+        "Field that holds the answer without passages (closed-book). A key may be a dotted path. Fields are searched "
+        "in the `meta` of each question, then at the top level of its record.",
+        metavar="KEY",
     )
-    open: str = Field(
-        "", description="Field of the answer with passages (open-book). Default: none recorded.", json_schema_extra=KEY
+    open: str = option("", "Field of the answer with passages (open-book). Default: none recorded.", metavar="KEY")
+    iterative: str = option(
+        "", "Field of the answer after several rounds of retrieval. Default: none recorded.", metavar="KEY"
     )
-    iterative: str = Field(
+    closed_correct: str = option(
         "",
-        description="Field of the answer after several rounds of retrieval. Default: none recorded.",
-        json_schema_extra=KEY,
+        "Field of the grade of the closed-book answer: true or false, 0 or 1, a thumb, or a score with `pass_score`. "
+        "Scores of Langfuse, LangSmith and Phoenix are `scores.NAME`. Default: graded by `grade`.",
+        metavar="KEY",
     )
-    closed_correct: str = Field(
+    open_correct: str = option("", "Field of the grade of the open-book answer.", metavar="KEY")
+    iterative_correct: str = option("", "Field of the grade of `iterative`.", metavar="KEY")
+    pass_score: float | None = option(
+        None, "Recorded scores of at least this value count as right.", allow_inf_nan=False
+    )
+    logprobs: str = option(
         "",
-        description="Field of the grade of the closed-book answer: true or false, 0 or 1, a thumb, or a score with "
-        "`pass_score`. Scores of Langfuse, LangSmith and Phoenix are `scores.NAME`. Default: graded by `grade`.",
-        json_schema_extra=KEY,
+        "Field of the token log-probabilities of the closed-book answer, in OpenAI's format or as a list of objects "
+        "with `token` and `logprob`. Log-probability gates need them.",
+        metavar="KEY",
     )
-    open_correct: str = Field("", description="Field of the grade of the open-book answer.", json_schema_extra=KEY)
-    iterative_correct: str = Field("", description="Field of the grade of `iterative`.", json_schema_extra=KEY)
-    pass_score: float | None = Field(
-        None, allow_inf_nan=False, description="Recorded scores of at least this value count as right."
-    )
-    logprobs: str = Field(
+    passages: str = option(
         "",
-        description="Field of the token log-probabilities of the closed-book answer, in OpenAI's format or as a list "
-        "of objects with `token` and `logprob`. Log-probability gates need them.",
-        json_schema_extra=KEY,
+        "Field of the passages of the open-book answer: a list of texts, or of objects with `text`. Default: the "
+        "`contexts` of the question.",
+        metavar="KEY",
     )
-    passages: str = Field(
-        "",
-        description="Field of the passages of the open-book answer: a list of texts, or of objects with `text`. "
-        "Default: the `contexts` of the question.",
-        json_schema_extra=KEY,
+    closed_tokens: str = option(
+        "", "Field of the number of tokens of the closed-book answer, or of a `usage` object.", metavar="KEY"
     )
-    closed_tokens: str = Field(
-        "",
-        description="Field of the number of tokens of the closed-book answer, or of a `usage` object.",
-        json_schema_extra=KEY,
-    )
-    open_tokens: str = Field("", description="The same for the open-book answer.", json_schema_extra=KEY)
-    closed_seconds: str = Field(
-        "", description="Field of the seconds that the closed-book answer took.", json_schema_extra=KEY
-    )
-    open_seconds: str = Field("", description="The same for the open-book answer.", json_schema_extra=KEY)
+    open_tokens: str = option("", "The same for the open-book answer.", metavar="KEY")
+    closed_seconds: str = option("", "Field of the seconds that the closed-book answer took.", metavar="KEY")
+    open_seconds: str = option("", "The same for the open-book answer.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
         """Return a key of the closed, open or iterative answer; "" if it is not set."""

@@ -84,11 +84,7 @@ class RetrievalStage:
         return [passages[: self.k] for passages in merged]
 
     def _rerank(
-        self,
-        reranker: Reranker,
-        states: Sequence[QuestionState],
-        queries: Sequence[str],
-        results: list[list[Passage]],
+        self, reranker: Reranker, states: Sequence[QuestionState], queries: Sequence[str], results: list[list[Passage]]
     ) -> list[list[Passage]]:
         """Rerank the passages of each question, except where the best passage is far ahead (`rerank_margin`).
 

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from knowgate.core.files import check_replaceable
-from knowgate.core.options import Options, Seed, Share, with_options
+from knowgate.core.options import Options, Seed, Share, option, with_options
 from knowgate.core.registry import find_plugins, load_plugin, load_target
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
@@ -40,38 +38,36 @@ EXTRA = "train"
 class FitOptions(Options):
     """Options that all gates share when they are fitted."""
 
-    target: Target | None = Field(
-        default=None,
-        description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
-        "wrong answer right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` "
-        "(both answers agree; needs no gold answers). Default: chosen from the label runs.",
-        json_schema_extra={"metavar": "TARGET"},
+    target: Target | None = option(
+        None,
+        "What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a wrong answer "
+        "right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` (both answers "
+        "agree; needs no gold answers). Default: chosen from the label runs.",
+        metavar="TARGET",
     )
-    threshold: Share | None = Field(
-        default=None,
-        description="Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs "
-        "have no answers with passages.",
-        json_schema_extra={"metavar": "0..1"},
+    threshold: Share | None = option(
+        None,
+        "Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs have no "
+        "answers with passages.",
+        metavar="0..1",
     )
-    max_loss: float | None = Field(
-        default=None,
+    max_loss: float | None = option(
+        None,
+        "Maximum accuracy that the default threshold may lose against always retrieving, on questions that the gate "
+        "did not learn from. Default: 0.01.",
         ge=0,
         lt=1,
-        description="Maximum accuracy that the default threshold may lose against always retrieving, on questions that "
-        "the gate did not learn from. Default: 0.01.",
-        json_schema_extra={"metavar": "0..1"},
+        metavar="0..1",
     )
-    balance_sets: bool = Field(
-        default=False,
-        description="Give all label runs the same total weight, whatever their size.",
-        json_schema_extra={"flag": "--balance-sets"},
+    balance_sets: bool = option(
+        False, "Give all label runs the same total weight, whatever their size.", flag="--balance-sets"
     )
-    keep_questions: bool = Field(
-        default=True,
-        description="Store ten questions with the gate, to check later that hidden states are still computed alike.",
-        json_schema_extra={"flag": "--keep-questions/--no-questions"},
+    keep_questions: bool = option(
+        True,
+        "Store ten questions with the gate, to check later that hidden states are still computed alike.",
+        flag="--keep-questions/--no-questions",
     )
-    seed: Seed = Field(default=0, description="Random seed of splits and training.")
+    seed: Seed = option(0, "Random seed of splits and training.")
 
 
 @with_options(FitOptions)

@@ -20,7 +20,7 @@ ARBITERS = {
         "knowgate.gates.arbiters.abstention:RulesArbiter",
         "uses the closed-book answer if the answer with passages says that it cannot tell",
         cost="nothing",
-    ),
+    )
 }
 
 # Arbiters that must be fitted first. `fit` names the training function.

@@ -25,12 +25,7 @@ from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
 from knowgate.server.json_api import dump_json
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
-from knowgate.server.upstream.response_body import (
-    iter_chunks,
-    parse_completion,
-    read_content,
-    run_for_size,
-)
+from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import with_options
+from knowgate.core.options import option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
@@ -44,9 +43,9 @@ GOLD_LABEL_WEIGHT = 0.5  # weight of the grade in a soft label; the rest is the 
 class JudgeGateOptions(AnswerJudgeFitOptions):
     """Options of `fit("judge", ...)`."""
 
-    both: bool = Field(default=False, description="Also learn from the answers with passages.")
-    teacher: str | None = Field(
-        default=None, description="Folder of a fitted judge whose predictions this one learns from (distillation)."
+    both: bool = option(False, "Also learn from the answers with passages.")
+    teacher: str | None = option(
+        None, "Folder of a fitted judge whose predictions this one learns from (distillation)."
     )
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from knowgate.core.options import option
 from knowgate.errors import BadInput
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.threshold_choice import (
@@ -40,16 +40,14 @@ SIMPLER_MARGIN = 0.0005  # a policy with fewer models wins if it is worth at mos
 class ChoiceOptions(SafetyLimits):
     """What a policy may lose, and what searches and LLM calls cost."""
 
-    price_search: float = Field(
-        default=0.05,
+    price_search: float = option(
+        0.05,
+        "Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if they "
+        "make more than 5 of 100 answers right that would be wrong without.",
         ge=0,
-        description="Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if "
-        "they make more than 5 of 100 answers right that would be wrong without.",
     )
-    price_llm_call: float = Field(
-        default=0.005, ge=0, description="Price of one LLM call, in the currency of `price_wrong`."
-    )
-    price_wrong: float = Field(default=1.0, gt=0, description="Price of a wrong answer.")
+    price_llm_call: float = option(0.005, "Price of one LLM call, in the currency of `price_wrong`.", ge=0)
+    price_wrong: float = option(1.0, "Price of a wrong answer.", gt=0)
 
 
 @dataclass(frozen=True)
