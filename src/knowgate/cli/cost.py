@@ -12,6 +12,7 @@ from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
 from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
+from knowgate.core.options import get_set_fields
 from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import (
@@ -62,7 +63,7 @@ def cost_command(
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
-    given = {name: getattr(options, name) for name in options.model_fields_set}
+    given = get_set_fields(options)
     are_assumed = prices is None and not given
     used_prices = ASSUMED_PRICES if are_assumed else (read_prices(prices) if prices else Prices()).replace(**given)
     logged = read_traffic(parse_log_location(log), gate)

@@ -45,11 +45,6 @@ class FitRerankerOptions(Options):
         "itself.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
-    loss: str = option(
-        "infonce",
-        "Training loss: infonce (helpful against harmful passages, as in the CBDR paper) or listwise (learns by how "
-        "much each passage helps).",
-    )
     temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
     epochs: int | None = option(
         None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
@@ -102,7 +97,7 @@ def fit_reranker_command(
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
     """Align a reranker to an LLM: train it on the preferences of that LLM, save it and print its metrics."""
     settings = load_common_settings(folders)
-    hyperparameters = RerankerTrainingOptions(options.loss, options.temperature, **options.hyperparameters)
+    hyperparameters = RerankerTrainingOptions(options.temperature, **options.hyperparameters)
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.options import LimitOption, path_option
@@ -21,13 +20,11 @@ from knowgate.data.questions.extra_fields import read_extra_fields
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.answer_import import ImportOptions
 from knowgate.labels.answer_import import import_answers as run_import
-from knowgate.labels.grading import compare_graders, load_grader
+from knowgate.labels.grading import load_grader
 from knowgate.labels.labeling import label as run_label
 from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import LabelProgress
-from knowgate.models import load_model
 from knowgate.papers.kb_sat import build_kb_sat
-from knowgate.types import Model
 
 
 def import_answers(
@@ -83,10 +80,6 @@ def label(
     ],
     options: LabelOptions,
     model: Annotated[str, typer.Option(help="Spec of the LLM that answers; see `knowgate models`.")] = "smollm",
-    compare: Annotated[
-        bool,
-        typer.Option("--compare-graders", help="After labeling, print how often the graders agree with each other."),
-    ] = False,
     kb_sat: Annotated[
         Path | None,
         path_option(
@@ -100,9 +93,6 @@ def label(
 
     Run the same command again to continue an interrupted run.
     """
-    judge = load_model(options.judge) if options.judge else None
-    if options.runner in (None, "local"):
-        options = options.replace(judge=judge)
     with labeling_progress_bar() as bar:
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
@@ -114,8 +104,6 @@ def label(
     _print_summary(bar.latest, out)
     if not options.closed_book:
         _print_missing_passages(folder)
-    if compare:
-        STDERR_CONSOLE.print(_make_agreement_table(folder, judge))
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
 
@@ -167,14 +155,6 @@ def _print_missing_passages(folder: RunFolder) -> None:
         STDERR_CONSOLE.print(
             f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
         )
-
-
-def _make_agreement_table(folder: RunFolder, judge: Model | None) -> Table:
-    table = Table("graders", "answers", "agree", "kappa", box=None)
-    for pair in compare_graders(folder.rows(), judge):
-        kappa = "-" if pair.kappa is None else f"{pair.kappa:.2f}"
-        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agree:.1%}", kappa)
-    return table
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from knowgate.core.options import get_set_fields
 from knowgate.core.postgres.address import DatabaseAddress, is_postgres_address, parse_database_address
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import check_integer, expand_path, format_value
@@ -110,7 +111,7 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
     """
     if no_rules and "rules" in options.model_fields_set:
         raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
-    values = {name: getattr(options, name) for name in options.model_fields_set}
+    values = get_set_fields(options)
     return load_settings(config, **values, **({"rules": "none"} if no_rules else {}))
 
 

@@ -90,8 +90,12 @@ class Options(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed. The copy is validated; fields that were never set stay unset."""
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**values, **changes})
+        return type(self)(**{**get_set_fields(self), **changes})
+
+
+def get_set_fields(options: Options) -> dict[str, Any]:
+    """Return the fields of an options object that were set, by name."""
+    return {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def with_options(

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
-from knowgate.core.options import Count, Options, Share, UserPath, option, read_options
+from knowgate.core.options import Count, Options, Share, UserPath, get_set_fields, option, read_options
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
@@ -187,5 +187,5 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
         overrides: Options that take precedence, such as those of the command line. Fields that were not set in this
             object do not override anything.
     """
-    changes = {} if overrides is None else {name: getattr(overrides, name) for name in overrides.model_fields_set}
+    changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

@@ -136,7 +136,7 @@ def load_arbiter_fit_function(mode: str) -> FitFunction:
 
 def _check_mode(mode: str, options: Mapping[str, Any]) -> None:
     """Raise BadSetting if an option belongs to another mode of the arbiter."""
-    known = {name: read_fit_options(load_arbiter_fit_function(name)) for name in FITTED_ARBITERS}
+    known = {name: read_fit_options(load_arbiter_fit_function(name)).model_fields for name in FITTED_ARBITERS}
     for option in options:
         owner = next((name for name, declared in known.items() if option in declared), mode)
         if option not in known[mode] and owner != mode:

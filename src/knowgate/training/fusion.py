@@ -42,7 +42,7 @@ HEAD_NOTES = {"": "", "closed.": "right from memory, ", "open.": "right with pas
 
 
 def fit_fusion(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True, two_heads=True)],
+    examples: Annotated[Examples, ExampleRequirements(two_heads=True)],
     *,
     cheap: Annotated[bool, "Use cheap signals only: no sampled answers and no extra forward passes."] = False,
     early: Annotated[

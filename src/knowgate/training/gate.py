@@ -40,31 +40,27 @@ class FitOptions(Options):
 
     target: Target | None = option(
         None,
-        "What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a wrong answer "
-        "right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` (both answers "
-        "agree; needs no gold answers). Default: chosen from the label runs.",
+        "What the gate learns: `known` (the LLM knows the answer), `benefit` (passages turn a wrong answer right), "
+        "`gain` (P(right with passages) minus P(right from memory)) or `agree` (both answers agree; needs no gold "
+        "answers). Default: chosen from the label runs.",
         metavar="TARGET",
     )
     threshold: Share | None = option(
         None,
-        "Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs have no "
-        "answers with passages.",
+        "Retrieve if the gate's score is above this. Default: chosen by `max_loss`; 0.5 without answers with passages.",
         metavar="0..1",
     )
     max_loss: float | None = option(
         None,
-        "Maximum accuracy that the default threshold may lose against always retrieving, on questions that the gate "
-        "did not learn from. Default: 0.01.",
+        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: "
+        "0.01.",
         ge=0,
         lt=1,
         metavar="0..1",
     )
-    balance_sets: bool = option(
-        False, "Give all label runs the same total weight, whatever their size.", flag="--balance-sets"
-    )
     keep_questions: bool = option(
         True,
-        "Store ten questions with the gate, to check later that hidden states are still computed alike.",
+        "Store ten questions with a gate that reads hidden states, to check them later.",
         flag="--keep-questions/--no-questions",
     )
     seed: Seed = option(0, "Random seed of splits and training.")
@@ -106,14 +102,16 @@ def fit(
     function, folder = load_fit_function(name), Path(out)
     if not runs:
         raise BadSetting(f"fit {name} has no label runs to learn from. Give `labels`, made by `knowgate label`.")
-    paths = resolve_run_paths(runs)
-    _check_options(name, function, options, len(paths))
+    if options.max_loss is not None and options.threshold is not None:
+        raise BadSetting(
+            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
+        )
     check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     try:
         from knowgate.training.gate_artifact import save_fitted
 
-        examples = _load_examples(paths, function, options)
+        examples = _load_examples(resolve_run_paths(runs), function, options)
         injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
         result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
         notes = [*result.notes, *_explain_target(examples, function, options)]
@@ -162,24 +160,6 @@ def load_fit_function(name: str) -> FitFunction:
     raise UnknownName("fitted gate", name, list_fittable_gates())
 
 
-def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs: int) -> None:
-    """Raise BadSetting if shared options contradict each other, or the gate does not support them."""
-    if options.max_loss is not None and options.threshold is not None:
-        raise BadSetting(
-            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
-        )
-    if options.balance_sets and n_runs < 2:
-        raise BadSetting(
-            "balance_sets=True needs at least two label runs, but there is only one. Give more, or leave the option "
-            "out."
-        )
-    if options.balance_sets and not read_requirements(function).weighs:
-        raise BadSetting(
-            f"balance_sets=True is not supported by fit {name}, which gives every question the same weight. Leave the "
-            "option out."
-        )
-
-
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
     """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
@@ -193,7 +173,6 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         target=options.target or required.target,
         layers=None if required.reads_states else (),
         seed=options.seed,
-        balanced=options.balance_sets,
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(

@@ -54,8 +54,8 @@ def fit_calibrated_linear(rows: LabeledFeatures, texts: Sequence[str]) -> Tensor
     """
     predictions = {c: predict_out_of_fold(rows, texts, c) for c in C_GRID}
     strength = min(C_GRID, key=lambda c: compute_log_loss(rows, predictions[c]))
-    tensors = fit_linear(rows.features, rows.needed, strength, rows.weights)
-    platt = fit_platt_scaling(predictions[strength], rows.needed, rows.weights)
+    tensors = fit_linear(rows.features, rows.needed, strength)
+    platt = fit_platt_scaling(predictions[strength], rows.needed)
     if platt["kind"] == "platt":
         tensors["0.0.weight"] = (platt["a"] * tensors["0.0.weight"]).astype(np.float32)
         tensors["0.0.bias"] = (platt["a"] * tensors["0.0.bias"] + platt["b"]).astype(np.float32)
@@ -65,4 +65,4 @@ def fit_calibrated_linear(rows: LabeledFeatures, texts: Sequence[str]) -> Tensor
 def compute_log_loss(rows: LabeledFeatures, needs: FloatArray) -> float:
     """Return the mean log loss of predicted probabilities."""
     likelihood = np.clip(np.where(rows.needed, needs, 1 - needs), 1e-12, 1.0)
-    return float(np.average(-np.log(likelihood), weights=rows.weights))
+    return float(-np.log(likelihood).mean())

@@ -100,7 +100,7 @@ def fit_reranker(
     """
     training = training or RerankerTrainingOptions()
     train_rows = [row for row in rows if row.split == "train" and row.error is None]
-    groups = make_preference_groups(train_rows, training.loss)
+    groups = make_preference_groups(train_rows)
     if not reads_question:
         groups = [replace(group, question=EMPTY_QUESTION) for group in groups]
     if not groups:
@@ -153,22 +153,12 @@ def fit_relevance(
     return RelevanceReranker(model, base, training, log, cut)
 
 
-def make_preference_groups(rows: Sequence[Preference], loss: str) -> list[RankingGroup]:
-    """Make the training groups of a loss; questions that the loss cannot use are skipped.
-
-    InfoNCE learns from helpful and harmful passages. The listwise loss learns from all candidates and their shifts (how
-    much each passage changes the LLM).
-    """
+def make_preference_groups(rows: Sequence[Preference]) -> list[RankingGroup]:
+    """Make the training groups of preferences: helpful passages are positive, harmful ones negative."""
     groups = []
-    for row in rows:
-        texts = [format_passage(candidate.passage) for candidate in row.candidates]
-        shifts = [candidate.shift for candidate in row.candidates]
-        if loss == "listwise" and len(set(shifts)) > 1:
-            groups.append(RankingGroup(row.question, tuple(texts), tuple(shifts)))
-        elif loss == "infonce" and row.is_kept:
-            passages = tuple(texts[index] for index in (*row.positives, *row.negatives))
-            labels = (1.0,) * len(row.positives) + (0.0,) * len(row.negatives)
-            groups.append(RankingGroup(row.question, passages, labels))
+    for row in (row for row in rows if row.is_kept):
+        passages = tuple(format_passage(row.candidates[index].passage) for index in (*row.positives, *row.negatives))
+        groups.append(RankingGroup(row.question, passages, (1.0,) * len(row.positives) + (0.0,) * len(row.negatives)))
     return groups
 
 

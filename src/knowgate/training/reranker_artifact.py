@@ -150,7 +150,7 @@ def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
         ("base", manifest["base"]),
         (
             "loss",
-            f"{training['loss']}, temperature {training['temperature']}, rate {training['rate']}, weight decay "
+            f"InfoNCE, temperature {training['temperature']}, rate {training['rate']}, weight decay "
             f"{training['weight_decay']}, {training['epochs']} epoch(s), batch {training['batch']}",
         ),
         *losses,

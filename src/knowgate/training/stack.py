@@ -38,7 +38,7 @@ class StackOptions(Options):
 
 @with_options(StackOptions)
 def fit_stack(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True, two_heads=True)],
+    examples: Annotated[Examples, ExampleRequirements(two_heads=True)],
     *,
     options: StackOptions,
     seed: int = 0,

@@ -193,14 +193,13 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
 
 
 def make_answer_training(
-    epochs: int, batch: int, rate: float | None, *, accumulate: int = 1, full: bool = False, seed: int = 0
+    epochs: int, batch: int, rate: float | None, *, full: bool = False, seed: int = 0
 ) -> JudgeTrainingOptions:
     """Return the hyperparameters of judges of answers (METHODS, section 9), with two dev evaluations per epoch."""
     return JudgeTrainingOptions(
         epochs,
         batch,
-        accumulate,
-        rate,
+        rate=rate,
         max_tokens=MAX_EXAMPLE_TOKENS,
         full=full,
         seed=seed,

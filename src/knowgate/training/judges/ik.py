@@ -33,7 +33,6 @@ class IKOptions(JudgeFitOptions):
     mode: IKMode = option("lora", "Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings).")
     tokens: WholeNumber = option(32, "Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128).")
     rows: Count | None = option(None, "Maximum number of training questions (paper: 5,000 or 20,000). Default: all.")
-    accumulate: Count = option(1, "Number of portions a batch is split into, to save memory.")
 
 
 @with_options(IKOptions)
@@ -49,9 +48,7 @@ def fit_ik(
     examples = limit_training_rows(examples, options.rows, seed)
     if options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
-    training = make_answer_training(
-        options.epochs, 32, options.learning_rate, accumulate=options.accumulate, full=options.full, seed=seed
-    )
+    training = make_answer_training(options.epochs, 32, options.learning_rate, full=options.full, seed=seed)
     return fit_ik_judge(examples, tokens=options.tokens, base=options.base, training=training, work=work, watch=watch)
 
 

@@ -48,7 +48,6 @@ class KBMOptions(JudgeFitOptions):
         None, "Value from which a question counts as known. Default: best on the dev split.", gt=0, le=1
     )
     epochs: Count = option(3, "Passes over the training examples.")
-    accumulate: Count = option(1, "Number of portions a batch of 4 is split into, to save memory.")
 
 
 @with_options(KBMOptions)
@@ -61,9 +60,7 @@ def fit_kbm(
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Fine-tune a judge of mastery and certainty, on bare questions and on questions with passages."""
-    training = JudgeTrainingOptions(
-        options.epochs, accumulate=options.accumulate, rate=options.learning_rate, full=options.full, seed=seed
-    )
+    training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     return fit_kbm_judge(
         examples, head=options.head, tau=options.tau, base=options.base, training=training, work=work, watch=watch
     )

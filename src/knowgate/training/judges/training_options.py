@@ -65,7 +65,6 @@ class JudgeTrainingOptions:
     Attributes:
         epochs: Passes over the examples.
         batch: Examples per update.
-        accumulate: Number of portions that a batch is split into, to save memory.
         rate: Peak learning rate; None for the default.
         max_tokens: Longer examples are left out.
         full: Train all weights instead of LoRA layers.
@@ -83,7 +82,6 @@ class JudgeTrainingOptions:
 
     epochs: int = 3
     batch: int = 4
-    accumulate: int = 1
     rate: float | None = None
     max_tokens: int = 1580
     full: bool = False
@@ -98,13 +96,9 @@ class JudgeTrainingOptions:
     saves: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "max_tokens", "rank", "checks", "window"):
+        for name in ("epochs", "batch", "max_tokens", "rank", "checks", "window"):
             if getattr(self, name) < 1:
                 raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
-        if self.accumulate > self.batch:
-            raise BadSetting(
-                f"training: accumulate={self.accumulate} is larger than batch={self.batch}. Use at most the batch size."
-            )
         if self.rate is not None and not self.rate > 0:
             raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
         if self.patience < 0:
