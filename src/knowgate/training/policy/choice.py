@@ -145,12 +145,16 @@ def choose_policy(
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
     """Choose a policy with the given limits, then with stricter ones; after that the best constant policy."""
     constant, limits, rejected = _select_constant(questions), questions.options, None
-    common = {
-        "always": questions.evaluate_constant(ALWAYS),
-        "never": questions.evaluate_constant(NEVER),
-        "constant": constant,
-        "reference": questions.evaluate_constant(ALWAYS, questions.reference_arbiter),
-    }
+    choice = PolicyChoice(
+        chosen=constant,
+        always=questions.evaluate_constant(ALWAYS),
+        never=questions.evaluate_constant(NEVER),
+        constant=constant,
+        reference=questions.evaluate_constant(ALWAYS, questions.reference_arbiter),
+        tried=_try_policies(questions),
+        estimate=constant,
+        reason="",
+    )
     for share in LOSS_SHARES:
         stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
         tried = _try_policies(stricter)
@@ -162,23 +166,14 @@ def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoic
         if not failure and estimate.value <= constant.value:
             failure = f"it is not worth more than {constant.name}"
         if not failure:
-            return PolicyChoice(chosen=chosen, tried=tried, estimate=estimate, reason=reason, **common)
+            return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
         rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
-    tried = _try_policies(questions)
     if rejected is None:
-        reason, required = _explain_constant(questions, constant, _select(questions, tried)[1])
-    else:
-        reason = f"{rejected.name} looked best, but on questions that it was not chosen on {rejected.failure}"
-        required = rejected.result.reference_loss.count_required_rows(limits)
-    return PolicyChoice(
-        chosen=constant,
-        tried=tried,
-        estimate=constant,
-        reason=reason,
-        required_rows=required,
-        rejected=rejected,
-        **common,
-    )
+        reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
+        return replace(choice, reason=reason, required_rows=required)
+    reason = f"{rejected.name} looked best, but on questions that it was not chosen on {rejected.failure}"
+    required = rejected.result.reference_loss.count_required_rows(limits)
+    return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 
 
 def apply_policy(
