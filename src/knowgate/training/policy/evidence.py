@@ -21,7 +21,7 @@ from knowgate.stats.metrics import BoolArray
 from knowgate.training.arbiter_pairs import AnswerPairs
 from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target
 from knowgate.training.fusion import TOKEN_FEATURES
-from knowgate.training.policy.choice import ChoiceOptions
+from knowgate.training.policy.outcomes import ChoiceOptions
 from knowgate.types import AnswerPair, Vector
 
 
