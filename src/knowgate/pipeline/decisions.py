@@ -63,17 +63,23 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
     Gates that do the same for every question have no need worth showing.
     """
     details = "; ".join(filter(None, [explanation, gate.note]))
-    if isinstance(gate, AlwaysGate | NeverGate):
-        summary = f"the gate '{gate.name}' {'retrieves' if need > threshold else 'skips retrieval'} for every question"
-    elif threshold < 0:
-        summary = "this gate is set to retrieve for every question"
-    elif isinstance(gate, ConstantGate):
-        summary = "this policy skips retrieval for every question"
-    else:
+    if not (summary := describe_constant(gate, threshold)):
         digits = _count_digits(need, threshold) - 2
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
     return f"{summary}: {details}" if details else summary
+
+
+def describe_constant(gate: Gate, threshold: float) -> str:
+    """Say what a gate does that decides the same for every question; '' for every other gate."""
+    if isinstance(gate, AlwaysGate | NeverGate):
+        verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
+        return f"the gate '{gate.name}' {verb} for every question"
+    if threshold < 0:
+        return "this gate is set to retrieve for every question"
+    if isinstance(gate, ConstantGate):
+        return "this policy skips retrieval for every question"
+    return ""
 
 
 def _count_digits(need: float, threshold: float) -> int:

@@ -431,7 +431,9 @@ class ReadyResponse(ApiResponse):
 class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
-    `promise` is the guarantee of the gate in words. `figures` are the statistics since the server started.
+    `constant` says what the gate does if it decides the same for every question; '' for other gates. Then needs and
+    threshold mean nothing. `guarantee` is the guarantee of the gate in words; `promise` is its former name. `figures` are the
+    statistics since the server started.
     """
 
     version: str
@@ -440,6 +442,8 @@ class DashboardResponse(ApiResponse):
     model: str
     retriever: str | None
     stale: str
+    constant: str
+    guarantee: str
     promise: str
     breakers: dict[str, str]
     keeps_texts: bool
