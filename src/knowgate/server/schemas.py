@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from knowgate.core.options import option
 from knowgate.types import Passage
 
 MAX_DECIDED_QUESTIONS = 256
@@ -64,21 +65,14 @@ class GateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    retrieve: Literal["auto", "always", "never"] = Field(
-        "auto", description="Whether to retrieve passages. auto: the gate decides."
+    retrieve: Literal["auto", "always", "never"] = option(
+        "auto", "Whether to retrieve passages. auto: the gate decides."
     )
-    threshold: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.",
+    threshold: float | None = option(
+        None, "Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.", ge=0, le=1
     )
-    max_loss: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="Maximum share of answers that skipping retrieval may lose. If the gate does not guarantee this, "
-        "the request retrieves.",
+    max_loss: float | None = option(
+        None, "Retrieve unless the gate guarantees that skipping loses at most this share of answers.", ge=0, le=1
     )
     filter: Annotated[PassageFilter, Field(strict=False)] | None = None
 
@@ -92,10 +86,10 @@ class ApiRequest(BaseModel):
 class GatedRequest(ApiRequest):
     """Fields that all requests have on which a gate can decide."""
 
-    model: str | None = Field(
+    model: str | None = option(
         None,
-        description="Name of the LLM. knowgate: the default LLM of this server. knowgate/GATE: the default LLM with "
-        "another gate. GET /v1/models lists all names.",
+        "Name of the LLM. knowgate: the default LLM of this server. knowgate/GATE: the default LLM with another gate. "
+        "GET /v1/models lists all names.",
     )
     stream: bool | None = None
     knowgate: GateRequest | None = None
