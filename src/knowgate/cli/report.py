@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import parse_path, path_argument
 from knowgate.core.files import write_text
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
@@ -29,10 +29,7 @@ from knowgate.evaluation.topics import (
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(parser=parse_path, metavar="RUN...", help="Label runs: folders made by `knowgate label`."),
-    ],
+    runs: Annotated[list[Path], path_argument("RUN...", "Label runs: folders made by `knowgate label`.")],
     options: TopicOptions,
     out: Annotated[
         Path | None,

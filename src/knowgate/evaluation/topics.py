@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from knowgate.core.display import TextTable, format_percent
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.data.questions.records import find_field
 from knowgate.data.runs.table import LabelTable
 from knowgate.errors import BadInput, BadSetting
@@ -51,17 +50,17 @@ QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
 class TopicOptions(Options):
     """Options of a report by topic."""
 
-    topics: str | None = Field(
+    topics: str | None = option(
         None,
-        description="Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most "
-        "telling words), a number of clusters, or a field of the data such as `dataset`.",
-        json_schema_extra={"metavar": "auto|N|KEY"},
+        "Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most telling "
+        "words), a number of clusters, or a field of the data such as `dataset`.",
+        metavar="auto|N|KEY",
     )
-    topic_rules: Path | None = Field(
+    topic_rules: Path | None = option(
         None,
-        description="Write the rules that follow from the topics, such as always to retrieve for one, to this rules "
-        "file. Read it and remove what you do not want; then use it as `rules`.",
-        json_schema_extra={"metavar": "FILE"},
+        "Write the rules that follow from the topics, such as always to retrieve for one, to this rules file. Read it "
+        "and remove what you do not want; then use it as `rules`.",
+        metavar="FILE",
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -68,6 +69,37 @@ def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(t
     assert int(count[1]) > 60
 
 
+def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_the_limit_that_failed(tmp_path):
+    names = [f"question r{i}?" for i in range(600)]
+    is_held_out = assign_policy_folds(names, seed=0) < 0  # here the LLM is sure of its wrong answers
+    rows = [pair_row(f"r{i}", 0.1 if (i % 2 == 0) != is_held_out[i] else 0.9, i % 2 == 0, True) for i in range(600)]
+    policy = fit_policy(write_rows(tmp_path / "run", rows), out=tmp_path / "policy")
+    assert policy.choice.chosen.name == "always"
+    rejected = policy.choice.rejected
+    assert rejected.name.startswith("logprob")
+    assert rejected.result.loss.n == 600
+    assert rejected.result.searches == pytest.approx(0.5, abs=0.05)
+    assert "and at most 1 is allowed" in rejected.failure
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
+    assert rejected.failure in card
+
+
+def test_retrieving_always_with_the_rules_is_written_as_one_policy_that_makes_drafts(tmp_path):
+    """Without a useful gate, the rules still give the closed-book answer where the other one abstains."""
+    rows = [
+        pair_row(f"r{i}", 0.5, i % 5 == 0, i % 5 != 0, texts=(f"Paris {i}", "Not mentioned." if i % 5 == 0 else "Rome"))
+        for i in range(600)
+    ]
+    rows = [replace(row, closed=replace(row.closed, tokens=None)) for row in rows]  # nothing for a gate to read
+    policy = fit_policy(write_rows(tmp_path / "run", rows), out=tmp_path / "policy")
+    assert policy.choice.chosen.name == "always + rules"
+    assert policy.held_out.right == 1.0
+    assert "the arbiter is worth its LLM calls" in policy.summary[0]
+    assert get_policy_arbiter(str(policy.path)) == "rules:make_drafts=true"
+    assert policy.gate.threshold == ALWAYS_RETRIEVE
+
+
 def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bound(tmp_path):
     policy = fit_policy(write_rows(tmp_path / "run", make_rows(60)), out=tmp_path / "policy")
     card = (policy.path / "README.md").read_text(encoding="utf-8")
@@ -101,8 +133,6 @@ def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_p
 
 def test_without_open_book_answers_the_threshold_is_not_calibrated(tmp_path):
     rows = [pair_row(f"r{i}", 0.1 if i % 2 else 0.9, bool(i % 2), True) for i in range(200)]
-    from dataclasses import replace
-
     run = write_rows(tmp_path / "run", [replace(row, open=None, benefit=None) for row in rows])
     policy = fit_policy(run, out=tmp_path / "policy")
     assert policy.choice is None

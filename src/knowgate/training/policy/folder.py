@@ -24,8 +24,9 @@ from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, e
 from knowgate.stats.metrics import FloatArray
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
-from knowgate.training.policy.choice import PolicyChoice, PolicyResult
+from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
+from knowgate.training.policy.outcomes import PolicyResult
 from knowgate.types import SignalRequest
 
 LOSS_STEP = 0.001  # a guarantee names a loss in tenths of a point
@@ -185,9 +186,14 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:
-    """List at most ten named results: never, always, what was tried, and the cross-validated choice."""
+    """List at most ten named results: never, always, what was tried, and the cross-validated choice.
+
+    If a policy was rejected, its cross-validated result is shown in the place of the choice.
+    """
     tried = [result for result in choice.tried if result.name != "always"]
     rows = [("never", choice.never), ("always", choice.always), *((result.name, result) for result in tried[:7])]
+    if choice.rejected is not None:
+        return [*rows, (f"rejected: {choice.rejected.name}, cross-validated", choice.rejected.result)]
     return rows if choice.is_constant else [*rows, ("the choice, cross-validated", choice.estimate)]
 
 

@@ -16,8 +16,8 @@ from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
-from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, GATE_KIND, GATE_MANIFEST
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
+from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
@@ -43,15 +43,7 @@ from knowgate.training.policy.candidates import (
     score_calibrated,
     try_candidates,
 )
-from knowgate.training.policy.choice import (
-    ALWAYS,
-    NEVER,
-    GateCandidate,
-    PolicyChoice,
-    PolicyResult,
-    apply_policy,
-    choose_policy,
-)
+from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import (
     ARBITER_WITH_DRAFTS,
@@ -61,6 +53,7 @@ from knowgate.training.policy.folder import (
     make_constant_result,
     write_policy,
 )
+from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results
 
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
@@ -169,22 +162,48 @@ class PolicySearch:
 
     def fit_both(self, out: Path) -> FittedPolicy:
         """Choose, fit, test and write a policy on rows with both answers."""
-        choice = self._choose()
+        return self._fit_choice(self._choose(), out)
+
+    def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
+        """Fit, test and write a chosen policy; if it fails the test, a constant one."""
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, self.evidence.held_out)
+        reference = self._fit_arbiter(choice.reference.arbiter)[0]
         takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
         outcomes = self._make_outcomes(needs, takes_closed)
         threshold = _transfer_threshold(choice.chosen, needs)
-        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed)
-        if not self._is_safe(choice, held_out):
-            return self._fall_back(choice, held_out, out)
+        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed, reference)
+        total = combine_results([choice.estimate, held_out])
+        if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
+            return self._fit_choice(self._reject(choice, total), out)
         arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
-        summary = self._summarize(choice, held_out)
+        summary = self._summarize(choice, held_out, total)
         parts = PolicyParts(
             self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence, summary
         )
         self._write(parts, result, examples, out)
         return FittedPolicy(out, choice, held_out, summary)
+
+    def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
+        """Replace a policy that failed on questions it did not learn from by the best constant one, or by always.
+
+        Args:
+            choice: The choice.
+            total: The policy on the folds that it was not chosen on and on the held-out rows.
+        """
+        failure, chosen = total.describe_violation(self.options), choice.chosen
+        constant = choice.always if chosen.is_constant else choice.constant
+        required = total.reference_loss.count_required_rows(self.options)
+        if required is not None:  # of all questions; the choice counts those to choose on
+            required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
+        return replace(
+            choice,
+            chosen=constant,
+            estimate=constant,
+            reason=f"{chosen.name} was best on the questions to choose on, but with the test questions {failure}",
+            required_rows=required,
+            rejected=choice.rejected or RejectedPolicy(chosen.name, total, failure),
+        )
 
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
@@ -242,7 +261,12 @@ class PolicySearch:
         return GateOutcomes(needs, closed, opened, chosen)
 
     def _evaluate(
-        self, chosen: PolicyResult, threshold: float, outcomes: GateOutcomes, takes_closed: BoolArray | None
+        self,
+        chosen: PolicyResult,
+        threshold: float,
+        outcomes: GateOutcomes,
+        takes_closed: BoolArray | None,
+        reference_takes_closed: BoolArray | None,
     ) -> PolicyResult:
         """Evaluate the policy on the held-out rows."""
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
@@ -253,54 +277,38 @@ class PolicySearch:
             outcomes.open_right,
             takes_closed,
             like=None if recipe is None else make_candidate(recipe, outcomes.needs),
+            reference_takes_closed=reference_takes_closed,
             options=self.options,
         )
 
-    def _is_safe(self, choice: PolicyChoice, held_out: PolicyResult) -> bool:
-        """Return whether all rows that the policy did not learn from show that it loses little.
-
-        These are the held-out rows, and the folds that the policy was not chosen on.
-        """
-        return choice.chosen.name == ALWAYS or self.options.accepts(_pool_losses(choice, held_out))
-
-    def _fall_back(self, choice: PolicyChoice, held_out: PolicyResult, out: Path) -> FittedPolicy:
-        """Write the policy to always retrieve, because the chosen one turned out not to be safe."""
-        loss = _pool_losses(choice, held_out)
-        reason = (
-            f"{choice.chosen.name} was best on the questions to choose on, but with the test questions "
-            f"{self.options.describe_violation(loss)}"
-        )
-        required = loss.count_required_rows(self.options)
-        if required is not None:  # of all questions; the choice counts those to choose on
-            required = math.ceil(required * len(self.evidence.fit_rows) / loss.n)
-        choice = replace(choice, chosen=choice.always, estimate=choice.always, reason=reason, required_rows=required)
-        result, examples = self._fit_gate(ALWAYS)
-        outcomes = self._make_outcomes(score_calibrated(result, examples, self.evidence.held_out), None)
-        always = self._evaluate(choice.always, ALWAYS_RETRIEVE, outcomes, None)
-        summary, confidence = self._summarize(choice, always), self.options.confidence
-        parts = PolicyParts(self.evidence, choice, ALWAYS_RETRIEVE, outcomes, confidence=confidence, summary=summary)
-        self._write(parts, result, examples, out)
-        return FittedPolicy(out, choice, always, summary)
-
-    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult) -> tuple[str, ...]:
+    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> tuple[str, ...]:
         """Say what was chosen and why, and what the questions show that it did not learn from."""
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
             return (*lines, self._suggest_rows(choice))
-        loss, options = _pool_losses(choice, held_out), self.options
-        delta = round(1 - options.confidence, 12)
+        delta = round(1 - self.options.confidence, 12)
         return (
             *lines,
-            f"On all {loss.n} questions, each tested with a policy that did not learn from it: "
-            f"{format_points(loss)} points against always retrieving. Upper bound of the loss, with "
-            f"{options.confidence:.0%} confidence: {100 * loss.upper(options.confidence):.1f} points (allowed: "
-            f"{100 * options.loss_bound:g}).",
+            f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
+            f"{self._describe_losses(choice, total)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
             f"{format_points(held_out.loss)} points, {held_out.llm_calls:.2f} LLM calls per question. These few questions "
             f"alone prove a loss of at most {100 * find_proven_loss(held_out.loss, delta):.1f} points: that is the "
             "guarantee of the policy.",
+        )
+
+    def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
+        """Describe the losses against always retrieving, and against the reference if that has an arbiter."""
+        limits = self.options
+        losses = {f"{ALWAYS} retrieving": total.loss}
+        if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
+            losses[choice.reference.name] = total.reference_loss
+        return " ".join(
+            f"{format_points(loss)} points against {name}. Upper bound of the loss, with {limits.confidence:.0%} "
+            f"confidence: {100 * loss.upper(limits.confidence):.1f} points (allowed: {100 * limits.loss_bound:g})."
+            for name, loss in losses.items()
         )
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
@@ -371,12 +379,6 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     if not chosen.arbiter:
         return NO_ARBITER
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
-
-
-def _pool_losses(choice: PolicyChoice, held_out: PolicyResult) -> NetLoss:
-    """Return the loss on all questions: the cross-validated one and that of the held-out rows."""
-    first, second = choice.estimate.loss, held_out.loss
-    return NetLoss(first.lost + second.lost, first.gained + second.gained, first.n + second.n)
 
 
 def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:
