@@ -431,9 +431,7 @@ class ReadyResponse(ApiResponse):
 class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
-    `constant` says what the gate does if it decides the same for every question; '' for other gates. Then needs and
-    threshold mean nothing. `guarantee` is the guarantee of the gate in words; `promise` is its former name. `figures` are the
-    statistics since the server started.
+    `constant` and `guarantee` (formerly `promise`) describe the gate in words. `figures` are statistics since the start.
     """
 
     version: str
