@@ -330,10 +330,7 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """A mean with a confidence interval from `low` to `high`.
-
-    The interval is a confidence sequence. It stays valid however often it is read.
-    """
+    """A mean with a confidence sequence from `low` to `high`, an interval that is valid however often it is read."""
 
     mean: float | None
     low: float
