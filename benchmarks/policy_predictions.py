@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.policy_sets import RECORDED_SETS
 from knowgate.stats.metrics import sigmoid
 from knowgate.training.classifiers import fit_platt_scaling
-from knowgate.training.policy.choice import ArbiterCandidate, GateCandidate
+from knowgate.training.policy.outcomes import ArbiterCandidate, GateCandidate
 
 HOME = Path(__file__).parent / "runs" / "policy"
 MIXED = "mixed"

@@ -10,10 +10,11 @@ import pytest
 
 from knowgate.gates import FITTED_GATES
 from tests.cli.conftest import Call
+from tests.support.extras import needs_train
 from tests.support.planted_run import planted_rows, write_run
 
 FITTABLE = {name: entry for name, entry in FITTED_GATES.items() if entry.fit}
-SHARED = ("--labels", "--out", "--target", "--threshold", "--balance-sets", "--seed")
+SHARED = ("--labels", "--out", "--target", "--threshold", "--seed")
 LINES = 60  # of a help page on a terminal of 100 columns
 
 
@@ -68,6 +69,7 @@ def test_help_needs_no_training_package():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@needs_train
 def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
     run = write_run(tmp_path / "run", *planted_rows(120))
     fitted = call("fit", "probe", "--labels", run, "--target", "known", "--layer", "4", "--kind", "linear", "--out", "probe")  # fmt: skip  # noqa: E501
@@ -84,7 +86,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["probe", "--out", "x", "--cheap"],
             2,
-            "'--cheap'. It is an option of: fusion, stack. Known: --balance-sets, --balanced, --",
+            "'--cheap'. It is an option of: fusion, stack. Known: --balanced, --",
         ),
         (["probe", "--out", "x"], 1, "fit probe has no label runs to learn from. Give --labels, made by"),
         (["prob", "--out", "x"], 1, "unknown fitted gate 'prob'. Did you mean 'probe'?"),
@@ -92,7 +94,7 @@ def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
         (
             ["probe", "--out", "x", "--labels", "run", "--kind", "deep"],
             1,
-            "--kind 'deep' is not allowed: use mlp, linear.",
+            "--kind 'deep' is not allowed: it must be 'mlp' or 'linear'.",
         ),
         (
             ["probe", "--out", "x", "--labels", "run", "--target", "all"],
@@ -110,10 +112,11 @@ def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, 
     assert len(done.err.splitlines()) == 1
 
 
+@needs_train
 def test_a_pooled_fit_shows_every_run(call, tmp_path):
     for seed, name in enumerate(("one", "two")):
         write_run(tmp_path / name, *planted_rows(80, seed=seed))
     labels = ["--labels", "one", "--labels", "two"]
-    outcome = call("fit", "probe", *labels, "--out", "gate", "--kind", "linear", "--balance-sets")
+    outcome = call("fit", "probe", *labels, "--out", "gate", "--kind", "linear")
     assert outcome.code == 0
     assert [line.split()[0] for line in outcome.out.splitlines() if "[" in line][-2:] == ["one", "two"]

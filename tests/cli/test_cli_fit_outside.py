@@ -85,7 +85,7 @@ def test_a_gate_without_a_fit_function_says_what_its_package_lacks(call: Call, s
 def test_its_values_are_checked(call: Call, site: Path, tmp_path: Path):
     run = labelled(tmp_path / "run", 0)
     said = call("fit", "outside", "--labels", run, "--out", "gate", "--spirit", "mad").err
-    assert "--spirit 'mad' is not allowed: use calm, bold." in said
+    assert "--spirit 'mad' is not allowed: it must be 'calm' or 'bold'." in said
 
 
 def test_the_library_fits_it_too(site: Path, tmp_path: Path):

@@ -57,9 +57,8 @@ def test_closed_book_makes_no_open_book_answers(place):
     assert all("open" not in json.loads(line) for line in (place / "R" / "labels.jsonl").read_text().splitlines())
 
 
-def test_graders_are_compared_and_kb_sat_is_written(place, capsys):
-    assert run([*LABEL, "--compare-graders", "--kb-sat", "sat.jsonl"]) == 0
-    assert "exact / contains" in capsys.readouterr().err
+def test_kb_sat_is_written(place):
+    assert run([*LABEL, "--kb-sat", "sat.jsonl"]) == 0
     known = [json.loads(line)["meta"]["known"] for line in (place / "sat.jsonl").read_text().splitlines()]
     assert sorted(known) == [False] * 4 + [True] * 4
     assert (place / "sat.swapped.jsonl").is_file()

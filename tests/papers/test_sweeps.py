@@ -93,8 +93,8 @@ def test_any_fitted_gate_can_be_swept_over_with_options_of_its_fit(tmp_path):
     ("spec", "message"),
     [
         ("logprob", "unknown fitted gate 'logprob'.*Known: .*probe"),
-        ("ik:breath=3", "unknown option 'breath=3' of fit ik. Known: .*mode, tokens"),
-        ("ik:tokens=many", "'tokens=many' of fit ik must be a number"),
+        ("ik:breath=3", "fit ik: unknown option 'breath'. .*Known: .*mode, rows, tokens"),
+        ("ik:tokens=many", "fit ik: tokens='many' is not allowed: it must be a whole number"),
     ],
 )
 def test_an_unknown_gate_or_option_is_named(tmp_path, spec, message):

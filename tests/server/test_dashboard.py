@@ -92,6 +92,14 @@ def test_savings_are_unknown_before_the_first_retrieval(serve):
     assert saved == {"retrievals": 1, "tokens": None, "seconds": None, "money": None}
 
 
+def test_a_constant_gate_is_described_in_words(serve, tmp_path):
+    address, _ = serve(gate="never")
+    data = httpx.get(f"{address}/v1/dashboard").json()
+    assert data["constant"] == "the gate 'never' skips retrieval for every question"
+    address, _ = serve(gate="logprob:first")
+    assert httpx.get(f"{address}/v1/dashboard").json()["constant"] == ""
+
+
 # --- in a browser ---------------------------------------------------------------------------------
 
 
@@ -211,3 +219,19 @@ def test_a_decision_of_a_rule_is_marked_and_shows_no_need(serve, page, tmp_path)
     ruled, asked = (page.run(f"document.querySelectorAll('.need')[{place}].textContent") for place in (1, 0))
     assert ruled == "rule"
     assert float(asked) > 0
+
+
+@pytest.mark.process
+@needs_browser
+def test_the_page_shows_neither_need_nor_threshold_of_a_constant_gate(serve, page, tmp_path):
+    address, _ = serve(upstream=False, gate="never", options=log_options(tmp_path))
+    ask(address, UNKNOWN, model="knowgate")
+    open_dashboard(page, address)
+    page.wait("document.querySelectorAll('#recent details').length === 1")
+    assert page.run("document.querySelector('.need').textContent") == ""
+    about = page.run("document.getElementById('about').textContent")
+    assert "Gate: never (the gate 'never' skips retrieval for every question)" in about
+    everything = page.run("document.getElementById('content').textContent")
+    assert "it computes no need" in everything
+    assert "threshold" not in everything
+    assert page.console == []

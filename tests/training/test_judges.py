@@ -89,27 +89,16 @@ def test_the_loss_is_that_of_the_label_tokens_alone_whatever_the_padding(judge):
 # --- training -------------------------------------------------------------------------------------
 
 
-def test_gradients_added_up_over_portions_train_like_a_whole_batch(base, tmp_path, monkeypatch):
-    monkeypatch.setattr("knowgate.training.judges.trainable_models.LORA_DROPOUT", 0.0)
-    examples = planted(base, 60)
-    whole, parts = JudgeTrainingOptions(1, 8, 1, 1e-3), JudgeTrainingOptions(1, 8, 2, 1e-3)
-    notes = [
-        fit_ik_judge(examples, tokens=0, training=how, work=tmp_path / str(i)).notes
-        for i, how in enumerate((whole, parts))
-    ]
-    assert [untimed(note) for note in notes[0]] == [untimed(note) for note in notes[1]]
-
-
 @pytest.mark.parametrize(
     ("fit", "inner", "training", "looks"),
     [
-        (fit_ik, fit_ik_judge, make_answer_training(1, 32, 5e-4, accumulate=2, seed=3), ["0.5", "1"]),
-        (fit_kbm, fit_kbm_judge, JudgeTrainingOptions(epochs=2, rate=5e-4, accumulate=2, seed=3), ["1", "2"]),
+        (fit_ik, fit_ik_judge, make_answer_training(1, 32, 5e-4, seed=3), ["0.5", "1"]),
+        (fit_kbm, fit_kbm_judge, JudgeTrainingOptions(epochs=2, rate=5e-4, seed=3), ["1", "2"]),
     ],
 )
 def test_the_options_of_a_fit_make_its_training(base, tmp_path, fit, inner, training, looks):
     steps = []
-    options = {"epochs": training.epochs, "learning_rate": 5e-4, "accumulate": 2, "seed": 3, "full": False}
+    options = {"epochs": training.epochs, "learning_rate": 5e-4, "seed": 3, "full": False}
     by_options = fit(planted(base, 60), **options, work=tmp_path / "a", watch=steps.append)
     assert by_options.files == inner(planted(base, 60), training=training, work=tmp_path / "b").files
     ends = [step for step in steps if step.is_milestone]
@@ -169,7 +158,7 @@ def test_examples_longer_than_the_limit_are_left_out_and_counted(base, tmp_path)
         fit_ik_judge(planted(base, 60), tokens=0, training=JudgeTrainingOptions(max_tokens=5), work=tmp_path / "w")
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"batch": 2, "accumulate": 3}, {"rate": 0.0}])
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"batch": 0}, {"rate": 0.0}])
 def test_settings_that_cannot_be_used_are_refused(wrong):
     with pytest.raises(BadSetting):
         JudgeTrainingOptions(**wrong)

@@ -20,9 +20,9 @@ from knowgate.training.reranker import (
     fit_reranker,
     make_preference_groups,
     make_relevance_groups,
+    save_reranker,
     truncate_groups,
 )
-from knowgate.training.reranker_artifact import save_reranker
 from knowgate.training.reranker_trainer import RerankerTrainingOptions
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
@@ -61,12 +61,6 @@ def test_a_planted_preference_is_learned(aligned: AlignedReranker):
     assert after > 0.95
     assert aligned.alignment.groups == 96
     assert len(aligned.tested) == 60
-
-
-def test_the_listwise_loss_learns_it_too(tiny: str):
-    training = RerankerTrainingOptions("listwise", batch=8, rate=3e-3, epochs=2)
-    found = fit_reranker([*TRAIN, *TEST], base=tiny, training=training)
-    assert found.after["P@1"].mean() > 0.95
 
 
 def test_scores_are_the_same_in_another_process(aligned: AlignedReranker, saved: Path):
@@ -112,10 +106,9 @@ def test_another_format_is_refused(saved: Path):
 
 
 def test_groups_hold_each_questions_own_negatives_alone():
-    group = make_preference_groups(TRAIN[:1], "infonce")[0]
+    group = make_preference_groups(TRAIN[:1])[0]
     assert group.labels == (1.0, 1.0, 0.0, 0.0, 0.0, 0.0)
     assert set(group.passages) == {found.text for found in TRAIN[0].candidates}
-    assert make_preference_groups(TRAIN[:1], "listwise")[0].labels == tuple(one.shift for one in TRAIN[0].candidates)
 
 
 def test_texts_beyond_the_limits_are_cut_and_counted(aligned: AlignedReranker):
@@ -139,7 +132,7 @@ def test_nothing_to_learn_from_is_an_error(tiny: str):
         fit_reranker(TEST, base=tiny)
 
 
-@pytest.mark.parametrize("wrong", [{"loss": "x"}, {"temperature": 0.0}, {"epochs": 0}, {"rate": -1.0}])
+@pytest.mark.parametrize("wrong", [{"temperature": 0.0}, {"epochs": 0}, {"rate": -1.0}])
 def test_wrong_training_settings_are_explained(wrong):
     with pytest.raises(BadSetting):
         RerankerTrainingOptions(**wrong)
@@ -178,11 +171,10 @@ def test_the_rate_rises_and_falls_to_nothing(tiny: str):
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
-    from knowgate.training.reranker import fit_relevance
-    from knowgate.training.reranker_artifact import save_relevance
+    from knowgate.training.reranker import fit_relevance, save_relevance
 
     base = fit_relevance(
-        make_preference_groups(TRAIN, "infonce"), base=tiny, training=RerankerTrainingOptions(rate=3e-3, epochs=2)
+        make_preference_groups(TRAIN), base=tiny, training=RerankerTrainingOptions(rate=3e-3, epochs=2)
     )
     save_relevance(base, tmp_path / "base", data="planted")
     save_relevance(base, tmp_path / "base", data="planted again")  # one of ours may be replaced

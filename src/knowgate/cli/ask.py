@@ -15,7 +15,7 @@ from rich.text import Text
 
 from knowgate.cli import answer_output
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
-from knowgate.cli.options import ConfigFile, JsonOption, NoRules, load_command_settings, parse_path
+from knowgate.cli.options import ConfigFile, JsonOption, NoRules, load_command_settings, path_option
 from knowgate.cli.questions import QuestionStream, read_arguments
 from knowgate.core.display import sanitize_text
 from knowgate.core.validation import parse_json
@@ -35,10 +35,7 @@ QuestionArguments = Annotated[
     list[str] | None, typer.Argument(help="Questions to process. Default: one per line from stdin.")
 ]
 RecordFolder = Annotated[
-    Path | None,
-    typer.Option(
-        parser=parse_path, metavar="DIR", help="Folder to record the LLM's outputs in, for --model replay:DIR."
-    ),
+    Path | None, path_option("DIR", "Folder to record the LLM's outputs in, for --model replay:DIR.")
 ]
 Interactive = Annotated[
     bool,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, print_tables
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import path_option
 from knowgate.cli.progress import show_arbitration_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, is_artifact
@@ -19,11 +19,7 @@ def calibrate_command(
     gate: Annotated[str, typer.Argument(help="Gate to calibrate: the folder of a fitted gate, or e.g. logprob:mean.")],
     labels: Annotated[
         list[Path],
-        typer.Option(
-            parser=parse_path,
-            metavar="RUN",
-            help="Label run to choose the threshold on; needs answers with passages. May be repeated.",
-        ),
+        path_option("RUN", "Label run to choose the threshold on; needs answers with passages. May be repeated."),
     ],
     options: CalibrationOptions,
     arbiter: Annotated[

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_page_location, print_tables, print_text
-from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
-from knowgate.core.options import Options, Share, WholeNumber
+from knowgate.cli.options import GatesOption, path_argument, split_gate_specs
+from knowgate.core.options import Options, Share, WholeNumber, option
 from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
 from knowgate.evaluation.evaluation_summary import load_evaluation_summary
 from knowgate.evaluation.report import diff_report
@@ -22,35 +21,24 @@ EXIT_WORSE = 3  # exit status of --fail-if-worse
 class CompareOptions(Options):
     """Options of `knowgate compare`."""
 
-    gate: list[str] = Field(
-        default_factory=list,
-        description="Gate that decides whether B is better or worse, alone and with its arbiter; may be repeated. "
-        "Default: never, always, the recommended gate of each side, and all gates with an arbiter.",
+    gate: list[str] = option(
+        [],
+        "Gate that decides whether B is better or worse, alone and with its arbiter; may be repeated. Default: never, "
+        "always, the recommended gate of each side, and all gates with an arbiter.",
     )
-    fail_if_worse: Share | None = Field(
-        default=None,
-        description="Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % "
-        "interval of the difference is below 0.",
+    fail_if_worse: Share | None = option(
+        None,
+        "Exit with status 3 if the accuracy of such a gate fell by more than this share, and the 95 % interval of the "
+        "difference is below 0.",
     )
-    out: Path | None = Field(
-        default=None,
-        description="HTML file to write a page to. Default: no page.",
-        json_schema_extra={"metavar": "FILE"},
-    )
-    html: bool = Field(default=True, description="Not needed any more: without --out no page is written.")
-    resamples: WholeNumber = Field(default=2_000, description="Number of bootstrap resamples for the intervals.")
+    out: Path | None = option(None, "HTML file to write a page to. Default: no page.", metavar="FILE")
+    html: bool = option(True, "Not needed any more: without --out no page is written.")
+    resamples: WholeNumber = option(2_000, "Number of bootstrap resamples for the intervals.")
 
 
 def compare(
-    first: Annotated[
-        Path,
-        typer.Argument(
-            parser=parse_path, metavar="A", help="Evaluation folder written by `knowgate eval --out`, or a label run."
-        ),
-    ],
-    second: Annotated[
-        Path, typer.Argument(parser=parse_path, metavar="B", help="Second evaluation folder or label run.")
-    ],
+    first: Annotated[Path, path_argument("A", "Evaluation folder written by `knowgate eval --out`, or a label run.")],
+    second: Annotated[Path, path_argument("B", "Second evaluation folder or label run.")],
     options: CompareOptions,
     gates: GatesOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,

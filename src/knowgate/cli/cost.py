@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
-from knowgate.cli.options import parse_log_location, parse_path
+from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
+from knowgate.core.options import get_set_fields
 from knowgate.core.validation import check_number
 from knowgate.errors import BadSetting
 from knowgate.evaluation.cost import (
@@ -49,11 +50,9 @@ def cost_command(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take "
-            "precedence.",
+        path_option(
+            "FILE",
+            "TOML file with prices: search, input_token, output_token, gpu_hour. Prices given as flags take precedence.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
@@ -64,7 +63,7 @@ def cost_command(
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
-    given = {name: getattr(options, name) for name in options.model_fields_set}
+    given = get_set_fields(options)
     are_assumed = prices is None and not given
     used_prices = ASSUMED_PRICES if are_assumed else (read_prices(prices) if prices else Prices()).replace(**given)
     logged = read_traffic(parse_log_location(log), gate)

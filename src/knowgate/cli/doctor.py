@@ -19,7 +19,7 @@ import typer
 from rich.text import Text
 
 from knowgate.cli.console import create_console
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import path_option
 from knowgate.core import VERSION
 from knowgate.core.files import cache_dir
 from knowgate.core.redaction import redact_urls
@@ -72,10 +72,8 @@ def doctor(
     ] = False,
     config: Annotated[
         Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="Settings file to check with --serve. Default: knowgate.toml in this folder, if there is one.",
+        path_option(
+            "FILE", "Settings file to check with --serve. Default: knowgate.toml in this folder, if there is one."
         ),
     ] = None,
 ) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 from rich.text import Text
 
 from knowgate.cli.console import STDERR_CONSOLE, create_table_console, print_json, print_page_location, print_text
 from knowgate.cli.label import labeling_progress_bar
-from knowgate.cli.options import GatesOption, parse_path, split_gate_specs
+from knowgate.cli.options import GatesOption, path_option, split_gate_specs
 from knowgate.cli.progress import show_arbitration_progress
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import EvaluateOptions, evaluate
 from knowgate.evaluation.report.evaluation_tables import build_evaluation_tables, build_summary_tables
@@ -27,31 +26,22 @@ from knowgate.evaluation.report.report_folder import (
     write_report,
 )
 from knowgate.evaluation.report.terminal import render_tables
-from knowgate.evaluation.topics import describe_rules, propose_rules
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
+from knowgate.training.topics import describe_rules, propose_rules
 
 SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a terminal and a page
 OptionalRuns = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--labels",
-        parser=parse_path,
-        metavar="RUN",
-        help="Label run (a folder made by `knowgate label`) to evaluate on; may be repeated.",
-    ),
+    path_option("RUN", "Label run (a folder made by `knowgate label`) to evaluate on; may be repeated.", "--labels"),
 ]
 
 
 class TrackerOptions(Options):
     """Experiment trackers that `knowgate eval` logs to."""
 
-    mlflow: bool = Field(
-        default=False, description="Also log the results to MLflow, at MLFLOW_TRACKING_URI. Needs the extra mlflow."
-    )
-    wandb: bool = Field(
-        default=False, description="Also log the results to Weights & Biases, in WANDB_PROJECT. Needs the extra wandb."
-    )
+    mlflow: bool = option(False, "Also log the results to MLflow, at MLFLOW_TRACKING_URI. Needs the extra mlflow.")
+    wandb: bool = option(False, "Also log the results to Weights & Biases, in WANDB_PROJECT. Needs the extra wandb.")
 
 
 def eval_(

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_tables, print_text
-from knowgate.cli.options import PreferencesOption, parse_integers, parse_path
+from knowgate.cli.options import PreferencesOption, parse_integers, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
-from knowgate.core.options import Count, Options, Share
+from knowgate.core.options import Count, Options, Share, option
 from knowgate.core.validation import expand_path
 from knowgate.data.preferences import PreferenceFolder
 from knowgate.errors import BadInput, BadSetting
@@ -35,33 +34,27 @@ NAMED_SPEC = re.compile(r"([\w .-]+)=(.+)")
 class RerankEvaluationOptions(Options):
     """Options of `knowgate eval-rerank`."""
 
-    base: str | None = Field(
-        default=None,
-        description="Cross-encoder that the rerankers were trained from, to compare with. Default: the copy that "
-        "`knowgate fit reranker` stored with a reranker, if any.",
-        json_schema_extra={"metavar": "DIR"},
+    base: str | None = option(
+        None,
+        "Cross-encoder that the rerankers were trained from, to compare with. Default: the copy that `knowgate fit "
+        "reranker` stored with a reranker, if any.",
+        metavar="DIR",
     )
-    model: list[str] = Field(
-        default_factory=list,
-        description="LLM that also answers with the passages each reranker puts first; may be repeated.",
+    model: list[str] = option([], "LLM that also answers with the passages each reranker puts first; may be repeated.")
+    top: str = option("1,3", "Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.")
+    controls: bool = option(
+        False,
+        "Also compare two baselines that ignore the question: shortest passage first, and passages ranked by how much "
+        "they helped on training questions.",
+        flag="--controls",
     )
-    top: str = Field(
-        default="1,3",
-        description="Numbers of passages that the LLMs answer with, separated by commas. Used with `model`.",
+    rerank_margin: Share | None = option(
+        None,
+        "Also compare the last reranker with a shortcut: keep the retriever's order if its first passage leads the "
+        "second by at least this share of its score.",
     )
-    controls: bool = Field(
-        default=False,
-        description="Also compare two baselines that ignore the question: shortest passage first, and passages ranked "
-        "by how much they helped on training questions.",
-        json_schema_extra={"flag": "--controls"},
-    )
-    rerank_margin: Share | None = Field(
-        default=None,
-        description="Also compare the last reranker with a shortcut: keep the retriever's order if its first passage "
-        "leads the second by at least this share of its score.",
-    )
-    split: Literal["test", "dev", "train"] = Field(default="test", description="Split of the questions to compare on.")
-    limit: Count | None = Field(default=None, description="Maximum number of questions per data set.")
+    split: Literal["test", "dev", "train"] = option("test", "Split of the questions to compare on.")
+    limit: Count | None = option(None, "Maximum number of questions per data set.")
 
 
 def eval_rerank(
@@ -75,10 +68,9 @@ def eval_rerank(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path,
-            metavar="DIR",
-            help="Output folder: report.html, rerank.md, rerank.json and caches. If interrupted, run the command again.",
+        path_option(
+            "DIR",
+            "Output folder: report.html, rerank.md, rerank.json and caches. If interrupted, run the command again.",
         ),
     ],
     options: RerankEvaluationOptions,

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
 from knowgate.cli.options import JsonOption, split_gate_specs
-from knowgate.core.options import Count, Options
+from knowgate.core.options import Count, Options, option
 from knowgate.data.questions import load_questions
 from knowgate.models import load_model
 from knowgate.papers.self_assessment import SelfAssessment, SelfAssessor
@@ -22,30 +21,23 @@ SELF_JUDGE = "self"
 class SelfAssessmentOptions(Options):
     """Options of `knowgate eval-self`."""
 
-    model: str = Field(default="smollm", description="Model spec of the LLM that assesses itself.")
-    words: str = Field(
-        default="true/false",
-        description="Word pairs the LLM answers with, `known/unknown`, separated by commas. Example: true/false,yes/no,1/2.",
+    model: str = option("smollm", "Model spec of the LLM that assesses itself.")
+    words: str = option(
+        "true/false",
+        "Word pairs the LLM answers with, `known/unknown`, separated by commas. Example: true/false,yes/no,1/2.",
     )
-    history: str | None = Field(
-        default=None,
-        description="History log of earlier questions. Adds methods that show similar logged questions to the LLM.",
+    history: str | None = option(
+        None, "History log of earlier questions. Adds methods that show similar logged questions to the LLM."
     )
-    k: Count = Field(default=20, description="Number of logged questions shown to the LLM. Used with `history`.")
-    judge: str | None = Field(
-        default=None,
-        description="Adds a method in which the LLM says freely whether it knows the answer. This model spec reads the "
-        "statement; 'self' means the LLM itself.",
+    k: Count = option(20, "Number of logged questions shown to the LLM. Used with `history`.")
+    judge: str | None = option(
+        None,
+        "Adds a method in which the LLM says freely whether it knows the answer. This model spec reads the statement; "
+        "'self' means the LLM itself.",
     )
-    gates: list[str] | None = Field(
-        default=None, description="Gates to compare with the LLM's self-assessment, as folders or specs."
-    )
-    plug_in: bool = Field(
-        default=False,
-        description="Allow gates that were fitted on another LLM.",
-        json_schema_extra={"flag": "--plug-in"},
-    )
-    limit: Count | None = Field(default=None, description="Maximum number of questions per set.")
+    gates: list[str] | None = option(None, "Gates to compare with the LLM's self-assessment, as folders or specs.")
+    plug_in: bool = option(False, "Allow gates that were fitted on another LLM.", flag="--plug-in")
+    limit: Count | None = option(None, "Maximum number of questions per set.")
 
 
 def eval_self(
@@ -87,10 +79,5 @@ def _format_row(row: SelfAssessment) -> str:
     unreadable = f" ({row.unreadable} unreadable)" if row.unreadable else ""
     auroc = "-" if row.auroc is None else f"{row.auroc:.3f}"
     return ROW_FORMAT.format(
-        row.words,
-        row.method + unreadable,
-        f"{row.accuracy:.1%}",
-        row.predicted_known,
-        row.predicted_unknown,
-        auroc,
+        row.words, row.method + unreadable, f"{row.accuracy:.1%}", row.predicted_known, row.predicted_unknown, auroc
     )

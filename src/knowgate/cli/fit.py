@@ -13,23 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import create_model
 from rich.table import Table
 from rich.text import Text
 
 from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.fit_policy import fit_policy_command
-from knowgate.cli.option_flags import expand_options, make_flags
-from knowgate.cli.options import SeedOption, format_command_line, parse_path
+from knowgate.cli.option_flags import expand_options
+from knowgate.cli.options import SeedOption, format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.core.options import Options, get_set_fields, option
 from knowgate.data.runs.folder import suggest_ask_options
 from knowgate.errors import KnowgateError, UnknownName
 from knowgate.gates import FITTED_GATES
 from knowgate.gates.fitted_gate import describe_retrieval_rule
 from knowgate.training.arbiter import ARBITER_MODES, AUTO_MODE, fit_arbiter, load_arbiter_fit_function
 from knowgate.training.examples import OPEN_BOOK_TARGETS
-from knowgate.training.fit_function import FitOption, FitProgress, read_fit_options, read_requirements
+from knowgate.training.fit_function import FitProgress, read_fit_options, read_requirements
 from knowgate.training.gate import FitOptions, fit, list_fittable_gates, load_fit_function
 from knowgate.training.gate_artifact import describe_weakness, majority_accuracy
 
@@ -47,23 +48,10 @@ ARBITER_HELP = """Fit an arbiter: after retrieval it chooses between the closed-
 
 Labels = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--labels",
-        parser=parse_path,
-        metavar="RUN",
-        help="Folder of a label run (made by knowgate label); may be repeated.",
-    ),
+    path_option("RUN", "Folder of a label run (made by knowgate label); may be repeated.", "--labels"),
 ]
-GateFolder = Annotated[
-    Path,
-    typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write the gate to; use it as --gate DIR."),
-]
-ArbiterFolder = Annotated[
-    Path,
-    typer.Option(
-        "--out", parser=parse_path, metavar="DIR", help="Folder to write the arbiter to; use it as --arbiter DIR."
-    ),
-]
+GateFolder = Annotated[Path, path_option("DIR", "Folder to write the gate to; use it as --gate DIR.", "--out")]
+ArbiterFolder = Annotated[Path, path_option("DIR", "Folder to write the arbiter to; use it as --arbiter DIR.", "--out")]
 ArbiterMode = Annotated[
     str,
     typer.Option(
@@ -103,14 +91,16 @@ class FitGateCommand(CommandEntry):
         return command
 
 
-def suggest_owning_gates(option: str) -> str:
+def suggest_owning_gates(flag: str) -> str:
     """Return a sentence that names the gates that have this option; '' if no gate has it.
 
     It is appended to the error about an option that the chosen gate does not have.
     """
-    name = option.lstrip("-").removeprefix("no-").replace("-", "_")
+    name = flag.lstrip("-").removeprefix("no-").replace("-", "_")
     owners = [
-        gate for gate in FITTED_GATES if FITTED_GATES[gate].fit and name in read_fit_options(load_fit_function(gate))
+        gate
+        for gate in FITTED_GATES
+        if FITTED_GATES[gate].fit and name in read_fit_options(load_fit_function(gate)).model_fields
     ]
     return f" It is an option of: {', '.join(owners)}." if owners else ""
 
@@ -155,77 +145,23 @@ app = typer.Typer(
 )
 
 
-def make_fit_parameter(option: FitOption, panel: str, flags: Mapping[str, str], *, unset: bool = False) -> Any:
-    """Make the command-line flag of an option that a fit function declares.
-
-    The flag does not check values; the fit function does.
-
-    Args:
-        option: The option.
-        panel: Whose options they are; the help page shows them under the heading "Options of PANEL".
-        flags: Maps option names to flags, to replace option names in the help text by flags.
-        unset: Make None the default of the flag, so that the fit function's own default applies.
-    """
-    values = [str(value) for value in option.allowed]
-    is_switch = option.kind is bool and option.default is False
-    names = [flags[option.name]] if is_switch else []  # a switch that is off by default needs no --no-... flag
-    shown = typer.Option(
-        *names,
-        help=translate_arguments(option.help, flags),
-        metavar="|".join(values) or None,
-        rich_help_panel=f"Options of {panel}",
-        show_default=_choose_shown_default(option, unset),
-        autocompletion=(lambda incomplete: [value for value in values if value.startswith(incomplete)])
-        if values
-        else None,
-    )
-    kind: Any = option.kind | None if option.default is None or unset else option.kind
-    keyword, default = inspect.Parameter.KEYWORD_ONLY, None if unset else option.default
-    return inspect.Parameter(option.name, keyword, default=default, annotation=Annotated[kind, shown])
-
-
-def _choose_shown_default(option: FitOption, unset: bool) -> str | bool:
-    """Return what the help page shows as the default value: False for nothing, True for the flag's own default.
-
-    Switches that are off by default show nothing. With `unset`, the flag's own default is None, so the default of the
-    fit function is shown instead.
-    """
-    if option.kind is bool and option.default is False:
-        return False
-    return str(option.default) if unset and option.default is not None else True
-
-
-def _make_fit_parameters(options: Mapping[str, FitOption], panel: str, *, unset: bool = False) -> list[Any]:
-    """Make the command-line flags of all options of a fit function; see `make_fit_parameter`."""
-    flags = {name: f"--{name.replace('_', '-')}" for name in options}
-    return [make_fit_parameter(option, panel, flags, unset=unset) for option in options.values()]
-
-
 # --- gates ----------------------------------------------------------------------------------------
 
 
 def make_gate_command(name: str) -> Callable[..., None]:
     """Make the function behind `knowgate fit NAME`, with the flags of that gate."""
     function = load_fit_function(name)
-    required = read_requirements(function)
-    # A flag that would have no effect is left out: `keep_questions` applies to gates that read hidden states only.
-    excluded = set() if required.reads_states else {"keep_questions"}
-    shared = [flag for flag in make_flags(FitOptions) if flag.name not in excluded]
 
-    def declare(labels: Labels = None, *, out: GateFolder) -> None:
-        """Declare the two flags that are not fields of an options model; only the signature is used."""
+    def command(labels: Labels = None, *, out: GateFolder, options: FitOptions, own: Options) -> None:
+        fit_and_print(name, labels or [], out, options, get_set_fields(own))
 
-    def command(labels: list[Path] | None, out: Path, **values: Any) -> None:
-        given = {flag.name: values.pop(flag.name) for flag in shared}
-        options = FitOptions(**{key: value for key, value in given.items() if value is not None})
-        fit_and_print(name, labels or [], out, options, values)
-
-    own = _make_fit_parameters(read_fit_options(function), name)
-    declared = inspect.signature(declare, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*declared, *shared, *own])  # type: ignore[attr-defined]
+    command.__annotations__["own"] = read_fit_options(function)
+    if not read_requirements(function).reads_states:  # then `keep_questions` has no effect
+        hidden: Any = (bool, option(True, "", flag=None))
+        command.__annotations__["options"] = create_model("TextFitOptions", __base__=FitOptions, keep_questions=hidden)
     summary = (inspect.getdoc(function) or f"Fit {name}.").split("\n\n")[0]
     command.__doc__ = f"{summary}\n\nExample: knowgate fit {name} --labels RUN --out my-{name}"
-    return command
+    return expand_options(command, own=f"Options of {name}")
 
 
 def fit_and_print(
@@ -296,24 +232,16 @@ def _describe_gate(gate: FittedGate) -> Text:
 
 def make_arbiter_command() -> Callable[..., None]:
     """Make the function behind `knowgate fit arbiter`, with the options of every mode."""
-    options: dict[str, FitOption] = {}
-    for mode in ARBITER_MODES[1:]:
-        options = {**read_fit_options(load_arbiter_fit_function(mode)), **options}
+    models = tuple(read_fit_options(load_arbiter_fit_function(mode)) for mode in ARBITER_MODES[1:])
 
-    def declare(
-        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0
+    def command(
+        labels: Labels = None, *, out: ArbiterFolder, mode: ArbiterMode = AUTO_MODE, seed: SeedOption = 0, own: Options
     ) -> None:
-        """Declare the flags that all modes share; only the signature is used."""
+        fit_arbiter_and_print(labels or [], out, mode, seed, get_set_fields(own))
 
-    def command(labels: list[Path] | None, out: Path, mode: str, seed: int, **values: Any) -> None:
-        given = {name: value for name, value in values.items() if value is not None}
-        fit_arbiter_and_print(labels or [], out, mode, seed, given)
-
-    own = _make_fit_parameters(options, "the modes", unset=True)
-    declared = inspect.signature(declare, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*declared, *own])  # type: ignore[attr-defined]
+    command.__annotations__["own"] = create_model("ArbiterOptions", __base__=models)
     command.__doc__ = ARBITER_HELP
-    return command
+    return expand_options(command, own="Options of the modes")
 
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:

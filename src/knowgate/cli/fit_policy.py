@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.options import format_command_line, parse_path
+from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
-from knowgate.training.fit_function import FitProgress
+from knowgate.training.fit_function import FitProgress, FitProgressCallback
 from knowgate.training.policy.evidence import PolicyOptions
 from knowgate.training.policy.folder import format_result, list_shown_results
 from knowgate.training.policy.search import FittedPolicy, fit_policy
@@ -22,18 +22,12 @@ def fit_policy_command(
     context: typer.Context,
     labels: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--labels",
-            parser=parse_path,
-            metavar="RUN",
-            help="Folder of a label run (made by knowgate label or import-answers); may be repeated.",
+        path_option(
+            "RUN", "Folder of a label run (made by knowgate label or import-answers); may be repeated.", "--labels"
         ),
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", parser=parse_path, metavar="DIR", help="Folder to write the policy to; use it as --gate DIR."
-        ),
+        Path | None, path_option("DIR", "Folder to write the policy to; use it as --gate DIR.", "--out")
     ] = None,
     *,
     options: PolicyOptions,
@@ -51,21 +45,16 @@ def fit_policy_command(
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
 
 
-def _watch(show: ProgressCallback) -> FitProgressPrinter:
-    return FitProgressPrinter(show)
+def _watch(show: ProgressCallback) -> FitProgressCallback:
+    """Show progress: steps of the search and failed candidates as lines, everything else on the bar."""
 
-
-class FitProgressPrinter:
-    """Shows the progress of a fit as a bar, and milestones of the search as lines."""
-
-    def __init__(self, show: ProgressCallback) -> None:
-        self.show = show
-
-    def __call__(self, progress: FitProgress) -> None:
+    def watch(progress: FitProgress) -> None:
         if progress.is_milestone and progress.unit in ("steps", "folds"):
-            self.show.say(progress.words)
+            show.say(progress.words)
         else:
-            self.show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
+            show(progress.done, progress.total, progress.words, stage=progress.stage, unit=progress.unit)
+
+    return watch
 
 
 def print_policy(policy: FittedPolicy, model: str) -> None:

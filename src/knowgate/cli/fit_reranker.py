@@ -7,22 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from pydantic import Field
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
-from knowgate.cli.options import format_command_line, parse_path
+from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
-from knowgate.core.options import Count, Options, Seed
+from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.preferences import RANK_METRIC_NAMES, PreferenceFolder, hash_preferences, load_common_settings
 from knowgate.data.questions import load_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
-from knowgate.training import reranker_artifact as artifact
 from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
@@ -32,47 +29,36 @@ PAPER_QUESTIONS = 7_622  # training questions of the CBDR paper
 class FitRerankerOptions(Options):
     """Options of `knowgate fit reranker`."""
 
-    base: str | None = Field(
-        default=None,
-        description="Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm.",
+    base: str | None = option(
+        None, "Cross-encoder that training starts from: minilm, a folder or a hub name. Default: minilm."
     )
-    relevance: list[str] | None = Field(
-        default=None,
-        description="Question set with gold answers (data spec), on which the reranker first learns which passages "
-        "contain the answer; may be repeated. Without preferences this is the only training, and the result can be "
-        "aligned to an LLM later.",
+    relevance: list[str] | None = option(
+        None,
+        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the "
+        "answer; may be repeated. Without preferences this is the only training, and the result can be aligned to an "
+        "LLM later.",
     )
-    relevance_index: str | None = Field(
-        default=None,
-        description="Index in which `relevance` finds passages without the answer. Default: the passages of the "
-        "question set itself.",
+    relevance_index: str | None = option(
+        None,
+        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set "
+        "itself.",
     )
-    limit: Count | None = Field(default=None, description="Maximum number of questions to use of each `relevance` set.")
-    loss: str = Field(
-        default="infonce",
-        description="Training loss: infonce (helpful against harmful passages, as in the CBDR paper) or listwise "
-        "(learns by how much each passage helps).",
+    limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
+    temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
+    epochs: int | None = option(
+        None, "Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
     )
-    temperature: float = Field(
-        default=1.0, description="Temperature of the training loss; lower values weigh the hardest passages more."
+    batch: int | None = option(None, "Questions per training step. Default: 8 for preferences, 16 for `relevance`.")
+    learning_rate: float | None = option(
+        None, "Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`."
     )
-    epochs: int | None = Field(
-        default=None, description="Passes over the training questions. Default: 1 for preferences, 2 for `relevance`."
+    question_unread: bool = option(
+        False,
+        "Hide the question from the reranker. This control experiment shows how much of the ranking depends on the "
+        "passage alone.",
+        flag="--question-unread",
     )
-    batch: int | None = Field(
-        default=None, description="Questions per training step. Default: 8 for preferences, 16 for `relevance`."
-    )
-    learning_rate: float | None = Field(
-        default=None,
-        description="Highest learning rate of the training. Default: 6e-5 for preferences, 5e-5 for `relevance`.",
-    )
-    question_unread: bool = Field(
-        default=False,
-        description="Hide the question from the reranker. This control experiment shows how much of the ranking "
-        "depends on the passage alone.",
-        json_schema_extra={"flag": "--question-unread"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of the training.")
+    seed: Seed = option(0, "Random seed of the training.")
 
     @property
     def hyperparameters(self) -> dict[str, Any]:
@@ -83,16 +69,10 @@ class FitRerankerOptions(Options):
 
 def fit_reranker_command(
     pref: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--pref", parser=parse_path, metavar="PREF", help="Preference folder (made by knowgate prefer); repeatable."
-        ),
+        list[Path] | None, path_option("PREF", "Preference folder (made by knowgate prefer); repeatable.", "--pref")
     ] = None,
     *,
-    out: Annotated[
-        Path,
-        typer.Option("--out", parser=parse_path, metavar="DIR", help="Folder to write to; use it as --rerank DIR."),
-    ],
+    out: Annotated[Path, path_option("DIR", "Folder to write to; use it as --rerank DIR.", "--out")],
     options: FitRerankerOptions,
 ) -> None:
     """Train a reranker (a cross-encoder) that ranks the passages first that help your LLM to answer.
@@ -116,7 +96,7 @@ def fit_reranker_command(
 def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitRerankerOptions) -> None:
     """Align a reranker to an LLM: train it on the preferences of that LLM, save it and print its metrics."""
     settings = load_common_settings(folders)
-    hyperparameters = RerankerTrainingOptions(options.loss, options.temperature, **options.hyperparameters)
+    hyperparameters = RerankerTrainingOptions(options.temperature, **options.hyperparameters)
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.
@@ -129,7 +109,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
             reads_question=not options.question_unread,
             watch=_make_watcher(show),
         )
-    artifact.save_reranker(
+    training.save_reranker(
         fitted, out, settings=settings, data_hash=hash_preferences(rows), command=format_command_line()
     )
     _print_result(fitted, out)
@@ -137,7 +117,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
 
 def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
     """Train a reranker on relevance only (which passages contain the answer), and save it."""
-    check_replaceable(out, artifact.RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    check_replaceable(out, training.RELEVANCE_MANIFEST, "a reranker trained on relevance")
     hyperparameters = replace(training.RELEVANCE_TRAINING, **options.hyperparameters)
     groups = _load_relevance_groups(options) or []
     with show_progress("training", "questions", STDERR_CONSOLE) as show:
@@ -145,7 +125,7 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
             groups, base=options.base or MINILM, training=hyperparameters, watch=_make_watcher(show)
         )
     data = ", ".join(options.relevance or [])
-    artifact.save_relevance(fitted, out, data=data, command=format_command_line())
+    training.save_relevance(fitted, out, data=data, command=format_command_line())
     STDERR_CONSOLE.print(
         f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
         f"knowgate fit reranker --base {out} --pref PREF --out DIR"
@@ -181,7 +161,7 @@ def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], N
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker."""
     if fitted.tested:
-        create_console(soft_wrap=False).print(_make_metric_table(artifact.measure_ranking_gains(fitted)))
+        create_console(soft_wrap=False).print(_make_metric_table(training.measure_ranking_gains(fitted)))
     else:
         STDERR_CONSOLE.print(
             "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
@@ -203,7 +183,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     )
 
 
-def _make_metric_table(gains: artifact.RankingGains) -> Table:
+def _make_metric_table(gains: training.RankingGains) -> Table:
     """Make a table of the ranking metrics on held-out questions, before and after alignment."""
     table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
     parts: Sequence[Mapping[str, Any]] = (gains.before, gains.after, gains.gain)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, print_json, print_table
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import JsonOption
 from knowgate.core.files import read_jsonl
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import MAX_COUNT, check_number
 from knowgate.data.history import history_exists, open_history
@@ -64,17 +63,17 @@ SHOWN_COLUMNS = ("id", "similarity", "label", "question", "outcome", "source")
 class ScopeOptions(Options):
     """Options that select a scope of the log: the entries of one model, one set of prompts and one tenant."""
 
-    model: str | None = Field(
+    model: str | None = option(
         None,
-        description="Fingerprint of the model that the entries belong to; `knowgate history stats` lists them.",
-        json_schema_extra={"flag": "--model-fingerprint"},
+        "Fingerprint of the model that the entries belong to; `knowgate history stats` lists them.",
+        flag="--model-fingerprint",
     )
-    prompts: str | None = Field(
+    prompts: str | None = option(
         None,
-        description="Fingerprint of the prompts that the entries belong to; `knowgate history stats` lists them.",
-        json_schema_extra={"flag": "--prompts-fingerprint"},
+        "Fingerprint of the prompts that the entries belong to; `knowgate history stats` lists them.",
+        flag="--prompts-fingerprint",
     )
-    tenant: str = Field("", description="Tenant that the entries belong to. Default: no tenant.")
+    tenant: str = option("", "Tenant that the entries belong to. Default: no tenant.")
 
 
 @app.command("import")

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
+from knowgate.core.registry import load_target
 from knowgate.integrations.hub import pull_artifact, push_artifact
-from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
+
+if TYPE_CHECKING:
+    from knowgate.training.judges.gguf_export import ExportedJudge
+
+JUDGE_EXPORT = "knowgate.training.judges.gguf_export:export_judge"  # needs torch; push and pull do not
 
 
 def export_judge_command(
-    gate: Annotated[
-        Path,
-        typer.Argument(parser=parse_path, metavar="GATE", help="Folder of a fitted gate: judge, gain or ik (lora)."),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(parser=parse_path, metavar="DIR", help="Folder to write the new gate to."),
-    ],
+    gate: Annotated[Path, path_argument("GATE", "Folder of a fitted gate: judge, gain or ik (lora).")],
+    out: Annotated[Path, path_option("DIR", "Folder to write the new gate to.")],
     numbers: Annotated[
         Literal["q8_0", "f16"], typer.Option(help="Number format of the weights: 8 bits, or 16 bits at twice the size.")
     ] = "q8_0",
@@ -35,6 +34,7 @@ def export_judge_command(
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
+    export_judge = load_target(JUDGE_EXPORT, "exporting a judge", "train")
     with show_progress("writing the judge", "tensors", STDERR_CONSOLE) as show:
         exported = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
     STDERR_CONSOLE.print(Text(_describe(exported)))
@@ -53,9 +53,7 @@ ADDRESS_HELP = "Shared location: hf:OWNER/NAME for the Hugging Face hub, or a fo
 
 
 def push(
-    folder: Annotated[
-        Path, typer.Argument(parser=parse_path, metavar="DIR", help="Folder of a fitted gate, arbiter or reranker.")
-    ],
+    folder: Annotated[Path, path_argument("DIR", "Folder of a fitted gate, arbiter or reranker.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help=ADDRESS_HELP)],
     public: Annotated[
         bool, typer.Option("--public", help="Make a new hub repository public instead of private.")
@@ -80,7 +78,7 @@ def push(
 
 def pull(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=ADDRESS_HELP)],
-    out: Annotated[Path, typer.Option(parser=parse_path, metavar="DIR", help="Folder to write the download to.")],
+    out: Annotated[Path, path_option("DIR", "Folder to write the download to.")],
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the hub repository. Default: the newest.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
 from knowgate.retrieval.index import IndexOptions, IndexReport, build_index
 
@@ -20,10 +20,8 @@ EMBEDDER_HELP = (
 
 
 def index(
-    source: Annotated[Path, typer.Argument(parser=parse_path, metavar="SOURCE", help=SOURCE_HELP)],
-    out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="DIR", help="Folder of the index; an existing index is updated.")
-    ],
+    source: Annotated[Path, path_argument("SOURCE", SOURCE_HELP)],
+    out: Annotated[Path, path_option("DIR", "Folder of the index; an existing index is updated.")],
     options: IndexOptions,
     embedder: Annotated[str | None, typer.Option(help=EMBEDDER_HELP)] = None,
 ) -> None:

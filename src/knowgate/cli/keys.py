@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_table
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import path_option
 from knowgate.core.display import sanitize_text
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
 
@@ -18,10 +18,7 @@ app = typer.Typer(
 )
 DEFAULT_KEYS_FILE = Path("keys.json")
 KeysFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--keys", parser=parse_path, metavar="FILE", help="File that stores the hashes of API keys. Default: keys.json."
-    ),
+    Path | None, path_option("FILE", "File that stores the hashes of API keys. Default: keys.json.", "--keys")
 ]
 Name = Annotated[str, typer.Argument(help="Name of the person or application that the key is for.")]
 Rate = Annotated[

@@ -10,32 +10,27 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import LimitOption, parse_path
+from knowgate.cli.options import LimitOption, path_option
 from knowgate.cli.progress import ProgressCallback, show_question_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
-from knowgate.data.questions.extra_fields import read_extra_fields
+from knowgate.data.questions.exports import read_extra_fields
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.answer_import import ImportOptions
 from knowgate.labels.answer_import import import_answers as run_import
-from knowgate.labels.grading import compare_graders, load_grader
+from knowgate.labels.grading import load_grader
 from knowgate.labels.labeling import label as run_label
 from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import LabelProgress
-from knowgate.models import load_model
-from knowgate.papers.kb_sat import build_kb_sat
-from knowgate.types import Model
+from knowgate.papers.self_assessment import build_kb_sat
 
 
 def import_answers(
     data: Annotated[str, typer.Option(help="Questions with recorded answers, such as jsonl:FILE or langfuse:FILE.")],
     model: Annotated[str, typer.Option(help="Name of the LLM that gave the answers; any text.")],
-    out: Annotated[
-        Path, typer.Option(parser=parse_path, metavar="RUN", help="Folder that the label run is written to.")
-    ],
+    out: Annotated[Path, path_option("RUN", "Folder that the label run is written to.")],
     options: ImportOptions,
     grade: Annotated[
         str,
@@ -79,25 +74,18 @@ def label(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path,
-            metavar="RUN",
-            help="Folder that the label run is written to. If it holds an interrupted run, that run is continued.",
+        path_option(
+            "RUN", "Folder that the label run is written to. If it holds an interrupted run, that run is continued."
         ),
     ],
     options: LabelOptions,
     model: Annotated[str, typer.Option(help="Spec of the LLM that answers; see `knowgate models`.")] = "smollm",
-    compare: Annotated[
-        bool,
-        typer.Option("--compare-graders", help="After labeling, print how often the graders agree with each other."),
-    ] = False,
     kb_sat: Annotated[
         Path | None,
-        typer.Option(
-            parser=parse_path,
-            metavar="FILE",
-            help="After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, "
-            "and its two stress-test sets next to it.",
+        path_option(
+            "FILE",
+            "After labeling, write the KB-SAT training data (questions labeled known or unknown) to this file, and its "
+            "two stress-test sets next to it.",
         ),
     ] = None,
 ) -> None:
@@ -105,9 +93,6 @@ def label(
 
     Run the same command again to continue an interrupted run.
     """
-    judge = load_model(options.judge) if options.judge else None
-    if options.runner in (None, "local"):
-        options = options.replace(judge=judge)
     with labeling_progress_bar() as bar:
         try:
             folder = run_label(data, model=model, out=out, options=options, on_progress=bar)
@@ -119,8 +104,6 @@ def label(
     _print_summary(bar.latest, out)
     if not options.closed_book:
         _print_missing_passages(folder)
-    if compare:
-        STDERR_CONSOLE.print(_make_agreement_table(folder, judge))
     if kb_sat:
         _write_kb_sat(folder, kb_sat, options.seed)
 
@@ -172,14 +155,6 @@ def _print_missing_passages(folder: RunFolder) -> None:
         STDERR_CONSOLE.print(
             f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
         )
-
-
-def _make_agreement_table(folder: RunFolder, judge: Model | None) -> Table:
-    table = Table("graders", "answers", "agree", "kappa", box=None)
-    for pair in compare_graders(folder.rows(), judge):
-        kappa = "-" if pair.kappa is None else f"{pair.kappa:.2f}"
-        table.add_row(f"{pair.first} / {pair.second}", str(pair.n), f"{pair.agree:.1%}", kappa)
-    return table
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:

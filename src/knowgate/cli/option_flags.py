@@ -6,7 +6,7 @@ A command has a parameter whose type is the option model. Every field of the mod
         run_label(data, out=out, options=options)
 
 The flag is `--` and the name of the field, with dashes instead of underscores. A field can change this in
-`Field(json_schema_extra={...})` with these keys:
+`option(...)` with these settings:
 - `flag_name`: name of the flag instead of the name of the field,
 - `flag`: the complete flag, such as "--mask/--no-mask", or None for no flag,
 - `metavar`: placeholder of the value on the help page,
@@ -36,11 +36,15 @@ from knowgate.core.validation import MAX_COUNT
 FLAG_TYPES = (str, Path, float, int, bool)  # a field that accepts several types is parsed as the first of these
 
 
-def expand_options(function: Callable[..., None]) -> Callable[..., None]:
+def expand_options(function: Callable[..., None], **panels: str) -> Callable[..., None]:
     """Return a function in whose signature each option model is replaced by one flag for each of its fields.
 
     The function is returned unchanged if it has no option models. Commands of the main table are expanded when they are
     loaded. For a command of a group, use this function as a decorator.
+
+    Args:
+        function: The function behind a command.
+        panels: Heading of the help page for the flags of a model, by the name of its parameter.
     """
     signature = inspect.signature(function, eval_str=True)
     models = {name: parameter.annotation for name, parameter in signature.parameters.items() if _is_model(parameter)}
@@ -55,18 +59,18 @@ def expand_options(function: Callable[..., None]) -> Callable[..., None]:
         function(**values)
 
     arguments = [parameter for name, parameter in signature.parameters.items() if name not in models]
-    flags = [flag for model in models.values() for flag in make_flags(model)]
+    flags = [flag for name, model in models.items() for flag in make_flags(model, panels.get(name))]
     parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in [*arguments, *flags]]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     return command
 
 
-def make_flags(model: type[Options]) -> list[inspect.Parameter]:
+def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
     """Make a typer parameter for each field of an option model, except for fields without a flag."""
     flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
     names = {name: flag.partition("/")[0] for name, flag in flags.items() if flag}
-    return [_make_flag(name, model.model_fields[name], str(flags[name]), names) for name in names]
+    return [_make_flag(name, model.model_fields[name], str(flags[name]), names, panel) for name in names]
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
@@ -84,7 +88,9 @@ def _is_model(parameter: inspect.Parameter) -> bool:
     return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
 
 
-def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str]) -> inspect.Parameter:
+def _make_flag(
+    name: str, field: FieldInfo, flag: str, names: Mapping[str, str], panel: str | None
+) -> inspect.Parameter:
     """Make the typer parameter of one field.
 
     Args:
@@ -92,15 +98,19 @@ def _make_flag(name: str, field: FieldInfo, flag: str, names: Mapping[str, str])
         field: The field.
         flag: Flag of the field.
         names: Flags of all fields of the model, keyed by field name, to replace field names in the help text.
+        panel: Heading of the help page for fields that name none.
     """
     extra, flag_type = _get_extra(field), _get_flag_type(field.annotation)
     is_list = _is_list(field.annotation)
-    is_number = flag_type in (int, float)
+    is_number, values = flag_type in (int, float), _list_values(field.annotation)
     option = typer.Option(
         flag,
         help=translate_arguments(field.description or "", names) + _format_default(field),
-        metavar=extra.get("metavar") or _get_metavar(field.annotation),
-        rich_help_panel=extra.get("panel"),
+        metavar=extra.get("metavar") or "|".join(values) or None,
+        autocompletion=(lambda incomplete: [each for each in values if each.startswith(incomplete)])
+        if values
+        else None,
+        rich_help_panel=extra.get("panel", panel),
         parser=parse_path if flag_type is Path else None,
         min=_get_bound(field, annotated_types.Ge, "ge") if is_number else None,
         max=_get_bound(field, annotated_types.Le, "le") if is_number else None,
@@ -146,11 +156,11 @@ def _get_flag_type(annotation: Any) -> type:
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 
 
-def _get_metavar(annotation: Any) -> str | None:
-    """Return the allowed values of a Literal as 'a|b', for the help page; None for other types."""
+def _list_values(annotation: Any) -> list[str]:
+    """List the allowed values of a Literal; empty for other types."""
     options = [annotation, *typing.get_args(annotation)]
     literal = next((option for option in options if typing.get_origin(option) is typing.Literal), None)
-    return "|".join(map(str, typing.get_args(literal))) if literal else None
+    return [str(value) for value in typing.get_args(literal)]
 
 
 def _format_default(field: FieldInfo) -> str:

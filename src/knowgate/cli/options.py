@@ -6,10 +6,11 @@ import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from knowgate.core.options import get_set_fields
 from knowgate.core.postgres.address import DatabaseAddress, is_postgres_address, parse_database_address
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import check_integer, expand_path, format_value
@@ -26,6 +27,16 @@ def parse_path(text: str) -> Path:
     if not text.strip():
         raise BadSetting("a path on the command line is empty. Name a folder or file; '.' means the current folder.")
     return expand_path(text)
+
+
+def path_option(metavar: str, help_text: str, *flags: str) -> Any:
+    """Declare an option that is a path. Without `flags`, its flag is the name of the parameter."""
+    return typer.Option(*flags, parser=parse_path, metavar=metavar, help=help_text)
+
+
+def path_argument(metavar: str, help_text: str) -> Any:
+    """Declare an argument that is a path."""
+    return typer.Argument(parser=parse_path, metavar=metavar, help=help_text)
 
 
 def parse_log_location(text: str) -> Path | DatabaseAddress:
@@ -59,13 +70,9 @@ def format_command_line() -> str:
     return shlex.join(["knowgate", *(word for word in words if word != "--debug")])
 
 
-LabelsOption = Annotated[
-    list[Path],
-    typer.Option("--labels", parser=parse_path, metavar="RUN", help="Folder of a label run; may be repeated."),
-]
+LabelsOption = Annotated[list[Path], path_option("RUN", "Folder of a label run; may be repeated.", "--labels")]
 PreferencesOption = Annotated[
-    list[Path],
-    typer.Option("--pref", parser=parse_path, metavar="PREF", help="Folder of `knowgate prefer`; may be repeated."),
+    list[Path], path_option("PREF", "Folder of `knowgate prefer`; may be repeated.", "--pref")
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first N questions.")]
 SeedOption = Annotated[int, typer.Option("--seed", help="Random seed of splits, samples and training.")]
@@ -83,24 +90,14 @@ PlugInOption = Annotated[
 LangOption = Annotated[str | None, typer.Option("--lang", help="Language of the prompts: en or zh. Default: detected.")]
 PromptsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--prompts",
-        parser=parse_path,
-        metavar="free|FILE",
-        help="Wording of the prompts: free (for long answers), or your own TOML file.",
-    ),
+    path_option("free|FILE", "Wording of the prompts: free (for long answers), or your own TOML file.", "--prompts"),
 ]
 
 
 NoRules = Annotated[bool, typer.Option("--no-rules", help="Turn off the routing rules, which decide before the gate.")]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config",
-        parser=parse_path,
-        metavar="FILE",
-        help="Settings file. Default: knowgate.toml in this folder, if there is one.",
-    ),
+    path_option("FILE", "Settings file. Default: knowgate.toml in this folder, if there is one.", "--config"),
 ]
 
 
@@ -114,7 +111,7 @@ def load_command_settings(config: Path | None, options: DecisionOptions, no_rule
     """
     if no_rules and "rules" in options.model_fields_set:
         raise BadSetting("--rules and --no-rules are mutually exclusive; use one.")
-    values = {name: getattr(options, name) for name in options.model_fields_set}
+    values = get_set_fields(options)
     return load_settings(config, **values, **({"rules": "none"} if no_rules else {}))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE
-from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, parse_path
+from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, path_option
 from knowgate.cli.progress import show_progress
 from knowgate.data.preferences import PreferenceFolder
 from knowgate.models.prompts.answers import load_answer_prompts
@@ -19,10 +19,9 @@ def prefer(
     labels: LabelsOption,
     out: Annotated[
         Path,
-        typer.Option(
-            parser=parse_path,
-            metavar="PREF",
-            help="Folder that the measurements are written to. If it holds an interrupted run, that run is continued.",
+        path_option(
+            "PREF",
+            "Folder that the measurements are written to. If it holds an interrupted run, that run is continued.",
         ),
     ],
     options: PreferenceOptions,

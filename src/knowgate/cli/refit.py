@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console
 from knowgate.cli.options import ConfigFile, parse_log_location
 from knowgate.cli.progress import show_progress
 from knowgate.cli.start import ConsoleReporter, print_result
 from knowgate.core.files import write_text
-from knowgate.core.options import Count, Options, Seed
+from knowgate.core.options import Count, Options, Seed, option
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting, KnowgateError
 from knowgate.evaluation.first_run.options import DEFAULT_MAX_LOSS, FirstRunOptions
@@ -27,28 +26,20 @@ from knowgate.server.options import load_serve_options
 class RefitOptions(Options):
     """Options of `knowgate refit`."""
 
-    docs: str | None = Field(
-        default=None,
-        description="Documents to retrieve from. Default: those of the settings file.",
-        json_schema_extra={"metavar": "DIR"},
+    docs: str | None = option(None, "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
+    index: str | None = option(None, "Index to search, instead of `docs`.", metavar="DIR|http:URL")
+    model: str | None = option(None, "LLM that answers. Default: the one in the settings file.")
+    count: Count = option(500, "Maximum number of logged questions to label; the newest are used.")
+    max_loss: float = option(
+        DEFAULT_MAX_LOSS,
+        "Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
     )
-    index: str | None = Field(
-        default=None,
-        description="Index to search, instead of `docs`.",
-        json_schema_extra={"metavar": "DIR|http:URL"},
+    out: Path = option(
+        Path("knowgate-refit"),
+        "Folder for the gate, the report and the settings. An interrupted run continues there.",
+        metavar="DIR",
     )
-    model: str | None = Field(default=None, description="LLM that answers. Default: the one in the settings file.")
-    count: Count = Field(default=500, description="Maximum number of logged questions to label; the newest are used.")
-    max_loss: float = Field(
-        default=DEFAULT_MAX_LOSS,
-        description="Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
-    )
-    out: Path = Field(
-        default=Path("knowgate-refit"),
-        description="Folder for the gate, the report and the settings. An interrupted run continues there.",
-        json_schema_extra={"metavar": "DIR"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
+    seed: Seed = option(0, "Random seed of splits, samples and training.")
 
 
 def refit(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
-from knowgate.cli.options import parse_path
+from knowgate.cli.options import parse_path, path_argument
 from knowgate.core.files import write_text
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput
@@ -17,7 +17,7 @@ from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables, summarize_accuracies
 from knowgate.evaluation.report.terminal import render_tables
-from knowgate.evaluation.topics import (
+from knowgate.training.topics import (
     AUTO_TOPICS,
     TopicOptions,
     build_topic_table,
@@ -29,10 +29,7 @@ from knowgate.evaluation.topics import (
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(parser=parse_path, metavar="RUN...", help="Label runs: folders made by `knowgate label`."),
-    ],
+    runs: Annotated[list[Path], path_argument("RUN...", "Label runs: folders made by `knowgate label`.")],
     options: TopicOptions,
     out: Annotated[
         Path | None,

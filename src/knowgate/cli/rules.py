@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
-from knowgate.cli.options import JsonOption, parse_path
+from knowgate.cli.options import JsonOption, path_argument, path_option
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
 from knowgate.gates.rules.rule_set import load_rules
@@ -21,13 +21,7 @@ from knowgate.gates.rules.topic_rule import RuleMatch
 
 app = typer.Typer(help="List the routing rules, which decide before the gate, or test them on questions.")
 RulesFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--rules",
-        parser=parse_path,
-        metavar="FILE",
-        help="TOML file with your own rules, which come before the packaged ones.",
-    ),
+    Path | None, path_option("FILE", "TOML file with your own rules, which come before the packaged ones.", "--rules")
 ]
 
 
@@ -48,11 +42,10 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
 def try_rules(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            parser=parse_path,
-            metavar="FILE",
-            help="Questions: a text file with one per line, or JSONL with the key question, text or messages. "
-            "Default: standard input.",
+        path_argument(
+            "FILE",
+            "Questions: a text file with one per line, or JSONL with the key question, text or messages. Default: "
+            "standard input.",
         ),
     ] = None,
     rules: RulesFile = None,

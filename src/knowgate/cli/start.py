@@ -15,6 +15,7 @@ from knowgate.cli.console import STDERR_CONSOLE, create_console
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.options import parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
+from knowgate.core.options import get_set_fields
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import expand_path
 from knowgate.data.questions import guess_data_spec
@@ -68,7 +69,7 @@ def merge_options(options: FirstRunOptions) -> FirstRunOptions:
     earlier = read_progress(options.out)
     if earlier is None:
         return options
-    given = {name: getattr(options, name) for name in options.model_fields_set}
+    given = get_set_fields(options)
     reusable = set(FirstRunOptions.model_fields) - {"out", "config", "seed"}
     reused = {name: value for name, value in earlier.options.items() if name in reusable}
     if given.keys() & {"docs", "index"}:  # A new source of documents replaces the earlier one.

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import Field
 
 from knowgate.cli.console import STDERR_CONSOLE, create_console, print_tables
 from knowgate.cli.option_flags import expand_options
@@ -16,11 +15,11 @@ from knowgate.cli.options import (
     LimitOption,
     PlugInOption,
     parse_integers,
-    parse_path,
+    path_option,
     split_gate_specs,
 )
 from knowgate.core.display import TextTable, render_markdown_tables
-from knowgate.core.options import Count, Options, Seed
+from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting, MissingExtra
@@ -95,9 +94,7 @@ def variants(
 
 @app.command()
 def transfer(
-    train: Annotated[
-        list[Path], typer.Option(parser=parse_path, metavar="RUN", help="Label run to fit on; may be repeated.")
-    ],
+    train: Annotated[list[Path], path_option("RUN", "Label run to fit on; may be repeated.")],
     labels: LabelsOption,
     fit: Annotated[
         str,
@@ -132,35 +129,26 @@ def plug_in_matrix(labels: LabelsOption, gates: GatesOption = None, markdown: As
 class IkSweepOptions(Options):
     """Options of `knowgate sweep ik`."""
 
-    test: list[Path] = Field(
-        default_factory=list,
-        description="Label run to test on; may be repeated. Default: the test split of --labels.",
-        json_schema_extra={"metavar": "RUN"},
+    test: list[Path] = option(
+        [], "Label run to test on; may be repeated. Default: the test split of --labels.", metavar="RUN"
     )
-    tokens: str = Field(
-        default="0,8,32,128", description="Numbers of draft tokens T that the judge reads, separated by commas."
+    tokens: str = option("0,8,32,128", "Numbers of draft tokens T that the judge reads, separated by commas.")
+    rows: str = option("all", "Numbers of training questions, separated by commas; 'all' means all.")
+    grades: str = option(
+        "",
+        "Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the grader of "
+        "the label runs.",
     )
-    rows: str = Field(default="all", description="Numbers of training questions, separated by commas; 'all' means all.")
-    grades: str = Field(
-        default="",
-        description="Graders whose verdicts the judge learns, separated by commas: exact, contains, judge. Default: the "
-        "grader of the label runs.",
+    judge: str | None = option(None, "Model spec of the LLM that grades. Used with --grades judge.")
+    mode: str = option(
+        "lora", "Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings)."
     )
-    judge: str | None = Field(default=None, description="Model spec of the LLM that grades. Used with --grades judge.")
-    mode: str = Field(
-        default="lora",
-        description="Kind of judge to fit: `lora` (a fine-tuned LLM) or `text` (a classifier on embeddings).",
+    base: str | None = option(None, "Model to fine-tune. Default: the LLM of the label runs.")
+    epochs: Count | None = option(None, "Number of passes over the training questions. Default: as in `fit ik`.")
+    out: Path | None = option(
+        None, "Folder to store the judges in. If interrupted, run the same command again to continue.", metavar="DIR"
     )
-    base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM of the label runs.")
-    epochs: Count | None = Field(
-        default=None, description="Number of passes over the training questions. Default: as in `fit ik`."
-    )
-    out: Path | None = Field(
-        default=None,
-        description="Folder to store the judges in. If interrupted, run the same command again to continue.",
-        json_schema_extra={"metavar": "DIR"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
+    seed: Seed = option(0, "Random seed of splits, samples and training.")
 
 
 @app.command()
@@ -195,37 +183,29 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
 class DhiclSweepOptions(Options):
     """Options of `knowgate sweep dhicl`."""
 
-    history: str = Field(
-        default="history.db", description="History log of earlier questions, made by `knowgate history import`."
+    history: str = option("history.db", "History log of earlier questions, made by `knowgate history import`.")
+    model: str | None = option(
+        None,
+        "Model spec of the LLM that decides now; its decisions are stored in the runs. Default: use stored decisions.",
     )
-    model: str | None = Field(
-        default=None,
-        description="Model spec of the LLM that decides now; its decisions are stored in the runs. Default: use stored "
-        "decisions.",
+    gates: list[str] | None = option(
+        None, "Other gates to show in the first table: folders and specs, separated by commas."
     )
-    gates: list[str] | None = Field(
-        default=None, description="Other gates to show in the first table: folders and specs, separated by commas."
+    k: Count = option(20, "Number of logged questions shown to the LLM, in tables where it does not vary.")
+    counts: str = option(
+        ",".join(map(str, EXAMPLE_COUNTS)), "Numbers of logged questions to compare, separated by commas."
     )
-    k: Count = Field(
-        default=20, description="Number of logged questions shown to the LLM, in tables where it does not vary."
+    words: str = option(
+        ",".join(LABEL_WORD_PAIRS), "Word pairs the LLM answers with, `known/unknown`, to compare, separated by commas."
     )
-    counts: str = Field(
-        default=",".join(map(str, EXAMPLE_COUNTS)),
-        description="Numbers of logged questions to compare, separated by commas.",
+    embedder: str | None = option(
+        None, "Embedding model that finds similar logged questions. Default: the one stored with the log."
     )
-    words: str = Field(
-        default=",".join(LABEL_WORD_PAIRS),
-        description="Word pairs the LLM answers with, `known/unknown`, to compare, separated by commas.",
-    )
-    embedder: str | None = Field(
-        default=None,
-        description="Embedding model that finds similar logged questions. Default: the one stored with the log.",
-    )
-    learn_cut: int = Field(
-        default=0,
+    learn_cut: int = option(
+        0,
+        "Number of logged questions to learn a cut from by leave-one-out, beside the paper's 0.5. It needs `model`. "
+        "Default: none.",
         ge=0,
-        description="Number of logged questions to learn a cut from by leave-one-out, beside the paper's 0.5. It needs "
-        "`model`. Default: none.",
     )
 
 

@@ -4,7 +4,7 @@ A library function takes its options as one object or as keywords. `knowgate.cli
 command from the same model, and `read_options` reads a table of `knowgate.toml` into it.
 
     class LabelOptions(Options):
-        samples: Count = Field(30, description="Sampled answers per question.")
+        samples: Count = option(30, "Sampled answers per question.")
 
     @with_options(LabelOptions)
     def label(data: str, *, out: Path, options: LabelOptions) -> RunFolder: ...
@@ -51,6 +51,20 @@ Count = Annotated[int, BeforeValidator(_to_python_number), Field(strict=True, ge
 Seed = Annotated[int, BeforeValidator(_to_python_number), Field(strict=True, ge=0, le=2**32 - 1)]
 Share = Annotated[float, BeforeValidator(_to_python_number), Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 UserPath = Annotated[Path, AfterValidator(expand_path)]
+FLAG_SETTINGS = ("metavar", "flag", "flag_name", "panel")
+
+
+def option(default: Any, description: str, **settings: Any) -> Any:
+    """Declare a field of an option model.
+
+    Args:
+        default: The default value; `...` for a required option.
+        description: What the option does. It is the help text of the flag.
+        settings: `metavar` and `panel` of the flag; `flag` (the complete flag, or None for an option without one) or
+            `flag_name` (its name) if the flag differs from the field; constraints of pydantic, such as `ge`.
+    """
+    extra = {name: settings.pop(name) for name in FLAG_SETTINGS if name in settings}
+    return Field(default, description=description, json_schema_extra=extra or None, **settings)
 
 
 class Options(BaseModel):
@@ -76,8 +90,12 @@ class Options(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed. The copy is validated; fields that were never set stay unset."""
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**values, **changes})
+        return type(self)(**{**get_set_fields(self), **changes})
+
+
+def get_set_fields(options: Options) -> dict[str, Any]:
+    """Return the fields of an options object that were set, by name."""
+    return {name: getattr(options, name) for name in options.model_fields_set}
 
 
 def with_options(

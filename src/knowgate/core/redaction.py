@@ -14,10 +14,7 @@ SECRET_PATTERNS = [
     # A PostgreSQL password may contain slashes.
     (re.compile(r"(postgres(?:ql)?://)[^\s?]*:[^\s?]*@"), rf"\1{REDACTED}@"),
     (re.compile(r"(?<!postgres:)(?<!postgresql:)//[^/\s'\"]*@"), f"//{REDACTED}@"),
-    (
-        re.compile(r"(?i)([?&;][\w-]*(?:key|token|secret|passw\w*|passfile|sig|auth\w*)=)[^&\s'\"]+"),
-        rf"\1{REDACTED}",
-    ),
+    (re.compile(r"(?i)([?&;][\w-]*(?:key|token|secret|passw\w*|passfile|sig|auth\w*)=)[^&\s'\"]+"), rf"\1{REDACTED}"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{6,}"), rf"\1 {REDACTED}"),
     (re.compile(r"\b(?:sk|hf|ghp|pk)[-_][\w-]{8,}"), REDACTED),  # keys of well-known services
     (re.compile(r"(?i)(--[\w-]*(?:key|token|secret|password)[= ])\S+"), rf"\1{REDACTED}"),

@@ -83,10 +83,7 @@ def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
 
 
 def diff_evaluations(
-    first: EvaluationSummary,
-    second: EvaluationSummary,
-    watch: Sequence[str] = (),
-    resamples: int = DEFAULT_RESAMPLES,
+    first: EvaluationSummary, second: EvaluationSummary, watch: Sequence[str] = (), resamples: int = DEFAULT_RESAMPLES
 ) -> EvaluationDiff:
     """Compare two evaluations, gate by gate.
 

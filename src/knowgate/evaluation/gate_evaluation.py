@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
-
-from knowgate.core.options import Seed, with_options
+from knowgate.core.options import Seed, option, with_options
 from knowgate.core.validation import check_integer
 from knowgate.data.questions import QuestionSource
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
@@ -22,12 +20,12 @@ from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_o
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
-from knowgate.evaluation.topics import measure_topics
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
+from knowgate.training.topics import measure_topics
 from knowgate.types import Gate
 
 GateLike = str | Path | Gate
@@ -38,56 +36,50 @@ MAX_RESAMPLES = 1_000_000
 class EvaluateOptions(LiveOptions):
     """Options of `evaluate`."""
 
-    out: Path | None = Field(
-        default=None,
-        description="Output folder: report.html, summary.json, table.md, and the answers to `data`.",
-        json_schema_extra={"metavar": "DIR"},
+    out: Path | None = option(
+        None, "Output folder: report.html, summary.json, table.md, and the answers to `data`.", metavar="DIR"
     )
-    drop_seen: bool = Field(
-        default=False, description="Leave out questions that a gate was fitted on, instead of raising an error."
+    drop_seen: bool = option(False, "Leave out questions that a gate was fitted on, instead of raising an error.")
+    grader: str | None = option(
+        None,
+        "Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, `contains` "
+        "or `judge`. Default: the one that the rows were labeled with.",
+        metavar="NAME",
     )
-    grader: str | None = Field(
-        default=None,
-        description="Grader whose verdicts count, of those that the rows hold: `recorded` (imported grades), `exact`, "
-        "`contains` or `judge`. Default: the one that the rows were labeled with.",
-        json_schema_extra={"metavar": "NAME"},
+    topics: str | None = option(
+        None,
+        "Also show the results by topic: `auto` (clusters of question embeddings, named by their most telling words), "
+        "a number of clusters, or a field of the data such as `dataset`.",
+        metavar="auto|N|KEY",
     )
-    topics: str | None = Field(
-        default=None,
-        description="Also show the results by topic: `auto` (clusters of question embeddings, named by their most "
-        "telling words), a number of clusters, or a field of the data such as `dataset`.",
-        json_schema_extra={"metavar": "auto|N|KEY"},
-    )
-    second_look: str | Path | None = Field(
-        default=None,
-        description="Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more "
-        "harm than good. `DIR,verdict=own` drops those that it finds insufficient, as in the paper. Adds a table of the "
+    second_look: str | Path | None = option(
+        None,
+        "Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more harm "
+        "than good. `DIR,verdict=own` drops those that it finds insufficient, as in the paper. Adds a table of the "
         "results with and without this judge.",
-        json_schema_extra={"metavar": "DIR"},
+        metavar="DIR",
     )
-    arbiter: Any = Field(
-        default=None,
-        description="Arbiter that chooses between the answers with and without passages. Adds a table of the results "
-        "with and without it. Its choices are stored in the runs.",
-        json_schema_extra={"metavar": "DIR|rules"},
+    arbiter: Any = option(
+        None,
+        "Arbiter that chooses between the answers with and without passages. Adds a table of the results with and "
+        "without it. Its choices are stored in the runs.",
+        metavar="DIR|rules",
     )
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
-    price_search: float | None = Field(
-        default=None,
-        json_schema_extra={"flag": None},  # `eval` takes the one of the report
-        description="Price of one search. Adds a table in which each question gets the best of three actions: skip, "
-        "retrieve once, or several times. Needs runs labeled with `iterative`.",
+    price_search: float | None = option(
+        None,
+        "Price of one search. Adds a table in which each question gets the best of three actions: skip, retrieve "
+        "once, or several times. Needs runs labeled with `iterative`.",
+        flag=None,
     )
-    price_wrong: float = Field(
-        default=1.0,
-        description="Price of a wrong answer, in the currency of the price of a search. Adds a table in which each question "
-        "gets the best of three actions: skip, retrieve once, or several times. Needs runs labeled with `iterative`.",
+    price_wrong: float = option(
+        1.0,
+        "Price of a wrong answer, in the currency of the price of a search. Adds a table in which each question gets "
+        "the best of three actions: skip, retrieve once, or several times. Needs runs labeled with `iterative`.",
     )
-    record: bool = Field(default=False, description="Whether to store the gates' decisions in the label runs.")
-    resamples: int = Field(
-        default=DEFAULT_RESAMPLES, ge=0, description="Number of bootstrap resamples for the intervals."
-    )
-    seed: Seed = Field(default=0, description="Random seed of the resamples.")
+    record: bool = option(False, "Whether to store the gates' decisions in the label runs.")
+    resamples: int = option(DEFAULT_RESAMPLES, "Number of bootstrap resamples for the intervals.", ge=0)
+    seed: Seed = option(0, "Random seed of the resamples.")
 
 
 @with_options(EvaluateOptions)

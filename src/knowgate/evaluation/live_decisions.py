@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
+from knowgate.core.options import option
 from knowgate.data.questions import QuestionSource, describe_data
 from knowgate.data.runs.folder import RunFolder
 from knowgate.data.runs.records import RecordedNeeds, read_needs, write_needs
@@ -46,14 +45,12 @@ AUTO_GATES = "auto"  # stands for all gates that the rows allow
 class LiveOptions(AnswerOptions):
     """Options of an evaluation that calls the LLM."""
 
-    model: Any = Field(
-        default=None,
-        description="LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, so that gates "
-        "can decide that need more than the runs contain. Default with `runs`: no LLM is called.",
+    model: Any = option(
+        None,
+        "LLM that answers `data` (default: smollm). With `runs`, give the LLM that made them, so that gates can "
+        "decide that need more than the runs contain. Default with `runs`: no LLM is called.",
     )
-    plug_in: bool = Field(
-        default=False, description="Also use gates that were fitted on another LLM than the one that answers."
-    )
+    plug_in: bool = option(False, "Also use gates that were fitted on another LLM than the one that answers.")
 
 
 @dataclass(frozen=True)

@@ -107,12 +107,7 @@ class Recommendation:
 
 
 # Keys of summary.json that differ from the names of the attributes.
-SUMMARY_KEYS = {
-    "level": "light",
-    "held_out_skipped": "tried",
-    "agreeing_folds": "agreed",
-    "n_calibrated": "chosen_on",
-}
+SUMMARY_KEYS = {"level": "light", "held_out_skipped": "tried", "agreeing_folds": "agreed", "n_calibrated": "chosen_on"}
 
 
 def recommendation_to_dict(recommendation: Recommendation) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, model_validator
 
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.errors import BadInput
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion, wilson_interval
@@ -35,33 +35,25 @@ Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class Prices(Options):
     """Prices of searches, tokens and GPU time, all in the same currency. A price of 0 leaves the cost out."""
 
-    search: Price = Field(
-        default=0.0, description="Price of one search.", json_schema_extra={"flag_name": "price-search"}
+    search: Price = option(0.0, "Price of one search.", flag_name="price-search")
+    token: Price | None = option(
+        None, "Price of one token that the LLM reads or writes, e.g. 3e-7.", flag_name="price-token"
     )
-    token: Price | None = Field(
-        default=None,
-        description="Price of one token that the LLM reads or writes, e.g. 3e-7.",
-        json_schema_extra={"flag_name": "price-token"},
+    input_token: Price = option(
+        0.0, "Price of one token of a prompt, if it differs from `token`.", flag_name="price-input-token"
     )
-    input_token: Price = Field(
-        default=0.0,
-        description="Price of one token of a prompt, if it differs from `token`.",
-        json_schema_extra={"flag_name": "price-input-token"},
+    output_token: Price = option(
+        0.0, "Price of one token that the LLM generates, if it differs from `token`.", flag_name="price-output-token"
     )
-    output_token: Price = Field(
-        default=0.0,
-        description="Price of one token that the LLM generates, if it differs from `token`.",
-        json_schema_extra={"flag_name": "price-output-token"},
+    llm_call: Price = option(
+        0.0,
+        "Price of one call of the LLM. Use it instead of token prices if a log holds no tokens.",
+        flag_name="price-llm-call",
     )
-    llm_call: Price = Field(
-        default=0.0,
-        description="Price of one call of the LLM. Use it instead of token prices if a log holds no tokens.",
-        json_schema_extra={"flag_name": "price-llm-call"},
-    )
-    gpu_hour: Price = Field(
-        default=0.0,
-        description="Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
-        json_schema_extra={"flag_name": "price-gpu-hour"},
+    gpu_hour: Price = option(
+        0.0,
+        "Price of one GPU hour of the LLM. Use it instead of token prices if you host the LLM.",
+        flag_name="price-gpu-hour",
     )
 
     @model_validator(mode="before")

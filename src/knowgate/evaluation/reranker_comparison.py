@@ -205,10 +205,7 @@ def _build_ranker_table(
     title: str, rankers: list[str], values: EstimateTable, format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
     rows = [
-        (
-            name,
-            *(format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()),
-        )
+        (name, *(format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()))
         for name in rankers
         if any(name in column for column in values.values())
     ]

@@ -140,7 +140,7 @@ FITTED_GATES = {
         fit="knowgate.training.question:fit_question",
     ),
     "ik": RegistryEntry(
-        "knowgate.gates.ik:IkGate",
+        "knowgate.gates.answer_judge:IkGate",
         "a fine-tuned judge (or a linear head on embeddings) of question and draft says No",
         needs="draft",
         cost="one prefill of the judge of 100 tokens",

@@ -95,9 +95,7 @@ class KnowgateRetriever(BaseRetriever):
         record = decision_record(decision)
         return [
             Document(
-                id=document.id,
-                page_content=document.page_content,
-                metadata={**document.metadata, METADATA_KEY: record},
+                id=document.id, page_content=document.page_content, metadata={**document.metadata, METADATA_KEY: record}
             )
             for document in check_result_list(documents, self._description, self.k)
         ]

@@ -6,13 +6,11 @@ Also measures how often graders agree with each other.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Literal, Protocol
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
-from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import BadSetting, UnknownName
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
 from knowgate.stats.proportions import GraderAgreement, measure_agreement
@@ -178,29 +176,6 @@ def load_graders(
 # --- agreement ------------------------------------------------------------------------------------
 
 
-def compare_graders(rows: Iterable[LabelRow], judge: Model | None = None) -> list[GraderAgreement]:
-    """Measure how often graders agree on the greedy closed-book and open-book answers of label rows.
-
-    The graders `exact` and `contains` are always compared.
-
-    Args:
-        rows: Label rows. Multiple-choice questions and questions without gold answers are skipped.
-        judge: Model that is compared as a judge, too, once for each of its two prompts.
-
-    Returns:
-        The agreement of each pair of graders, over the answers that both could grade.
-    """
-    answers, questions = _list_answers(rows)
-    graders: list[Grader] = [StringGrader("exact"), StringGrader("contains")]
-    if judge is not None:
-        graders += [JudgeGrader(judge, "implies"), JudgeGrader(judge, "contains")]
-    verdicts = {grader.name: [grade.correct for grade in grader.grade(answers, questions)] for grader in graders}
-    return [
-        compute_agreement(first, second, verdicts[first], verdicts[second])
-        for first, second in combinations(verdicts, 2)
-    ]
-
-
 def compute_agreement(
     first: str, second: str, first_verdicts: Sequence[bool | None], second_verdicts: Sequence[bool | None]
 ) -> GraderAgreement:
@@ -214,18 +189,3 @@ def compute_agreement(
     """
     pairs = [(a, b) for a, b in zip(first_verdicts, second_verdicts, strict=True) if a is not None and b is not None]
     return measure_agreement("both", (first, second), pairs)
-
-
-def _list_answers(rows: Iterable[LabelRow]) -> tuple[list[str], list[Question]]:
-    """List the greedy answers to free-text questions with gold answers, each with its question.
-
-    Multiple-choice questions are skipped, because all graders grade them in the same way.
-    """
-    answers, questions = [], []
-    for row in rows:
-        question = Question(row.question, id=row.id, answers=row.answers, lang=row.lang)
-        for answer in (row.closed, row.open):
-            if answer is not None and row.answers and not row.choices:
-                answers.append(answer.text)
-                questions.append(question)
-    return answers, questions

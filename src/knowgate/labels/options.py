@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from knowgate.core.options import Count, Options, Seed, WholeNumber
+from knowgate.core.options import Count, Options, Seed, WholeNumber, option
 from knowgate.data.signals.samples import SEAKR_SAMPLES
 from knowgate.errors import BadSetting
 from knowgate.types import Model, Sampling, ServedModel, Signal, SignalRequest
@@ -23,101 +23,93 @@ NO_LAYERS = "none"
 class AnswerOptions(Options):
     """Options that control how an LLM answers questions, shared by `label` and `evaluate`."""
 
-    index: Any = Field(
+    index: Any = option(
         None,
-        description="Where passages are searched: an index folder, http:URL, a search engine or a retriever. "
-        "Default: no search; the `contexts` that come with each question are used.",
+        "Where passages are searched: an index folder, http:URL, a search engine or a retriever. Default: no search; "
+        "the `contexts` that come with each question are used.",
     )
-    rerank: Any = Field(
+    rerank: Any = option(
         None,
-        description="Reranker that sorts the found passages and keeps the best `k`: a folder made by `fit reranker`, "
-        "a cross-encoder, api:MODEL@URL or tei:URL.",
-        json_schema_extra={"metavar": "DIR|SPEC"},
+        "Reranker that sorts the found passages and keeps the best `k`: a folder made by `fit reranker`, a "
+        "cross-encoder, api:MODEL@URL or tei:URL.",
+        metavar="DIR|SPEC",
     )
-    candidates: Count = Field(
-        DEFAULT_CANDIDATES, description="Number of passages that the reranker chooses from. Used only with `rerank`."
+    candidates: Count = option(
+        DEFAULT_CANDIDATES, "Number of passages that the reranker chooses from. Used only with `rerank`."
     )
-    k: Count | None = Field(
+    k: Count | None = option(
         None,
-        description="Number of passages shown to the LLM per question. Default: 3 with an index, otherwise all "
-        "`contexts` of the question.",
+        "Number of passages shown to the LLM per question. Default: 3 with an index, otherwise all `contexts` of the "
+        "question.",
     )
-    limit: Count | None = Field(None, description="Maximum number of questions; the first ones are used. Default: all.")
-    prompts: Path | None = Field(
+    limit: Count | None = option(None, "Maximum number of questions; the first ones are used. Default: all.")
+    prompts: Path | None = option(
         None,
-        description="Wording of the prompts: `free` (the LLM answers in full sentences) or your own TOML file. "
-        "Default: prompts that ask for short answers.",
-        json_schema_extra={"metavar": "free|FILE"},
+        "Wording of the prompts: `free` (the LLM answers in full sentences) or your own TOML file. Default: prompts "
+        "that ask for short answers.",
+        metavar="free|FILE",
     )
-    runner: Any = Field(
+    runner: Any = option(
         None,
-        description="Where the LLM runs: `local` (in this process), `ray:local` (Ray workers on this machine), `ray` "
-        "(a Ray cluster that is already running) or ray:HOST:PORT. Worker options follow a '?': "
-        "'ray:local?workers=2', 'ray?workers=8&gpus=0.5'. Ray needs the extra 'ray'. Default: local.",
-        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
+        "Where the LLM runs: `local` (in this process), `ray:local` (Ray workers on this machine), `ray` (a Ray "
+        "cluster that is already running) or ray:HOST:PORT. Worker options follow a '?': 'ray:local?workers=2', "
+        "'ray?workers=8&gpus=0.5'. Ray needs the extra 'ray'. Default: local.",
+        metavar="local|ray[:ADDRESS]",
     )
 
 
 class LabelOptions(AnswerOptions):
     """Options of `label`."""
 
-    closed_book: bool = Field(
-        False, description="Record only closed-book answers (from memory). No passages are searched or shown."
+    closed_book: bool = option(
+        False, "Record only closed-book answers (from memory). No passages are searched or shown."
     )
-    iterative: bool = Field(
-        False,
-        description="Also record the answer after up to 3 rounds of retrieval. `fit adaptive` learns from it.",
+    iterative: bool = option(
+        False, "Also record the answer after up to 3 rounds of retrieval. `fit adaptive` learns from it."
     )
-    samples: WholeNumber = Field(
-        30,
-        description="Number of sampled answers per question, drawn once without passages and once with passages.",
+    samples: WholeNumber = option(
+        30, "Number of sampled answers per question, drawn once without passages and once with passages."
     )
-    open_samples: WholeNumber | None = Field(
+    open_samples: WholeNumber | None = option(
         None,
-        description="Number of sampled answers with passages (open-book). 0 makes the run much faster. "
-        "Default: the same as `samples`.",
+        "Number of sampled answers with passages (open-book). 0 makes the run much faster. Default: the same as "
+        "`samples`.",
     )
-    temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False, description="Temperature of sampled answers.")
-    top_p: float = Field(
+    temperature: float = option(1.0, "Temperature of sampled answers.", ge=0, le=100, allow_inf_nan=False)
+    top_p: float = option(
         1.0,
-        description="Nucleus sampling: sample only from the most probable tokens whose probabilities add up to this "
-        "value. 1 allows all tokens.",
+        "Nucleus sampling: sample only from the most probable tokens whose probabilities add up to this value. 1 "
+        "allows all tokens.",
     )
-    top_k: int = Field(0, description="Sample only from this many of the most probable tokens. 0 allows all tokens.")
-    max_tokens: Count = Field(32, description="Maximum length of an answer in tokens.")
-    seed: Seed = Field(0, description="Random seed of the samples.")
-    grade: str = Field(
+    top_k: int = option(0, "Sample only from this many of the most probable tokens. 0 allows all tokens.")
+    max_tokens: Count = option(32, "Maximum length of an answer in tokens.")
+    seed: Seed = option(0, "Random seed of the samples.")
+    grade: str = option(
         "contains",
-        description="How answers are graded: `exact` (equals a gold answer), `contains` (contains one), `choice` "
-        "(right letter) or `judge` (another LLM decides). Multiple-choice questions are always graded by letter. "
-        "'contains,judge' also stores the verdicts of a second grader; `evaluate` can use them instead.",
+        "How answers are graded: `exact` (equals a gold answer), `contains` (contains one), `choice` (right letter) "
+        "or `judge` (another LLM decides). Multiple-choice questions are always graded by letter. 'contains,judge' "
+        "also stores the verdicts of a second grader; `evaluate` can use them instead.",
     )
-    judge: Any = Field(None, description="Model spec of the LLM that grades answers. Required if `grade` is judge.")
-    judge_prompt: Literal["implies", "contains"] = Field(
+    judge: Any = option(None, "Model spec of the LLM that grades answers. Required if `grade` is judge.")
+    judge_prompt: Literal["implies", "contains"] = option(
         "implies",
-        description="What the judge is asked: `implies` (does the answer imply the gold answer, given the question?) "
-        "or `contains` (does the answer contain the gold answer? The question is not shown).",
+        "What the judge is asked: `implies` (does the answer imply the gold answer, given the question?) or "
+        "`contains` (does the answer contain the gold answer? The question is not shown).",
     )
-    mask: bool = Field(
-        False,
-        description="Also record an answer with masked passages, in which the word MASK replaces every gold answer.",
+    mask: bool = option(
+        False, "Also record an answer with masked passages, in which the word MASK replaces every gold answer."
     )
-    mask_samples: WholeNumber = Field(0, description="Number of sampled answers with masked passages. Needs `mask`.")
-    layers: str | tuple[int, ...] = Field(
+    mask_samples: WholeNumber = option(0, "Number of sampled answers with masked passages. Needs `mask`.")
+    layers: str | tuple[int, ...] = option(
         "mid,late,last",
-        description="Layers of the LLM whose hidden states are recorded, separated by commas: mid, late, last or layer "
-        "numbers. `none` records no hidden states.",
+        "Layers of the LLM whose hidden states are recorded, separated by commas: mid, late, last or layer numbers. "
+        "`none` records no hidden states.",
     )
-    seakr: bool = Field(
-        False,
-        description="Also record how much the hidden states of 20 sampled answers differ, as the gate `seakr` needs.",
+    seakr: bool = option(
+        False, "Also record how much the hidden states of 20 sampled answers differ, as the gate `seakr` needs."
     )
-    lang: str | None = Field(
-        None, description="Language of the prompts: en or zh. Default: the language of each question."
-    )
-    retry_failed: bool = Field(
-        False, description="When continuing a run, label the questions again whose rows have an error."
-    )
+    lang: str | None = option(None, "Language of the prompts: en or zh. Default: the language of each question.")
+    retry_failed: bool = option(False, "When continuing a run, label the questions again whose rows have an error.")
 
     @field_validator("layers", mode="before")
     @classmethod

@@ -44,10 +44,7 @@ def is_remote_runner(runner: str | Runner | None) -> bool:
 
 
 def create_ray_runner(
-    spec: str,
-    job: JobSpec[Result],
-    make_failed: Callable[[Question, str], Result],
-    identity: Mapping[str, str],
+    spec: str, job: JobSpec[Result], make_failed: Callable[[Question, str], Result], identity: Mapping[str, str]
 ) -> RayRunner[Result]:
     """Create a runner for a job on the Ray cluster that `spec` names; see `RayRunner` for the arguments."""
     return RayRunner(RayCluster.from_spec(spec), job, make_failed, dict(identity))

@@ -5,25 +5,28 @@ The setting is the threshold, the variant of the gate, or the data set or LLM it
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, TextTable, format_percent, format_points
+from knowgate.core.options import Options
 from knowgate.core.registry import split_spec
 from knowgate.data.runs.table import LabelTable, load_label_table
-from knowgate.errors import BadInput, BadSetting, KnowgateError
+from knowgate.errors import BadInput, KnowgateError
 from knowgate.gates import load_gate
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, get_gate_name, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, auroc
-from knowgate.training.fit_function import FitOption, read_fit_options
+from knowgate.training.fit_function import read_fit_options
 from knowgate.types import Gate, Model, Question
 
 THRESHOLDS = tuple(round(0.1 * step, 1) for step in range(1, 10))  # IK paper
@@ -183,34 +186,27 @@ def _fit_on_run(spec: str, run: Path, folder: Path, notify: Callable[[str], None
     from knowgate.training.gate import fit, load_fit_function
 
     name, text = split_spec(spec)
-    known_options = read_fit_options(load_fit_function(name))
-    options = FAST_FIT_OPTIONS.get(name, {}) | parse_fit_options(name, text, known_options)
+    options = FAST_FIT_OPTIONS.get(name, {}) | parse_fit_options(read_fit_options(load_fit_function(name)), text)
     notify(f"fitting {name} on {run.name}")
     fit(name, run, out=folder / run.name, target="known", **options)
     return folder / run.name
 
 
-def parse_fit_options(gate: str, text: str, known: Mapping[str, FitOption]) -> dict[str, Any]:
-    """Parse fit options written as 'key=value,key=value' into the types that the fit function expects.
+def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
+    """Parse fit options written as 'key=value,key=value'. The fit function checks them.
 
     Args:
-        gate: Name of the gate, for error messages.
-        text: The options.
-        known: Options of the fit function, by name.
-
-    Raises:
-        BadSetting: An option is unknown, or its value is not a number where one is expected.
+        model: Options of the fit function.
+        text: The options. The value of an option that is not a text is written as in JSON.
     """
-    options = {}
+    hints, options = get_type_hints(model), dict[str, Any]()
     for part in (part for part in text.split(",") if part.strip()):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or key not in known:
-            raise BadSetting(f"unknown option '{part.strip()}' of fit {gate}. Known: {', '.join(known) or 'none'}.")
-        try:
-            kind = known[key].kind
-            options[key] = value.lower() == "true" if kind is bool else kind(value)
-        except ValueError:
-            raise BadSetting(f"the option '{key}={value}' of fit {gate} must be a number. Give a number.") from None
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        hint = hints.get(key, str)
+        options[key] = value
+        if hint is not str and str not in get_args(hint):
+            with suppress(ValueError):
+                options[key] = json.loads(value.lower())
     return options
 
 

@@ -84,9 +84,7 @@ def generate_batch(model: Model, tasks: Sequence[GenerationTask], max_tokens: in
     handles = [task.resume for task in tasks]
     with measure_time([task.state for task in tasks], "answer"):
         rows = model.generate(
-            [task.prompt for task in tasks],
-            max_tokens=max_tokens,
-            resume=None if None in handles else handles,
+            [task.prompt for task in tasks], max_tokens=max_tokens, resume=None if None in handles else handles
         )
     for task, completions in zip(tasks, rows, strict=True):
         task.state.take_completion(completions[0])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
-from knowgate.core.options import Count, Options, Share, UserPath, read_options
+from knowgate.core.options import Count, Options, Share, UserPath, option, read_options
 from knowgate.core.validation import check_encodable, expand_path, format_value, parse_toml, read_text
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import DEFAULT_GATE
@@ -30,109 +30,92 @@ PlainText = Annotated[str, AfterValidator(_check_plain_text)]
 class DecisionOptions(Options):
     """Options of a pipeline that only decides whether questions need retrieval."""
 
-    model: PlainText = Field(
-        default="smollm",
-        description="LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (list: `knowgate "
-        "models`).",
+    model: PlainText = option(
+        "smollm",
+        "LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ... (list: `knowgate models`).",
     )
-    gate: PlainText = Field(
-        default=DEFAULT_GATE,
-        description="Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder "
-        "of a fitted gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, "
-        "else logprob:first, or always:rules for an LLM that returns only text.",
+    gate: PlainText = option(
+        DEFAULT_GATE,
+        "Gate that decides whether to retrieve: a name with options, such as logprob:mean, or the folder of a fitted "
+        "gate (DIR,verdict=own uses its uncalibrated score). Default: the gate that comes with the LLM, else "
+        "logprob:first, or always:rules for an LLM that returns only text.",
     )
-    plug_in: bool = Field(
-        default=False,
-        description="Use the gate even if it was fitted on another LLM. Its guarantee does not hold then.",
+    plug_in: bool = option(
+        False, "Use the gate even if it was fitted on another LLM. Its guarantee does not hold then."
     )
-    threshold: Share | None = Field(
-        default=None,
-        description="Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's "
-        "own.",
+    threshold: Share | None = option(
+        None, "Retrieve if the gate's score is above this (0: the LLM knows, 1: retrieve). Default: the gate's own."
     )
-    rules: PlainText = Field(
-        default="packaged",
-        description="Routing rules, which decide before the gate (small talk, arithmetic, recent events): packaged, none, "
-        "or a TOML file with your own rules. See `knowgate rules`.",
-        json_schema_extra={"metavar": "FILE"},
+    rules: PlainText = option(
+        "packaged",
+        "Routing rules, which decide before the gate (small talk, arithmetic, recent events): packaged, none, or a "
+        "TOML file with your own rules. See `knowgate rules`.",
+        metavar="FILE",
     )
-    lang: PlainText | None = Field(
-        default=None, description="Language of the prompts, en or zh. Default: detected per question."
-    )
-    prompts: UserPath | None = Field(
-        default=None,
-        description="Wording of the answer prompts: free (for long answers), or your own TOML file. Default: short "
-        "answers.",
-        json_schema_extra={"metavar": "free|FILE"},
+    lang: PlainText | None = option(None, "Language of the prompts, en or zh. Default: detected per question.")
+    prompts: UserPath | None = option(
+        None,
+        "Wording of the answer prompts: free (for long answers), or your own TOML file. Default: short answers.",
+        metavar="free|FILE",
     )
 
 
 class PipelineOptions(DecisionOptions):
     """Options of a pipeline: every key of `knowgate.toml`, with its default."""
 
-    docs: UserPath | None = Field(
-        default=None,
-        description="Documents to retrieve from: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.",
-        json_schema_extra={"metavar": "PATH"},
+    docs: UserPath | None = option(
+        None,
+        "Documents to retrieve from: a folder (txt, md, html, pdf) or a JSONL file. The index is cached.",
+        metavar="PATH",
     )
-    index: PlainText | None = Field(
-        default=None,
-        description="Index to search instead of `docs`: a folder, http:URL of a search endpoint, or a search engine "
-        "(qdrant:, chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
-        repr=False,  # its URL may contain a key
+    index: PlainText | None = option(
+        None,
+        "Index to search instead of `docs`: a folder, http:URL of a search endpoint, or a search engine (qdrant:, "
+        "chroma:, lancedb:, elastic:, opensearch:, pgvector:, web:).",
+        repr=False,
     )
-    retriever: PlainText | None = Field(
-        default=None, description="Search method: bm25, dense or hybrid. Default: bm25, or the one of the index."
+    retriever: PlainText | None = option(
+        None, "Search method: bm25, dense or hybrid. Default: bm25, or the one of the index."
     )
-    rerank: PlainText | None = Field(
-        default=None,
-        description="Reranker that orders 20 candidate passages: a folder made by `knowgate fit reranker`, or any "
-        "cross-encoder.",
+    rerank: PlainText | None = option(
+        None,
+        "Reranker that orders 20 candidate passages: a folder made by `knowgate fit reranker`, or any cross-encoder.",
     )
-    rerank_margin: Share | None = Field(
-        default=None,
-        description="Skip reranking if the best passage's score leads the second by this share. Default: always "
-        "rerank.",
+    rerank_margin: Share | None = option(
+        None, "Skip reranking if the best passage's score leads the second by this share. Default: always rerank."
     )
-    preset: PlainText | None = Field(
-        default=None,
-        description="Preset of options: cbdr (the method of the CBDR paper, with a fitted probe and an aligned "
-        "reranker).",
+    preset: PlainText | None = option(
+        None, "Preset of options: cbdr (the method of the CBDR paper, with a fitted probe and an aligned reranker)."
     )
-    beta: Share | None = Field(
-        default=None,
-        description="Confidence of the probe above which preset cbdr answers without retrieval. Default: 0.95.",
+    beta: Share | None = option(
+        None, "Confidence of the probe above which preset cbdr answers without retrieval. Default: 0.95."
     )
-    arbiter: PlainText | None = Field(
-        default=None,
-        description="Arbiter that chooses, after retrieval, between the answer from memory and the answer with "
-        "passages: the folder of a fitted arbiter, rules (the rules arbiter), or none. Default: the arbiter of the "
-        "policy, if the gate is one; else the rules arbiter, if the gate reads a complete draft answer.",
+    arbiter: PlainText | None = option(
+        None,
+        "Arbiter that chooses, after retrieval, between the answer from memory and the answer with passages: the "
+        "folder of a fitted arbiter, rules (the rules arbiter), or none. Default: the arbiter of the policy, if the "
+        "gate is one; else the rules arbiter, if the gate reads a complete draft answer.",
     )
-    second_look: PlainText | None = Field(
-        default=None,
-        description="Folder of a fitted kbm gate that judges the retrieved passages and drops those that it expects to do "
-        "more harm than good; `DIR,verdict=own` drops those that it finds insufficient, as in the KBM paper.",
+    second_look: PlainText | None = option(
+        None,
+        "Folder of a fitted kbm gate that judges the retrieved passages and drops those that it expects to do more "
+        "harm than good; `DIR,verdict=own` drops those that it finds insufficient, as in the KBM paper.",
     )
-    log: PlainText | None = Field(
-        default=None,
-        description="Log of retrieved questions (SQLite file or postgresql://...). A question is labeled as known if "
-        "its answers with and without passages agree.",
-        json_schema_extra={"metavar": "DB"},
-        repr=False,  # its address may contain a password
+    log: PlainText | None = option(
+        None,
+        "Log of retrieved questions (SQLite file or postgresql://...). A question is labeled as known if its answers "
+        "with and without passages agree.",
+        metavar="DB",
+        repr=False,
     )
-    log_drafts: bool = Field(
-        default=False,
-        description="Also generate the answer from memory for `log` if the gate does not read a complete draft answer. "
-        "Without it, such questions are not logged.",
+    log_drafts: bool = option(
+        False,
+        "Also generate the answer from memory for `log` if the gate does not read a complete draft answer. Without "
+        "it, such questions are not logged.",
     )
-    k: Count = Field(default=3, description="Maximum number of passages shown to the LLM.")
-    max_tokens: Count = Field(default=32, description="Maximum length of an answer in tokens.")
-    serve: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Table [serve] with options that only `knowgate serve` reads.",
-        json_schema_extra={"flag": None},
-    )
+    k: Count = option(3, "Maximum number of passages shown to the LLM.")
+    max_tokens: Count = option(32, "Maximum length of an answer in tokens.")
+    serve: dict[str, Any] = option({}, "Table [serve] with options that only `knowgate serve` reads.", flag=None)
 
 
 def load_settings(config: str | Path | None = None, **values: Any) -> PipelineOptions:

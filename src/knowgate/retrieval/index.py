@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from pydantic import Field
 
 from knowgate.core.files import atomic_folder, sha256_text, sha256_texts
-from knowgate.core.options import Count, Options, with_options
+from knowgate.core.options import Count, Options, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.errors import BadInput, BadSetting, BrokenIndex
 from knowgate.retrieval import dense, index_folder
@@ -41,12 +40,12 @@ _PROGRESS_EVERY = 100  # documents between two calls of the progress callback
 class IndexOptions(Options):
     """Options of `build_index`."""
 
-    kind: IndexKind = Field(
-        default="bm25",
-        description="How to search the documents: by shared words (bm25), by meaning (dense) or both (hybrid).",
-        json_schema_extra={"flag_name": "retriever"},
+    kind: IndexKind = option(
+        "bm25",
+        "How to search the documents: by shared words (bm25), by meaning (dense) or both (hybrid).",
+        flag_name="retriever",
     )
-    max_words: Count = Field(default=MAX_PASSAGE_WORDS, description="Maximum length of a passage in words.")
+    max_words: Count = option(MAX_PASSAGE_WORDS, "Maximum length of a passage in words.")
 
 
 @dataclass(frozen=True)

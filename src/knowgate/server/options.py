@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
-from knowgate.core.options import Count, Options, Share, UserPath, read_options
+from knowgate.core.options import Count, Options, Share, UserPath, get_set_fields, option, read_options
 from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.core.validation import expand_path
@@ -27,155 +27,119 @@ class ServeOptions(Options):
     answers ("local model").
     """
 
-    upstream: str | None = Field(
-        default=None,
-        repr=False,  # may contain a login
-        description="URL of an OpenAI-compatible server that generates the answers, ending in /v1. "
-        "Default: the model runs in this process.",
+    upstream: str | None = option(
+        None,
+        "URL of an OpenAI-compatible server that generates the answers, ending in /v1. Default: the model runs in "
+        "this process.",
+        repr=False,
     )
-    upstream_model: str | None = Field(
-        default=None,
-        description="With `upstream`: name of the LLM that answers requests for the models knowgate and knowgate/GATE. "
-        "Default: the first model that the upstream lists.",
+    upstream_model: str | None = option(
+        None,
+        "With `upstream`: name of the LLM that answers requests for the models knowgate and knowgate/GATE. Default: "
+        "the first model that the upstream lists.",
     )
-    connect_seconds: float = Field(
-        default=10.0, gt=0, le=3_600, description="With `upstream`: maximum seconds to open a connection."
-    )
-    first_byte_seconds: float | None = Field(
-        default=None,
+    connect_seconds: float = option(10.0, "With `upstream`: maximum seconds to open a connection.", gt=0, le=3_600)
+    first_byte_seconds: float | None = option(
+        None,
+        "With `upstream`: maximum seconds until a response starts, and between two parts of it. Default and maximum: "
+        "0.9 times `deadline`.",
         gt=0,
         le=86_400,
-        description="With `upstream`: maximum seconds until a response starts, and between two parts of it. "
-        "Default and maximum: 0.9 times `deadline`.",
     )
-    way: ForwardingMode | None = Field(
-        default=None,
-        description="With `upstream`: what the gate reads before it decides. draft: the answer that the upstream gives "
-        "without passages. race: the same, and the search already runs meanwhile. question: only the question. "
-        "Default: draft if the gate needs a draft, otherwise question.",
+    way: ForwardingMode | None = option(
+        None,
+        "With `upstream`: what the gate reads before it decides. draft: the answer that the upstream gives without "
+        "passages. race: the same, and the search already runs meanwhile. question: only the question. Default: draft "
+        "if the gate needs a draft, otherwise question.",
     )
-    place: PassagePlacement = Field(
-        default="user",
-        description="With `upstream`: where passages are inserted into the request. user: before the last user message. "
-        "system: at the end of the system prompt. documents: in a separate field named documents.",
+    place: PassagePlacement = option(
+        "user",
+        "With `upstream`: where passages are inserted into the request. user: before the last user message. system: "
+        "at the end of the system prompt. documents: in a separate field named documents.",
     )
-    cite: bool = Field(
-        default=True,
-        description="With `upstream`: ask the LLM to cite the passages that it uses as [id]. Never done in JSON mode.",
+    cite: bool = option(
+        True, "With `upstream`: ask the LLM to cite the passages that it uses as [id]. Never done in JSON mode."
     )
-    host: str = Field(
-        default="127.0.0.1",
-        description="Address to listen on. An address that other machines can reach requires `keys`.",
+    host: str = option("127.0.0.1", "Address to listen on. An address that other machines can reach requires `keys`.")
+    port: int = option(8080, "Port to listen on.", ge=0, le=65535)
+    workers: int = option(1, "Number of server processes. Each one loads its own model and index.", ge=1, le=256)
+    strict: bool = option(False, "Return HTTP status 503 if a search fails. Default: answer without passages.")
+    deadline: float = option(120.0, "Maximum seconds for one request.", gt=0, le=86_400)
+    gate_seconds: float = option(10.0, "Maximum seconds for one decision or one search.", gt=0, le=3_600)
+    largest_body: int = option(4 << 20, "Maximum size of a request body, in bytes.", ge=1024, le=1 << 30)
+    most_tokens: Count = option(
+        1024, "Without `upstream`: maximum tokens of an answer. Requests for more are reduced to this number."
     )
-    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
-    workers: int = Field(
-        default=1, ge=1, le=256, description="Number of server processes. Each one loads its own model and index."
-    )
-    strict: bool = Field(
-        default=False, description="Return HTTP status 503 if a search fails. Default: answer without passages."
-    )
-    deadline: float = Field(default=120.0, gt=0, le=86_400, description="Maximum seconds for one request.")
-    gate_seconds: float = Field(
-        default=10.0, gt=0, le=3_600, description="Maximum seconds for one decision or one search."
-    )
-    largest_body: int = Field(
-        default=4 << 20, ge=1024, le=1 << 30, description="Maximum size of a request body, in bytes."
-    )
-    most_tokens: Count = Field(
-        default=1024,
-        description="Without `upstream`: maximum tokens of an answer. Requests for more are reduced to this number.",
-    )
-    waiting: Count = Field(
-        default=128, description="Maximum number of requests in progress. Further requests get HTTP status 429."
-    )
-    batch: Count = Field(
-        default=16,
+    waiting: Count = option(128, "Maximum number of requests in progress. Further requests get HTTP status 429.")
+    batch: Count = option(
+        16,
+        "Without `upstream`: maximum number of questions that the model answers at once. 1 turns batching off.",
         le=1024,
-        description="Without `upstream`: maximum number of questions that the model answers at once. 1 turns batching off.",
     )
-    keys: UserPath | None = Field(
-        default=None,
-        description="File of API keys that clients must use. Create keys with `knowgate keys add`. "
-        "Without this file, the server accepts requests from this machine only.",
+    keys: UserPath | None = option(
+        None,
+        "File of API keys that clients must use. Create keys with `knowgate keys add`. Without this file, the server "
+        "accepts requests from this machine only.",
     )
-    decisions: str | None = Field(
-        default=None,
-        repr=False,  # may contain a password
-        description="Where to store the decision log, which feedback and audits need: an SQLite file, "
-        "or postgresql://USER@HOST/DATABASE if servers on several machines share it.",
+    decisions: str | None = option(
+        None,
+        "Where to store the decision log, which feedback and audits need: an SQLite file, or "
+        "postgresql://USER@HOST/DATABASE if servers on several machines share it.",
+        repr=False,
     )
-    keep_questions: bool = Field(default=False, description="Store the text of questions in the decision log.")
-    retain_days: float = Field(
-        default=30.0,
-        gt=0,
-        le=36_500,
-        description="With `decisions`: days after which decisions, questions and feedback are deleted.",
+    keep_questions: bool = option(False, "Store the text of questions in the decision log.")
+    retain_days: float = option(
+        30.0, "With `decisions`: days after which decisions, questions and feedback are deleted.", gt=0, le=36_500
     )
-    durable: bool = Field(
-        default=False,
-        description="With `decisions`: send a response only after its decision is on disk. "
-        "Default: write decisions within milliseconds after the response, so that a crash can lose the latest ones.",
+    durable: bool = option(
+        False,
+        "With `decisions`: send a response only after its decision is on disk. Default: write decisions within "
+        "milliseconds after the response, so that a crash can lose the latest ones.",
     )
-    otel: bool = Field(
-        default=False, description="Send OpenTelemetry traces to the URL in OTEL_EXPORTER_OTLP_ENDPOINT."
-    )
+    otel: bool = option(False, "Send OpenTelemetry traces to the URL in OTEL_EXPORTER_OTLP_ENDPOINT.")
 
-    audit: Share = Field(
-        default=0.0,
-        description="Share of requests to audit. If an audited request was answered without passages, the server also "
-        "answers it with passages, after the response is sent, to measure how many answers skipping retrieval "
-        "changes. Needs `decisions`.",
+    audit: Share = option(
+        0.0,
+        "Share of requests to audit. If an audited request was answered without passages, the server also answers it "
+        "with passages, after the response is sent, to measure how many answers skipping retrieval changes. Needs "
+        "`decisions`.",
     )
-    audit_budget: Count = Field(
-        default=60, description="With `audit`: maximum number of additional LLM calls per hour."
+    audit_budget: Count = option(60, "With `audit`: maximum number of additional LLM calls per hour.")
+    audit_compare: Literal["words", "llm"] = option(
+        "words",
+        "With `audit`: how two answers are compared. words: they agree if the words of one occur in the other. llm: "
+        "if the words differ, the LLM of the upstream decides, which suits long answers.",
     )
-    audit_compare: Literal["words", "llm"] = Field(
-        default="words",
-        description="With `audit`: how two answers are compared. words: they agree if the words of one occur in the "
-        "other. llm: if the words differ, the LLM of the upstream decides, which suits long answers.",
-    )
-    max_changed: float | None = Field(
-        default=None,
+    max_changed: float | None = option(
+        None,
+        "With `audit`: maximum share of answers that skipping retrieval may change, whether they were right or wrong. "
+        "If audits show that it is exceeded, the server raises an alarm and always retrieves. Default: the bound that "
+        "`knowgate calibrate` recorded for the gate.",
         gt=0,
         lt=1,
-        description="With `audit`: maximum share of answers that skipping retrieval may change, whether they were right "
-        "or wrong. If audits show that it is exceeded, the server raises an alarm and always retrieves. "
-        "Default: the bound that `knowgate calibrate` recorded for the gate.",
     )
-    max_loss: float | None = Field(default=None, gt=0, lt=1, description="Old name of `max_changed`.")
-    confidence: float = Field(
-        default=0.95,
-        gt=0,
-        lt=1,
-        description="With `audit`: statistical confidence of the measured loss and of the alarm.",
+    max_loss: float | None = option(None, "Old name of `max_changed`.", gt=0, lt=1)
+    confidence: float = option(
+        0.95, "With `audit`: statistical confidence of the measured loss and of the alarm.", gt=0, lt=1
     )
-    shadow: bool = Field(default=False, description="Always retrieve, and only log what the gate would decide.")
-    canary: Share | None = Field(
-        default=None,
-        description="Share of requests that follow the decision of the gate. All others retrieve. Default: all follow.",
+    shadow: bool = option(False, "Always retrieve, and only log what the gate would decide.")
+    canary: Share | None = option(
+        None, "Share of requests that follow the decision of the gate. All others retrieve. Default: all follow."
     )
-    gate_b: str | None = Field(
-        default=None, description="Second gate for an A/B test: a name or a file. It has its own statistics."
+    gate_b: str | None = option(None, "Second gate for an A/B test: a name or a file. It has its own statistics.")
+    threshold_b: Share | None = option(
+        None, "Decision threshold of `gate_b`. Default: the threshold that is stored with the gate."
     )
-    threshold_b: Share | None = Field(
-        default=None, description="Decision threshold of `gate_b`. Default: the threshold that is stored with the gate."
-    )
-    share_b: Share = Field(default=0.5, description="With `gate_b`: share of requests that the second gate decides.")
+    share_b: Share = option(0.5, "With `gate_b`: share of requests that the second gate decides.")
 
     renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
-    price_search: float = Field(
-        default=0.0, ge=0, description="Price of one search, from which the dashboard computes savings."
+    price_search: float = option(0.0, "Price of one search, from which the dashboard computes savings.", ge=0)
+    price_token: float = option(
+        0.0, "Price of one token that the LLM reads or writes, from which the dashboard computes savings.", ge=0
     )
-    price_token: float = Field(
-        default=0.0,
-        ge=0,
-        description="Price of one token that the LLM reads or writes, from which the dashboard computes savings.",
-    )
-    price_input_token: float | None = Field(
-        default=None, ge=0, description="Price of one prompt token, if it differs from `price_token`."
-    )
-    price_output_token: float | None = Field(
-        default=None, ge=0, description="Price of one generated token, if it differs from `price_token`."
+    price_input_token: float | None = option(None, "Price of one prompt token, if it differs from `price_token`.", ge=0)
+    price_output_token: float | None = option(
+        None, "Price of one generated token, if it differs from `price_token`.", ge=0
     )
 
     @field_validator("upstream")
@@ -223,5 +187,5 @@ def load_serve_options(settings: PipelineOptions, overrides: ServeOptions | None
         overrides: Options that take precedence, such as those of the command line. Fields that were not set in this
             object do not override anything.
     """
-    changes = {} if overrides is None else {name: getattr(overrides, name) for name in overrides.model_fields_set}
+    changes = {} if overrides is None else get_set_fields(overrides)
     return read_options(ServeOptions, {**settings.serve, **changes}, "knowgate.toml [serve]")

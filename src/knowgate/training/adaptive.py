@@ -23,7 +23,7 @@ NO_CLASS = -1  # questions that no strategy answers right
 
 
 def fit_adaptive(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True)], *, embedder: Embedder | None = None
+    examples: Annotated[Examples, ExampleRequirements()], *, embedder: Embedder | None = None
 ) -> FitResult:
     """Train a classifier that predicts whether a question needs no, one or several rounds of retrieval."""
     encoder = embedder or SentenceEmbedder()
@@ -84,13 +84,12 @@ def _train_classifier(vectors: Vector, classes: NDArray[np.int64], examples: Exa
             "adaptive needs questions that are answered right without retrieval and questions that are not, but the "
             "label runs have one kind only. Label more questions."
         )
-    weights = examples.select_weights(train)
-    fits = [_fit_classes(vectors[train], classes[train], c, weights) for c in C_GRID]
+    fits = [_fit_classes(vectors[train], classes[train], c) for c in C_GRID]
     return max(fits, key=lambda tensors: _mean_log_likelihood(tensors, vectors[dev], classes[dev]))
 
 
-def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float, weights: FloatArray | None) -> Tensors:
-    fitted = fit_logistic(vectors, classes, weights, C=c, max_iter=2000)
+def _fit_classes(vectors: Vector, classes: NDArray[np.int64], c: float) -> Tensors:
+    fitted = fit_logistic(vectors, classes, C=c, max_iter=2000)
     n_classes = len(COMPLEXITY_CLASSES)
     weight, bias = np.zeros((n_classes, vectors.shape[1]), np.float32), np.zeros(n_classes, np.float32)
     if len(fitted.classes_) == 2:  # scikit-learn has one row of weights then, for the second class against the first

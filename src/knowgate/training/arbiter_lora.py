@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import Count, WholeNumber, with_options
+from knowgate.core.options import Count, WholeNumber, option, with_options
 from knowgate.errors import BadSetting
 from knowgate.gates.arbiters.lora import ARBITER_LABELS, ARBITER_TEMPLATES, encode_answer_pairs
 from knowgate.gates.judges.causal_judge import CausalJudge
@@ -33,13 +32,13 @@ MAX_PROMPT_TOKENS = {False: 512, True: 1580}  # without passages and with them
 class LoraArbiterOptions(EnsembleFitOptions):
     """Options of `fit_arbiter(mode="lora", ...)`."""
 
-    base: str | None = Field(
-        default=None, description="Model to fine-tune: smollm, hf:NAME or gguf:FILE. Default: the LLM that was labeled."
+    base: str | None = option(
+        None, "Model to fine-tune: smollm, hf:NAME or gguf:FILE. Default: the LLM that was labeled."
     )
-    tokens: Count = Field(default=64, description="Maximum number of tokens of each answer that the judge reads.")
-    passages: WholeNumber = Field(default=0, description="Number of passages that the judge reads; 0 for none.")
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Highest learning rate of the training. Default: 5e-5, or 1e-5 with `full`."
+    tokens: Count = option(64, "Maximum number of tokens of each answer that the judge reads.")
+    passages: WholeNumber = option(0, "Number of passages that the judge reads; 0 for none.")
+    learning_rate: float | None = option(
+        None, "Highest learning rate of the training. Default: 5e-5, or 1e-5 with `full`.", gt=0
     )
 
 

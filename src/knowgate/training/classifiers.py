@@ -41,21 +41,17 @@ class LabeledFeatures(NamedTuple):
     Attributes:
         features: One row of numbers per question.
         needed: Whether each question needs retrieval; this is the class to predict.
-        weights: Weight of each row in the loss; None if all rows have the same weight.
     """
 
     features: Vector
     needed: BoolArray
-    weights: FloatArray | None = None
 
 
 def select_train_and_dev(features: Vector, examples: Examples) -> tuple[LabeledFeatures, LabeledFeatures]:
-    """Return the training data and the dev data (which tunes hyperparameters), with classes and weights."""
-    train, dev = (
-        LabeledFeatures(features[indices], examples.needed[indices], examples.select_weights(indices))
-        for indices in (examples.split.train, examples.split.dev)
-    )
-    return train, dev
+    """Return the training data and the dev data (which tunes hyperparameters), with classes."""
+    train, dev = examples.split.train, examples.split.dev
+    needed = examples.needed
+    return LabeledFeatures(features[train], needed[train]), LabeledFeatures(features[dev], needed[dev])
 
 
 class LinearFit(NamedTuple):
@@ -96,25 +92,22 @@ def _standardize(features: Vector, tensors: Tensors) -> Vector:
 # --- linear classifiers ---------------------------------------------------------------------------
 
 
-def fit_linear(
-    features: Vector, needed: BoolArray, strength: float = 1.0, weights: FloatArray | None = None
-) -> Tensors:
+def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Tensors:
     """Fit a logistic regression on standardized features.
 
     Args:
         features: One row per question.
         needed: Class of each row.
         strength: scikit-learn's C, the inverse of regularization.
-        weights: Weight of each row in the loss. Default: all the same.
     """
     tensors = fit_standardization(features)
-    fitted = fit_logistic((features - tensors["mean"]) / tensors["scale"], needed, weights, C=strength)
+    fitted = fit_logistic((features - tensors["mean"]) / tensors["scale"], needed, C=strength)
     tensors["0.0.weight"] = fitted.coef_.astype(np.float32)
     tensors["0.0.bias"] = fitted.intercept_.astype(np.float32)
     return tensors
 
 
-def fit_logistic(features: NDArray[Any], classes: NDArray[Any], weights: FloatArray | None, **settings: Any) -> Any:
+def fit_logistic(features: NDArray[Any], classes: NDArray[Any], **settings: Any) -> Any:
     """Fit scikit-learn's LogisticRegression on a single thread.
 
     On so little data, several threads would mostly wait for each other.
@@ -123,7 +116,7 @@ def fit_logistic(features: NDArray[Any], classes: NDArray[Any], weights: FloatAr
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):
-        return LogisticRegression(**{"max_iter": 500, **settings}).fit(features, classes, sample_weight=weights)
+        return LogisticRegression(**{"max_iter": 500, **settings}).fit(features, classes)
 
 
 def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
@@ -131,7 +124,7 @@ def tune_linear(train: LabeledFeatures, dev: LabeledFeatures) -> LinearFit:
 
     If several are equally good, the most regularized one is returned.
     """
-    fits = [LinearFit(c, fit_linear(train.features, train.needed, c, train.weights)) for c in C_GRID]
+    fits = [LinearFit(c, fit_linear(train.features, train.needed, c)) for c in C_GRID]
     scores = [auroc_or_half(dev.needed, apply_network(fit.tensors, dev.features)) for fit in fits]
     return fits[int(np.argmax(scores))]
 
@@ -142,7 +135,7 @@ def auroc_or_half(needed: BoolArray, needs: NDArray[np.float64]) -> float:
     return 0.5 if score is None else score
 
 
-def fit_platt_scaling(raw: FloatArray, needed: BoolArray, weights: FloatArray | None = None) -> dict[str, Any]:
+def fit_platt_scaling(raw: FloatArray, needed: BoolArray) -> dict[str, Any]:
     """Fit Platt scaling, which turns raw scores into calibrated probabilities. Returns its parameters for the manifest.
 
     Platt scaling keeps the order and all differences of scores, so a threshold can lie between any two questions.
@@ -154,14 +147,13 @@ def fit_platt_scaling(raw: FloatArray, needed: BoolArray, weights: FloatArray | 
     Args:
         raw: Scores in [0, 1].
         needed: Whether each question needs retrieval. If all are the same, the result is {"kind": "none"}.
-        weights: Weight of each row. Default: all the same.
     """
     if not 0 < needed.sum() < len(needed):
         return {"kind": "none"}
-    fitted = fit_logistic(logit(raw, PROBABILITY_FLOOR)[:, None], needed, weights, C=1e3, max_iter=100)
+    fitted = fit_logistic(logit(raw, PROBABILITY_FLOOR)[:, None], needed, C=1e3, max_iter=100)
     slope, shift = float(fitted.coef_[0][0]), float(fitted.intercept_[0])
     if slope < MIN_SLOPE:  # The scores carry no information, so predict the base rate for almost all of them.
-        slope, shift = MIN_SLOPE, logit(float(np.clip(np.average(needed, weights=weights), 1e-3, 1 - 1e-3)))
+        slope, shift = MIN_SLOPE, logit(float(np.clip(needed.mean(), 1e-3, 1 - 1e-3)))
     return {"kind": "platt", "a": slope, "b": shift, "floor": PROBABILITY_FLOOR}
 
 
@@ -184,9 +176,7 @@ def fit_mlp(
             number of updates, and on few rows it would only show how far the network overfits.
     """
     tensors = fit_standardization(train.features)
-    weights = np.ones(len(train.features)) if train.weights is None else train.weights
-    scaled_train = LabeledFeatures(_standardize(train.features, tensors), train.needed, weights)
-    scaled_dev = dev._replace(features=_standardize(dev.features, tensors))
+    scaled_train, scaled_dev = (part._replace(features=_standardize(part.features, tensors)) for part in (train, dev))
     stop = threading.Event()
     with _open_worker_pool(len(seeds)) as pool:
         try:
@@ -237,8 +227,7 @@ def _train_member(
     inputs, classes, dev_inputs = (torch.from_numpy(array) for array in arrays)
     # Both classes get the same total weight, however rare one of them is.
     class_weights = n_rows / (2 * torch.bincount(classes, minlength=2).clamp(min=1))
-    assert train.weights is not None
-    weights = class_weights[classes] * torch.from_numpy(train.weights.astype(np.float32))
+    weights = class_weights[classes]
     best, best_score, epochs_without_gain = network.copy_weights(), -1.0, 0
     for _ in range(EPOCHS):
         for rows in itertools.islice(batches, updates):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from knowgate.core.text import normalize
 from knowgate.data.runs.records import name_runs
@@ -19,7 +17,7 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import Split, fingerprint_text, fingerprint_text_loosely, split_questions
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
-from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.stats.metrics import BoolArray
 from knowgate.types import Question, Reading
 
 Target = Literal["known", "benefit", "gain", "agree"]
@@ -50,14 +48,12 @@ class Examples:
             wrong answer right), `gain` (the same, but the gate learns P(right from memory) and P(right with passages)
             and ranks by their difference) or `agree` (the answers with and without passages differ).
         split: Indices of the train, dev, calibration and test questions.
-        balanced: Give every label run the same total weight, see `weights`.
     """
 
     table: LabelTable
     needed: BoolArray
     target: Target
     split: Split
-    balanced: bool = False
 
     @property
     def rows(self) -> Sequence[LabelRow]:
@@ -90,21 +86,6 @@ class Examples:
         names = name_runs([Path(run) for run in self.runs])
         return [names[index] if names else "" for index in self.table.run_index]
 
-    @cached_property
-    def weights(self) -> FloatArray | None:
-        """Weight of each question, 1 on average, so that every label run has the same total weight.
-
-        None without `balanced`: then every question has the same weight.
-        """
-        if not self.balanced:
-            return None
-        sizes = Counter(self.run_names)
-        return np.array([len(self.run_names) / (len(sizes) * sizes[name]) for name in self.run_names])
-
-    def select_weights(self, indices: NDArray[np.int64]) -> FloatArray | None:
-        """Return the weights of the questions with these indices; None if all questions have the same weight."""
-        return None if self.weights is None else self.weights[indices]
-
     def list_seen_keys(self, include_test: bool = False) -> list[str]:
         """List fingerprints of the questions that the gate has seen; with `include_test`, also the test split."""
         return list_seen_keys(self.questions, self.split, include_test)
@@ -130,12 +111,7 @@ def list_seen_keys(questions: Sequence[Question], split: Split, include_test: bo
 
 
 def load_examples(
-    runs: Sequence[Path],
-    *,
-    target: Target | None = None,
-    layers: Sequence[int] | None = None,
-    seed: int = 0,
-    balanced: bool = False,
+    runs: Sequence[Path], *, target: Target | None = None, layers: Sequence[int] | None = None, seed: int = 0
 ) -> Examples:
     """Load label runs as the training data of a gate.
 
@@ -146,7 +122,6 @@ def load_examples(
             answer are left out.
         layers: Layers whose hidden states are read. Default: all recorded ones.
         seed: Seed of the split.
-        balanced: Give every label run the same total weight.
 
     Raises:
         BadInput: There are too few rows, or too few of one class.
@@ -166,7 +141,7 @@ def load_examples(
     texts = [question.text for question in table.questions]
     split = split_questions(texts, seed)
     _check_training_split([texts[index] for index in split.train], needed[split.train])
-    return Examples(table, needed, chosen, split, balanced)
+    return Examples(table, needed, chosen, split)
 
 
 def map_questions_to_needs(texts: Sequence[str], needed: BoolArray) -> dict[str, bool]:

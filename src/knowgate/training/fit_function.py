@@ -15,14 +15,14 @@ INJECTED_ARGUMENTS are passed to functions that declare them; all other keyword 
 from __future__ import annotations
 
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from knowgate.core.options import Options
-from knowgate.core.validation import MAX_COUNT, format_value
+from pydantic import ConfigDict, create_model
+
+from knowgate.core.options import Options, option, read_options
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.gate_folder import Tensors
 from knowgate.stats.metrics import FloatArray
@@ -34,7 +34,6 @@ INJECTED_ARGUMENTS = {
     "work": "folder for checkpoints, so that the same call can continue an interrupted training",
     "watch": "callback that receives progress as a FitProgress",
 }
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 FitFunction = Callable[..., Any]
 
 
@@ -125,79 +124,43 @@ class ExampleRequirements:
     Attributes:
         target: What "needs retrieval" means for this gate (see `Examples`); None to choose it from the label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
-        weighs: True if it uses `Examples.weights`, so that label runs of different size can be balanced.
         two_heads: True if it supports the target 'gain': it predicts both answers, with and without passages.
     """
 
     target: Target | None = None
     reads_states: bool = True
-    weighs: bool = False
     two_heads: bool = False
 
 
-@dataclass(frozen=True)
-class FitOption:
-    """One option of a fit function, read from its signature.
+class KeywordOptions(Options):
+    """Base class of the option models that are made from keywords of a fit function. Values must have the right type."""
 
-    Attributes:
-        name: Name of the argument.
-        kind: Its type, without None.
-        allowed: The allowed values if they can be listed.
-        default: Its default.
-        help: One line of documentation.
-    """
-
-    name: str
-    kind: type
-    allowed: tuple[Any, ...]
-    default: Any
-    help: str
-
-    def check(self, value: Any, gate: str) -> None:
-        """Raise BadSetting if the option does not accept a value."""
-        if value is None and self.default is None:
-            return
-        problem = f"fit {gate}: {self.name}={format_value(value)} is not allowed"
-        if self.allowed and value not in self.allowed:
-            raise BadSetting(f"{problem}: use {', '.join(map(str, self.allowed))}.")
-        accepted = (int, float) if self.kind is float else self.kind
-        if not isinstance(value, accepted) or (isinstance(value, bool) and self.kind is not bool):
-            raise BadSetting(f"{problem}: it must be {TYPE_NAMES.get(self.kind, 'text')}.")
-        if self.kind in (int, float) and not abs(float(str(value))) <= MAX_COUNT:  # false for NaN, too
-            raise BadSetting(f"{problem}: the number is too large.")
+    model_config = ConfigDict(strict=True)
 
 
-def read_fit_options(function: FitFunction) -> dict[str, FitOption]:
-    """Return the options that a fit function declares, by name, in the order of its signature.
+def read_fit_options(function: FitFunction) -> type[Options]:
+    """Return the model of the options that a fit function declares, in the order of its signature.
 
     Raises:
         BadSetting: An option has no default value.
     """
-    model: type[Options] | None = getattr(function, "__options__", None)
-    if model is not None:
-        hints = typing.get_type_hints(model)
-        return {
-            name: _make_option(name, hints[name], field.get_default(), field.description or "")
-            for name, field in model.model_fields.items()
-        }
+    if hasattr(function, "__options__"):
+        model: type[Options] = function.__options__
+        return model
     hints = typing.get_type_hints(function, include_extras=True)
-    options = {}
+    fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         text = _find_annotation(hints.get(name), str)
         if parameter.kind is parameter.KEYWORD_ONLY and text is not None:
             if parameter.default is parameter.empty:
                 raise BadSetting(f"the option '{name}' of {function.__qualname__} has no default value. Give it one.")
-            options[name] = _make_option(name, typing.get_args(hints[name])[0], parameter.default, text)
-    return options
+            fields[name] = (typing.get_args(hints[name])[0], option(parameter.default, text))
+    return create_model("FitKeywords", __base__=KeywordOptions, **fields)
 
 
 def check_fit_options(gate: str, function: FitFunction, values: Mapping[str, Any]) -> None:
     """Raise BadSetting for options that the gate does not have and for values that are not allowed."""
-    known = read_fit_options(function)
-    for name, value in values.items():
-        if name not in known:
-            raise BadSetting(f"fit {gate} has no option '{name}'. Known: {', '.join(known) or 'none'}.")
-        known[name].check(value, gate)
+    read_options(read_fit_options(function), values, f"fit {gate}")
 
 
 def read_requirements(function: FitFunction) -> ExampleRequirements:
@@ -227,13 +190,3 @@ def select_injected_arguments(function: FitFunction, values: Mapping[str, Any]) 
 def _find_annotation(hint: Any, kind: type) -> Any:
     """Return the first item of this type in the metadata of an Annotated hint; None if there is none."""
     return next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, kind)), None)
-
-
-def _make_option(name: str, hint: Any, default: Any, text: str) -> FitOption:
-    """Make an option from its type hint; the values of a Literal become the allowed values."""
-    if isinstance(hint, types.UnionType):
-        hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
-    if typing.get_origin(hint) is Literal:
-        values = typing.get_args(hint)
-        return FitOption(name, type(values[0]), values, default, text)
-    return FitOption(name, hint, (), default, text)

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from knowgate.core.files import check_replaceable
-from knowgate.core.options import Options, Seed, Share, with_options
+from knowgate.core.options import Options, Seed, Share, option, with_options
 from knowgate.core.registry import find_plugins, load_plugin, load_target
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.errors import BadSetting, MissingExtra, UnknownName
@@ -40,38 +38,32 @@ EXTRA = "train"
 class FitOptions(Options):
     """Options that all gates share when they are fitted."""
 
-    target: Target | None = Field(
-        default=None,
-        description="What the gate learns: `known` (the LLM answers right from memory), `benefit` (passages turn a "
-        "wrong answer right), `gain` (both answers: P(right with passages) minus P(right from memory)) or `agree` "
-        "(both answers agree; needs no gold answers). Default: chosen from the label runs.",
-        json_schema_extra={"metavar": "TARGET"},
+    target: Target | None = option(
+        None,
+        "What the gate learns: `known` (the LLM knows the answer), `benefit` (passages turn a wrong answer right), "
+        "`gain` (P(right with passages) minus P(right from memory)) or `agree` (both answers agree; needs no gold "
+        "answers). Default: chosen from the label runs.",
+        metavar="TARGET",
     )
-    threshold: Share | None = Field(
-        default=None,
-        description="Retrieve if the gate's score is above this. Default: chosen by `max_loss`, or 0.5 if the label runs "
-        "have no answers with passages.",
-        json_schema_extra={"metavar": "0..1"},
+    threshold: Share | None = option(
+        None,
+        "Retrieve if the gate's score is above this. Default: chosen by `max_loss`; 0.5 without answers with passages.",
+        metavar="0..1",
     )
-    max_loss: float | None = Field(
-        default=None,
+    max_loss: float | None = option(
+        None,
+        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: "
+        "0.01.",
         ge=0,
         lt=1,
-        description="Maximum accuracy that the default threshold may lose against always retrieving, on questions that "
-        "the gate did not learn from. Default: 0.01.",
-        json_schema_extra={"metavar": "0..1"},
+        metavar="0..1",
     )
-    balance_sets: bool = Field(
-        default=False,
-        description="Give all label runs the same total weight, whatever their size.",
-        json_schema_extra={"flag": "--balance-sets"},
+    keep_questions: bool = option(
+        True,
+        "Store ten questions with a gate that reads hidden states, to check them later.",
+        flag="--keep-questions/--no-questions",
     )
-    keep_questions: bool = Field(
-        default=True,
-        description="Store ten questions with the gate, to check later that hidden states are still computed alike.",
-        json_schema_extra={"flag": "--keep-questions/--no-questions"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of splits and training.")
+    seed: Seed = option(0, "Random seed of splits and training.")
 
 
 @with_options(FitOptions)
@@ -110,14 +102,16 @@ def fit(
     function, folder = load_fit_function(name), Path(out)
     if not runs:
         raise BadSetting(f"fit {name} has no label runs to learn from. Give `labels`, made by `knowgate label`.")
-    paths = resolve_run_paths(runs)
-    _check_options(name, function, options, len(paths))
+    if options.max_loss is not None and options.threshold is not None:
+        raise BadSetting(
+            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
+        )
     check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
     try:
         from knowgate.training.gate_artifact import save_fitted
 
-        examples = _load_examples(paths, function, options)
+        examples = _load_examples(resolve_run_paths(runs), function, options)
         injected = {"seed": options.seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
         result: FitResult = function(examples, **select_injected_arguments(function, injected), **gate_options)
         notes = [*result.notes, *_explain_target(examples, function, options)]
@@ -166,24 +160,6 @@ def load_fit_function(name: str) -> FitFunction:
     raise UnknownName("fitted gate", name, list_fittable_gates())
 
 
-def _check_options(name: str, function: FitFunction, options: FitOptions, n_runs: int) -> None:
-    """Raise BadSetting if shared options contradict each other, or the gate does not support them."""
-    if options.max_loss is not None and options.threshold is not None:
-        raise BadSetting(
-            "`threshold` and `max_loss` (which chooses a threshold) are mutually exclusive: give only one of them."
-        )
-    if options.balance_sets and n_runs < 2:
-        raise BadSetting(
-            "balance_sets=True needs at least two label runs, but there is only one. Give more, or leave the option "
-            "out."
-        )
-    if options.balance_sets and not read_requirements(function).weighs:
-        raise BadSetting(
-            f"balance_sets=True is not supported by fit {name}, which gives every question the same weight. Leave the "
-            "option out."
-        )
-
-
 def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOptions) -> Examples:
     """Load the label runs with the target and the signals that the fit function requires."""
     required = read_requirements(function)
@@ -197,7 +173,6 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
         target=options.target or required.target,
         layers=None if required.reads_states else (),
         seed=options.seed,
-        balanced=options.balance_sets,
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(

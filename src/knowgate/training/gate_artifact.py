@@ -87,8 +87,7 @@ def save_fitted(
         keep_questions: Store ten questions with their hidden states.
     """
     split, needed = examples.split, examples.needed
-    weights = examples.select_weights(split.calibration)
-    calibration = fit_platt_scaling(result.raw(split.calibration.tolist()), needed[split.calibration], weights)
+    calibration = fit_platt_scaling(result.raw(split.calibration.tolist()), needed[split.calibration])
     needs = apply_calibration(result.raw(split.test.tolist()), calibration) if len(split.test) else np.empty(0)
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
@@ -148,7 +147,7 @@ def _measure_by_run(examples: Examples, needs: FloatArray) -> dict[str, Any]:
         truth = examples.needed[test][names == name]
         auroc = asdict(estimate_auroc(truth, needs[names == name]))
         measured[name] = {"n": len(truth), "base_rate": float(truth.mean()) if len(truth) else None, "auroc": auroc}
-    return {"sets": measured, "balanced": examples.balanced}
+    return {"sets": measured}
 
 
 def _count_test_answers(examples: Examples, needs: FloatArray, threshold: float) -> dict[str, Any]:
@@ -328,9 +327,8 @@ def _format_metrics_by_run(manifest: Mapping[str, Any]) -> list[str]:
     """Format a table of the AUROC on each label run; empty if there is only one run."""
     if "sets" not in manifest:
         return []
-    weighting = "each run counted the same in the fit" if manifest["balanced"] else "every question counted the same"
     header = "| run | n | positive | AUROC | 95 % interval |\n|---|---|---|---|---|"
-    lines = [f"By label run ({weighting}):", "", header]
+    lines = ["By label run:", "", header]
     for name, run in manifest["sets"].items():
         share = "" if run["base_rate"] is None else f"{run['base_rate']:.0%}"
         lines.append(

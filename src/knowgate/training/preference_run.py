@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from knowgate.core.files import atomic_file
-from knowgate.core.options import Count, Options, Seed, with_options
+from knowgate.core.options import Count, Options, Seed, option, with_options
 from knowgate.data.preferences import DEFAULT_TOP, PAIRS_FILE, Preference, PreferenceFolder, to_cbdr_record
 from knowgate.data.questions import load_questions
 from knowgate.data.row_folder import explain_disk_error
@@ -47,42 +47,33 @@ PREFERENCE_RUNNER = LocalRunner(largest=256)  # a question has about 20 prompts,
 class PreferenceOptions(Options):
     """Options of `measure_preferences`."""
 
-    source: Literal["likelihood", "benefit", "confidence"] | None = Field(
+    source: Literal["likelihood", "benefit", "confidence"] | None = option(
         None,
-        description="How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
+        "How the effect of a passage is measured: `likelihood` (it makes the gold answer more likely), "
         "`benefit` (it turns a wrong answer right) or `confidence` (it makes the LLM more confident, as a probe reads "
         f"it; CBDR). Default: confidence if `gate` is given, else {DEFAULT_SOURCE}.",
     )
-    gate: str | None = Field(
+    gate: str | None = option(None, "Folder of a fitted probe that reads the LLM's confidence.", metavar="PROBE")
+    index: str | None = option(None, "Index folder, http:URL or search engine to find the candidate passages in.")
+    data: str | None = option(
+        None, "Question set (data spec) that contains the candidate passages. Default: those of the label run."
+    )
+    candidates: int = option(20, "Number of candidate passages per question.", ge=2)
+    top: Count = option(DEFAULT_TOP, "Maximum number of helpful passages, and of harmful ones, to keep per question.")
+    cut: Count | None = option(
         None,
-        description="Folder of a fitted probe that reads the LLM's confidence.",
-        json_schema_extra={"metavar": "PROBE"},
+        "Truncate all candidates to this many tokens and leave out shorter ones. This control shows whether length "
+        "alone matters.",
     )
-    index: str | None = Field(
-        None, description="Index folder, http:URL or search engine to find the candidate passages in."
+    split: Literal["train", "dev", "test"] | None = option(
+        None, "Split to put all questions in: train, dev or test. Default: divided as in `knowgate fit`."
     )
-    data: str | None = Field(
+    limit: Count | None = option(None, "Maximum number of questions to use.")
+    seed: Seed = option(0, "Random seed of the division into splits.")
+    runner: Any = option(
         None,
-        description="Question set (data spec) that contains the candidate passages. Default: those of the label run.",
-    )
-    candidates: int = Field(20, ge=2, description="Number of candidate passages per question.")
-    top: Count = Field(
-        DEFAULT_TOP, description="Maximum number of helpful passages, and of harmful ones, to keep per question."
-    )
-    cut: Count | None = Field(
-        None,
-        description="Truncate all candidates to this many tokens and leave out shorter ones. This control shows "
-        "whether length alone matters.",
-    )
-    split: Literal["train", "dev", "test"] | None = Field(
-        None, description="Split to put all questions in: train, dev or test. Default: divided as in `knowgate fit`."
-    )
-    limit: Count | None = Field(None, description="Maximum number of questions to use.")
-    seed: Seed = Field(0, description="Random seed of the division into splits.")
-    runner: Any = Field(
-        None,
-        description="Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT.",
-        json_schema_extra={"metavar": "local|ray[:ADDRESS]"},
+        "Where the LLM runs: local (this process), ray:local, ray (a running cluster) or ray:HOST:PORT.",
+        metavar="local|ray[:ADDRESS]",
     )
 
     @model_validator(mode="after")
@@ -324,11 +315,7 @@ def describe_preference_run(labeler: PreferenceLabeler, questions: Sequence[Ques
         settings["cut_to"] = labeler.cut
     if isinstance(source, ConfidenceSource):
         artifact = source.gate.artifact
-        settings["probe"] = {
-            "name": artifact.path.name,
-            "checksum": artifact.manifest["checksum"],
-            **artifact.options,
-        }
+        settings["probe"] = {"name": artifact.path.name, "checksum": artifact.manifest["checksum"], **artifact.options}
     if isinstance(source, BenefitSource):
         settings["grader"] = source.grader.name
     return settings

@@ -38,7 +38,7 @@ MIN_KNOWN_ROWS = 300  # training questions of each class below which the raw con
 
 
 def fit_probe(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True)],
+    examples: Annotated[Examples, ExampleRequirements()],
     *,
     layer: Annotated[str, "Layer whose hidden state the probe reads: mid, late, last or a number."] = "mid",
     position: Annotated[
@@ -79,8 +79,7 @@ def predict_out_of_fold(rows: LabeledFeatures, texts: Sequence[str], strength: f
     needs = np.empty(len(rows.needed))
     for fold in np.unique(folds):
         held_out = folds == fold
-        weights = None if rows.weights is None else rows.weights[~held_out]
-        tensors = fit_linear(rows.features[~held_out], rows.needed[~held_out], strength, weights)
+        tensors = fit_linear(rows.features[~held_out], rows.needed[~held_out], strength)
         needs[held_out] = apply_network(tensors, rows.features[held_out])
     return needs
 

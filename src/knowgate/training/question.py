@@ -18,7 +18,7 @@ from knowgate.types import SignalRequest
 
 
 def fit_question(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True, reads_states=False)],
+    examples: Annotated[Examples, ExampleRequirements(reads_states=False)],
     *,
     index: Annotated[
         str | None, "Index folder: also read how frequent the words of a question are in its passages."

@@ -1,4 +1,4 @@
-"""Train a reranker: losses over one question's own passages (InfoNCE as in CBDR, and ListNet), and the training loop.
+"""Train a reranker: InfoNCE over one question's own passages, as in CBDR, and the training loop.
 
 The multiple-negatives loss of sentence-transformers adds passages of other questions as negatives; the paper's loss has
 only the question's own.
@@ -38,60 +38,27 @@ def infonce(scores: torch.Tensor, positive: torch.Tensor, temperature: float) ->
     return torch.logaddexp(logits[positive], negatives) - logits[positive]
 
 
-def listwise(scores: torch.Tensor, shifts: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Return the cross-entropy between the softmax of the shifts and that of the scores (ListNet).
-
-    Shifts are scaled to unit variance first, so that one temperature suits confidences and log-probabilities.
-    """
+def compute_batch_loss(model: Any, batch: Sequence[RankingGroup], temperature: float) -> torch.Tensor:
+    """Score the pairs of all groups in one pass, and return the mean InfoNCE loss of their positives."""
     import torch
 
-    spread = shifts.std(correction=0).clamp(min=1e-6)
-    target = torch.softmax(shifts / spread / temperature, dim=-1)
-    return -(target * torch.log_softmax(scores, dim=-1)).sum()
+    scores = _score_pairs(model, [(group.question, text) for group in batch for text in group.passages])
+    parts = scores.split([len(group.passages) for group in batch])
+    positive = [torch.tensor(group.labels, device=scores.device) > 0 for group in batch]
+    return torch.cat([infonce(part, mask, temperature) for part, mask in zip(parts, positive, strict=True)]).mean()
 
 
-@dataclass(frozen=True)
-class GroupLoss:
-    """Mean loss of a batch of groups: questions, their passages, and one label per passage.
-
-    Args:
-        model: A cross-encoder.
-        kind: "infonce" (labels are 1 for positives and 0 for negatives) or "listwise" (labels are shifts).
-        temperature: Temperature of the loss.
-    """
-
-    model: Any
-    kind: str
-    temperature: float
-
-    def __call__(
-        self, questions: Sequence[str], passages: Sequence[Sequence[str]], labels: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """Score all pairs in one pass and return the mean loss."""
-        import torch
-
-        pairs = [(question, text) for question, group in zip(questions, passages, strict=True) for text in group]
-        scores = self._score(pairs).split([len(group) for group in passages])
-        losses = [self._compute_loss(group, label) for group, label in zip(scores, labels, strict=True)]
-        return torch.cat(losses).mean()
-
-    def _compute_loss(self, scores: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-        if self.kind == "infonce":
-            return infonce(scores, label.to(scores.device) > 0, self.temperature)
-        return listwise(scores, label.to(scores), self.temperature)[None]
-
-    def _score(self, pairs: list[tuple[str, str]]) -> torch.Tensor:
-        tokens = self.model.preprocess(pairs)
-        device = self.model.device
-        inputs = {key: value.to(device) if hasattr(value, "to") else value for key, value in tokens.items()}
-        scores: torch.Tensor = self.model(inputs)["scores"].reshape(-1).float()
-        if not bool(scores.isfinite().all()):
-            raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
-        return scores
+def _score_pairs(model: Any, pairs: list[tuple[str, str]]) -> torch.Tensor:
+    inputs = {
+        key: value.to(model.device) if hasattr(value, "to") else value for key, value in model.preprocess(pairs).items()
+    }
+    scores: torch.Tensor = model(inputs)["scores"].reshape(-1).float()
+    if not bool(scores.isfinite().all()):
+        raise ModelError("training the reranker gave NaN: use a lower `learning_rate` or a higher `temperature`.")
+    return scores
 
 
 QUERY_TOKENS, PASSAGE_TOKENS = 128, 512  # CBDR 4.1.5, as are the rate, the weight decay and the single epoch
-LOSSES = ("infonce", "listwise")
 MAX_GRADIENT_NORM = 1.0
 MINILM = "minilm"
 MINILM_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
@@ -101,7 +68,7 @@ TOKENIZER_BATCH = 1_000  # texts tokenized at once
 
 @dataclass(frozen=True)
 class RankingGroup:
-    """A question with passages and a label for each: 1 or 0 for InfoNCE, shifts for the listwise loss."""
+    """A question with passages and a label for each: 1 if it is positive, 0 if it is negative."""
 
     question: str
     passages: tuple[str, ...]
@@ -115,7 +82,6 @@ class RerankerTrainingOptions:
     The paper does not give its temperature or batch size; a temperature of 1 keeps scores ordinary logits.
 
     Attributes:
-        loss: "infonce" or "listwise".
         temperature: Temperature of the loss.
         epochs: Passes over the groups.
         batch: Groups per update.
@@ -125,7 +91,6 @@ class RerankerTrainingOptions:
         seed: Seed of order and initialization.
     """
 
-    loss: str = "infonce"
     temperature: float = 1.0
     epochs: int = 1
     batch: int = 8
@@ -135,8 +100,6 @@ class RerankerTrainingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.loss not in LOSSES:
-            raise BadSetting(f"loss='{self.loss}' is unknown; allowed: {', '.join(LOSSES)}.")
         check_seed(self.seed)
         for name in ("temperature", "epochs", "batch", "rate"):
             value = getattr(self, name)
@@ -184,9 +147,6 @@ def train_groups(
         import torch
     except ModuleNotFoundError as error:
         raise MissingExtra("training a reranker", "train") from error
-    pass
-
-    compute_loss = GroupLoss(model, training.loss, training.temperature)
     optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))
     losses: list[float] = []
     done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
@@ -195,11 +155,7 @@ def train_groups(
     try:
         for batch in shuffle_batches(groups, training):
             with torch.autocast("cuda", torch.bfloat16, enabled=model.device.type == "cuda"):
-                loss = compute_loss(
-                    [group.question for group in batch],
-                    [group.passages for group in batch],
-                    [torch.tensor(group.labels) for group in batch],
-                )
+                loss = compute_batch_loss(model, batch, training.temperature)
             optimizer.step(loss)
             losses.append(float(loss.detach()))
             done += len(batch)

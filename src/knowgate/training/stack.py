@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import Options, with_options
+from knowgate.core.options import Options, option, with_options
 from knowgate.errors import BadSetting
 from knowgate.gates.fusion import compute_margin, name_judge
 from knowgate.training.examples import Examples
@@ -32,16 +31,14 @@ MAX_JUDGES = 4
 class StackOptions(Options):
     """Options of `fit("stack", ...)`."""
 
-    judges: int = Field(
-        default=MAX_JUDGES, ge=2, le=MAX_JUDGES, description="Number of judges; each leaves out one fold of the rows."
-    )
-    base: str | None = Field(default=None, description=ANY_BASE_HELP)
-    cheap: bool = Field(default=False, description="Use cheap signals only: no sampled answers, no extra passes.")
+    judges: int = option(MAX_JUDGES, "Number of judges; each leaves out one fold of the rows.", ge=2, le=MAX_JUDGES)
+    base: str | None = option(None, ANY_BASE_HELP)
+    cheap: bool = option(False, "Use cheap signals only: no sampled answers, no extra passes.")
 
 
 @with_options(StackOptions)
 def fit_stack(
-    examples: Annotated[Examples, ExampleRequirements(weighs=True, two_heads=True)],
+    examples: Annotated[Examples, ExampleRequirements(two_heads=True)],
     *,
     options: StackOptions,
     seed: int = 0,

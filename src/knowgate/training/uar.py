@@ -44,7 +44,7 @@ TreeKind = Literal["soft", "hard"]
 
 
 def fit_uar(
-    examples: Annotated[Examples, ExampleRequirements(target="known", weighs=True)],
+    examples: Annotated[Examples, ExampleRequirements(target="known")],
     *,
     criteria: Annotated[
         str, "Labeled questions for each criterion: intent=SPEC,knowledge=SPEC,time=SPEC."
@@ -100,7 +100,7 @@ def fit_uar_heads(
     reader = StateReader(model, wording, watch)
     states = stack_hidden_states(examples.readings, reader.layer, "pre")
     train = np.concatenate([examples.split.train, examples.split.dev])
-    self_head = train_uar_head(states[train], examples.needed[train], examples.select_weights(train))
+    self_head = train_uar_head(states[train], examples.needed[train])
     tensors = prefix_tensors(SELF_HEAD, self_head)
     calibrations, notes = [], []
     for name in CRITERIA:
@@ -169,11 +169,11 @@ def _fit_criterion(name: str, questions: Sequence[Question], reader: StateReader
     return CriterionHead(tensors, calibration, note)
 
 
-def train_uar_head(features: Vector, truth: BoolArray, weights: FloatArray | None = None) -> Tensors:
+def train_uar_head(features: Vector, truth: BoolArray) -> Tensors:
     """Train one head: a logistic regression without bias on standardized states."""
     tensors = fit_standardization(features)
     standardized = (features - tensors["mean"]) / tensors["scale"]
-    fitted = fit_logistic(standardized, truth, weights, C=UAR_C, fit_intercept=False)
+    fitted = fit_logistic(standardized, truth, C=UAR_C, fit_intercept=False)
     return {**tensors, "weight": fitted.coef_[0].astype(np.float32)}
 
 

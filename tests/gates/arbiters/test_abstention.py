@@ -45,9 +45,19 @@ def test_the_closed_book_answer_is_preferred_if_only_the_other_abstains():
     assert belief.reason == "the answer with passages says it cannot tell"
 
 
-@pytest.mark.parametrize(("closed", "opened"), [("Paris", "Rome"), ("unknown", "not mentioned"), ("", "no answer")])
-def test_otherwise_the_answer_with_passages_is_kept(closed, opened):
-    assert not RULES_ARBITER.estimate([both(closed, opened)])[0].prefers_closed
+@pytest.mark.parametrize(
+    ("closed", "opened", "reason"),
+    [
+        ("Paris", "Rome", "neither declines to answer"),
+        ("I do not know.", "Rome", "the answer from memory declines to answer"),
+        ("unknown", "not mentioned", "both decline to answer"),
+        ("", "no answer", "both decline to answer"),
+    ],
+)
+def test_otherwise_the_answer_with_passages_is_kept_and_the_reason_is_true(closed, opened, reason):
+    belief = RULES_ARBITER.estimate([both(closed, opened)])[0]
+    assert not belief.prefers_closed
+    assert belief.reason == reason
 
 
 def test_custom_phrases_replace_the_packaged_ones(tmp_path):

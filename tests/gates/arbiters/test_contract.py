@@ -42,4 +42,4 @@ def test_loading_an_arbiter_twice_gives_the_same_fingerprint(name):
 @pytest.mark.parametrize("name", FITTED_ARBITERS)
 def test_a_fitted_gate_has_a_class_and_a_fit_function_with_defaults(name):
     assert issubclass(load_target(FITTED_ARBITERS[name].target, name, "train"), FittedArbiter)
-    assert all(option.help for option in read_fit_options(load_arbiter_fit_function(name)).values())
+    assert all(field.description for field in read_fit_options(load_arbiter_fit_function(name)).model_fields.values())

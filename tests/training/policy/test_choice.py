@@ -1,19 +1,16 @@
 """The choice of gate, arbiter and threshold from out-of-fold predictions."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from knowgate.errors import BadInput
 from knowgate.gates.calibration.threshold_choice import list_rate_thresholds
-from knowgate.training.policy.choice import (
-    ArbiterCandidate,
-    ChoiceOptions,
-    GateCandidate,
-    apply_policy,
-    choose_policy,
-)
+from knowgate.training.policy.choice import apply_policy, choose_policy
+from knowgate.training.policy.folder import list_shown_results
+from knowgate.training.policy.outcomes import ArbiterCandidate, ChoiceOptions, GateCandidate
 
 N = 1000
 FIRST_HALF = np.arange(N) < N // 2
@@ -77,6 +74,59 @@ def test_an_arbiter_that_corrects_answers_is_part_of_the_policy():
     assert choice.chosen.name == "always + rules"
     assert choice.chosen.right == 1.0
     assert choice.chosen.llm_calls == 2.0
+
+
+def make_arbiter_case():
+    """Half of the questions are skipped, which loses 35 answers; the rules arbiter gains 30 where everything is searched."""
+    number = np.arange(N)[SHUFFLED]
+    lost, gained = number < 35, (number >= 500) & (number < 530)
+    closed, opened = ~lost & ((number < 500) | gained), ~gained
+    gate = GateCandidate("gate", np.where(number < 500, 0.1, 0.9))
+    return [gate], closed, opened, [ArbiterCandidate("rules", gained)]
+
+
+def test_a_gate_may_not_lose_what_the_arbiter_gains_if_everything_is_searched():
+    gates, closed, opened, arbiters = make_arbiter_case()
+    options = ChoiceOptions(price_search=0.2)
+    choice = choose_policy(gates, closed, opened, arbiters, options=options)
+    assert choice.chosen.name == "always + rules"
+    assert choice.constant.name == choice.reference.name == "always + rules"
+    assert choice.chosen.right == pytest.approx(1.0)
+    result = apply_policy(
+        replace(choice.chosen, gate="gate", threshold=0.5),
+        gates[0].needs,
+        closed,
+        opened,
+        arbiters[0].takes_closed,
+        reference_takes_closed=arbiters[0].takes_closed,
+    )
+    assert (result.loss.mean, result.reference_loss.mean) == (pytest.approx(0.005), pytest.approx(0.035))
+    assert "3.5 points" in result.describe_violation(options)
+    assert not options.describe_violation(result.loss)
+
+
+def test_an_arbiter_whose_llm_calls_cost_more_than_it_gains_is_no_reference():
+    gates, closed, opened, arbiters = make_arbiter_case()
+    costly = ChoiceOptions(price_search=0.2, price_llm_call=0.05)
+    choice = choose_policy(gates, closed, opened, arbiters, options=costly)
+    assert choice.reference.name == "always"
+    assert choice.chosen.gate == "gate"
+
+
+def test_a_policy_that_fails_on_questions_it_was_not_chosen_on_is_kept_with_its_figures():
+    random = np.random.default_rng(5)
+    known, opened = random.random(N) < 0.68, random.random(N) < 0.7
+    choice = choose_policy([GateCandidate(f"noise {i}", random.random(N)) for i in range(10)], known, opened)
+    assert choice.chosen.name == "always"
+    assert choice.rejected.name.startswith("noise")
+    loss = choice.rejected.result.loss
+    assert loss.n == N
+    assert choice.rejected.failure == f"the estimated loss is {100 * loss.mean:.1f} points, and at most 1 is allowed"
+    assert choice.rejected.result.right == pytest.approx(choice.always.right - loss.mean)
+    assert list_shown_results(choice)[-1] == (
+        f"rejected: {choice.rejected.name}, cross-validated",
+        choice.rejected.result,
+    )
 
 
 def test_the_simpler_of_two_equally_good_gates_is_chosen():

@@ -2,7 +2,9 @@
 
 import json
 import re
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting, WeightsError
@@ -11,7 +13,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, read_artifact
 from knowgate.training.policy import candidates
-from knowgate.training.policy.evidence import assign_policy_folds, load_evidence
+from knowgate.training.policy.evidence import MemoryEmbedder, assign_policy_folds, load_evidence
 from knowgate.training.policy.search import fit_policy
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_row, pair_rows
@@ -21,6 +23,12 @@ from tests.support.pairs_by_hand import pair_row, pair_rows
 def without_text(monkeypatch):
     """Leave out the embedding model: the fake rows have log-probabilities, which are enough."""
     monkeypatch.setattr(candidates, "DEFAULT_GATES", ())
+    monkeypatch.setattr(MemoryEmbedder, "embed", embed_parity)
+
+
+def embed_parity(self, texts):
+    """Even and odd question numbers are two topics."""
+    return np.eye(2, dtype=np.float32)[[int(re.sub(r"\D", "", text)) % 2 for text in texts]]
 
 
 def make_rows(n, opened=lambda i: True, closed=lambda i: i % 2 == 0):
@@ -41,6 +49,31 @@ def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(good_run, tmp
     manifest = policy.gate.artifact.manifest
     assert manifest["guarantee"]["epsilon"] <= 0.04
     assert "LLM calls" in (tmp_path / "policy" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_shows_what_is_known_and_searched_for_by_topic(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    assert "By topic, the LLM knows most (100.0 % about" in policy.summary[-1]
+    assert "and least (0.0 % about" in policy.summary[-1]
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    section = card.partition("## By topic")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| 300 |" in line]
+    assert sorted((cells[2].partition(" [")[0], cells[-1]) for cells in rows) == [
+        ("0.0 %", "100.0 %"),
+        ("100.0 %", "0.0 %"),
+    ]
+    fit_policy(good_run, out=tmp_path / "plain", topics="none")
+    assert "## By topic" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_shows_right_answers_by_share_of_searches(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    frontier = policy.choice.frontier
+    assert 3 <= len(frontier) <= 8
+    assert [item.searches for item in frontier] == sorted(item.searches for item in frontier)
+    assert all(item.right == pytest.approx(min(1.0, 0.5 + item.searches), abs=0.03) for item in frontier)
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert f"| {frontier[0].searches:.0%} | {frontier[0].right:.1%} [" in card
 
 
 def test_the_rows_that_prove_the_guarantee_are_not_those_it_was_fitted_on(good_run, tmp_path):
@@ -66,6 +99,37 @@ def test_few_rows_give_the_policy_to_always_retrieve_and_say_how_many_would_do(t
     assert policy.gate.threshold == ALWAYS_RETRIEVE
     count = re.search(r"You gave 60 graded questions\. About (\d+) like these could prove", " ".join(policy.summary))
     assert int(count[1]) > 60
+
+
+def test_a_policy_that_fails_on_the_test_questions_is_rejected_and_shown_with_the_limit_that_failed(tmp_path):
+    names = [f"question r{i}?" for i in range(600)]
+    is_held_out = assign_policy_folds(names, seed=0) < 0  # here the LLM is sure of its wrong answers
+    rows = [pair_row(f"r{i}", 0.1 if (i % 2 == 0) != is_held_out[i] else 0.9, i % 2 == 0, True) for i in range(600)]
+    policy = fit_policy(write_rows(tmp_path / "run", rows), out=tmp_path / "policy")
+    assert policy.choice.chosen.name == "always"
+    rejected = policy.choice.rejected
+    assert rejected.name.startswith("logprob")
+    assert rejected.result.loss.n == 600
+    assert rejected.result.searches == pytest.approx(0.5, abs=0.05)
+    assert "and at most 1 is allowed" in rejected.failure
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert f"| rejected: {rejected.name}, cross-validated | {rejected.result.searches:.1%} |" in card
+    assert rejected.failure in card
+
+
+def test_retrieving_always_with_the_rules_is_written_as_one_policy_that_makes_drafts(tmp_path):
+    """Without a useful gate, the rules still give the closed-book answer where the other one abstains."""
+    rows = [
+        pair_row(f"r{i}", 0.5, i % 5 == 0, i % 5 != 0, texts=(f"Paris {i}", "Not mentioned." if i % 5 == 0 else "Rome"))
+        for i in range(600)
+    ]
+    rows = [replace(row, closed=replace(row.closed, tokens=None)) for row in rows]  # nothing for a gate to read
+    policy = fit_policy(write_rows(tmp_path / "run", rows), out=tmp_path / "policy")
+    assert policy.choice.chosen.name == "always + rules"
+    assert policy.held_out.right == 1.0
+    assert "the arbiter is worth its LLM calls" in policy.summary[0]
+    assert get_policy_arbiter(str(policy.path)) == "rules:make_drafts=true"
+    assert policy.gate.threshold == ALWAYS_RETRIEVE
 
 
 def test_the_card_of_a_constant_gate_claims_no_probability_and_no_unexplained_bound(tmp_path):
@@ -101,8 +165,6 @@ def test_an_arbiter_that_helps_is_inside_the_folder_and_used_with_the_gate(tmp_p
 
 def test_without_open_book_answers_the_threshold_is_not_calibrated(tmp_path):
     rows = [pair_row(f"r{i}", 0.1 if i % 2 else 0.9, bool(i % 2), True) for i in range(200)]
-    from dataclasses import replace
-
     run = write_rows(tmp_path / "run", [replace(row, open=None, benefit=None) for row in rows])
     policy = fit_policy(run, out=tmp_path / "policy")
     assert policy.choice is None

@@ -238,12 +238,7 @@ class GateSelector:
         return CalibratedCandidate(candidate, calibration)
 
     def _choose(
-        self,
-        calibrated: Sequence[CalibratedCandidate],
-        candidates: Sequence[GateCandidate],
-        n: int,
-        *,
-        is_shared: bool,
+        self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate], n: int, *, is_shared: bool
     ) -> GateChoice:
         tried = tuple(str(each.folder if each.folder and each.folder.is_dir() else each.gate) for each in candidates)
         useful = [each for each in calibrated if each.is_useful]

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pydantic import Field
-
 from knowgate.core.files import check_output_folder, sha256_text, write_json
-from knowgate.core.options import Count, Options, Seed
+from knowgate.core.options import Count, Options, Seed, option
 from knowgate.core.redaction import redact_urls
 from knowgate.core.validation import read_json
 from knowgate.errors import ArtifactError, BadInput, BadSetting, KnowgateError
@@ -27,48 +25,26 @@ OPTIONS_KEY = "wishes"  # key of the options in the progress file; old files dep
 class FirstRunOptions(Options):
     """Options of a first run (`knowgate start`): which LLM, documents and questions to make a gate for."""
 
-    docs: str = Field(
-        default="",
-        description="Your documents: a folder (txt, md, html, pdf) or a JSONL file.",
-        json_schema_extra={"metavar": "DIR"},
+    docs: str = option("", "Your documents: a folder (txt, md, html, pdf) or a JSONL file.", metavar="DIR")
+    index: str = option("", "Index folder or search endpoint to use instead of `docs`.", metavar="DIR|http:URL")
+    model: str = option("smollm", "LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ...")
+    questions: str = option(
+        "",
+        "Questions of your users: a text file (one per line), a JSONL file with or without gold answers, or hub:... "
+        "Default: the LLM writes questions from the documents, and results are marked as synthetic.",
+        metavar="FILE|SPEC",
     )
-    index: str = Field(
-        default="",
-        description="Index folder or search endpoint to use instead of `docs`.",
-        json_schema_extra={"metavar": "DIR|http:URL"},
-    )
-    model: str = Field(
-        default="smollm", description="LLM that answers: smollm, hf:NAME_OR_DIR, gguf:FILE, openai:MODEL@URL, ..."
-    )
-    questions: str = Field(
-        default="",
-        description="Questions of your users: a text file (one per line), a JSONL file with or without gold answers, "
-        "or hub:... Default: the LLM writes questions from the documents, and results are marked as synthetic.",
-        json_schema_extra={"metavar": "FILE|SPEC"},
-    )
-    count: Count = Field(default=DEFAULT_COUNT, le=100_000, description="Maximum number of questions to label.")
-    max_loss: float = Field(
-        default=DEFAULT_MAX_LOSS,
+    count: Count = option(DEFAULT_COUNT, "Maximum number of questions to label.", le=100_000)
+    max_loss: float = option(
+        DEFAULT_MAX_LOSS,
+        "Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
         gt=0,
         lt=1,
-        description="Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
     )
-    writer: str = Field(
-        default="",
-        description="LLM that writes the questions if you have none. Default: `model`.",
-        json_schema_extra={"metavar": "SPEC"},
-    )
-    out: Path = Field(
-        default=DEFAULT_OUT,
-        description="Folder for all results. An interrupted run continues there.",
-        json_schema_extra={"metavar": "DIR"},
-    )
-    config: Path = Field(
-        default=DEFAULT_CONFIG,
-        description="Settings file to write; `knowgate ask` reads it.",
-        json_schema_extra={"metavar": "FILE"},
-    )
-    seed: Seed = Field(default=0, description="Random seed of splits, samples and training.")
+    writer: str = option("", "LLM that writes the questions if you have none. Default: `model`.", metavar="SPEC")
+    out: Path = option(DEFAULT_OUT, "Folder for all results. An interrupted run continues there.", metavar="DIR")
+    config: Path = option(DEFAULT_CONFIG, "Settings file to write; `knowgate ask` reads it.", metavar="FILE")
+    seed: Seed = option(0, "Random seed of splits, samples and training.")
 
     def check(self) -> None:
         """Raise BadSetting unless exactly one source of documents is given."""

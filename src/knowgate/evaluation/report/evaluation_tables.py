@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent, format_points
-from knowgate.evaluation.gate_comparison import (
-    Evaluation,
-    SliceTable,
-    build_answer_table,
-    build_short_table,
-)
+from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_answer_table, build_short_table
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
-from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.training.topics import build_topic_table
 
 COLUMN_DEFINITIONS = {
     "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from knowgate.core.display import render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
-from knowgate.core.options import Options, Share, with_options
+from knowgate.core.options import Options, Share, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.evaluation import cost
@@ -31,25 +29,20 @@ RUNS_FOLDER = "runs"  # where an evaluation stores the questions it answered
 class ReportOptions(Options):
     """Options of `write_report`."""
 
-    html: bool = Field(default=True, description="Whether to write the HTML page.")
-    max_loss: Share = Field(
-        default=MAX_LOSS, description="Maximum share of correct answers that the recommended gate may lose."
+    html: bool = option(True, "Whether to write the HTML page.")
+    max_loss: Share = option(MAX_LOSS, "Maximum share of correct answers that the recommended gate may lose.")
+    price_search: Price = option(
+        cost.DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
     )
-    price_search: Price = Field(
-        default=cost.DEFAULT_SEARCH_PRICE,
-        description="Price of one search in dollars. The report computes savings from it.",
+    price_token: Price = option(
+        cost.DEFAULT_TOKEN_PRICE,
+        "Price of one token that the LLM reads or writes. The report computes savings from it.",
     )
-    price_token: Price = Field(
-        default=cost.DEFAULT_TOKEN_PRICE,
-        description="Price of one token that the LLM reads or writes. The report computes savings from it.",
+    price_llm_call: Price | None = option(
+        None, "Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages."
     )
-    price_llm_call: Price | None = Field(
-        default=None,
-        description="Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages.",
-    )
-    search_seconds: Price = Field(
-        default=cost.DEFAULT_SEARCH_SECONDS,
-        description="Duration of a search in seconds. The report computes waiting times from it.",
+    search_seconds: Price = option(
+        cost.DEFAULT_SEARCH_SECONDS, "Duration of a search in seconds. The report computes waiting times from it."
     )
 
     @property

@@ -20,7 +20,7 @@ ARBITERS = {
         "knowgate.gates.arbiters.abstention:RulesArbiter",
         "uses the closed-book answer if the answer with passages says that it cannot tell",
         cost="nothing",
-    ),
+    )
 }
 
 # Arbiters that must be fitted first. `fit` names the training function.
@@ -30,7 +30,7 @@ FITTED_ARBITERS = {
         "two logistic regressions over log-probabilities, lengths, agreement and passages",
         cost="nothing",
         extra="train",
-        fit="knowgate.training.arbiter_choice:fit_features_arbiter",
+        fit="knowgate.training.arbiter:fit_features_arbiter",
     ),
     "lora": RegistryEntry(
         "knowgate.gates.arbiters.lora:LoraArbiter",
@@ -44,7 +44,7 @@ FITTED_ARBITERS = {
         "the arbiter `rules`, written as a folder because no trained arbiter was better",
         cost="nothing",
         extra="train",
-        fit="knowgate.training.arbiter_choice:fit_rules_arbiter",
+        fit="knowgate.training.arbiter:fit_rules_arbiter",
     ),
 }
 

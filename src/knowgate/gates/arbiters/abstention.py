@@ -38,6 +38,12 @@ CHINESE_PHRASES = (
     "没有答案", "无法判断", "无法找到", "不能确定", "信息不足",
 )  # fmt: skip
 ABSTENTION_REASON = "the answer with passages says it cannot tell"
+# Why the open-book answer is given, by whether the closed-book and the open-book answer abstain.
+OPEN_BOOK_REASONS = {
+    (False, False): "neither declines to answer",
+    (True, False): "the answer from memory declines to answer",
+    (True, True): "both decline to answer",
+}
 NEUTRAL_BELIEF = 0.5
 
 
@@ -93,12 +99,13 @@ class RulesArbiter(Arbiter):
 
         All other pairs get equal beliefs, so that the open-book answer is given.
         """
-        return [
-            Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
-            if self.abstains(pair.open.text) and not self.abstains(pair.closed.text)
-            else Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF)
-            for pair in answers
-        ]
+        return [self._estimate(self.abstains(pair.closed.text), self.abstains(pair.open.text)) for pair in answers]
+
+    def _estimate(self, closed_abstains: bool, open_abstains: bool) -> Belief:
+        """Return the belief about a pair of answers, by which of them abstain."""
+        if open_abstains and not closed_abstains:
+            return Belief(NEUTRAL_BELIEF, 0.0, ABSTENTION_REASON)
+        return Belief(NEUTRAL_BELIEF, NEUTRAL_BELIEF, OPEN_BOOK_REASONS[closed_abstains, open_abstains])
 
     def accepts_beginning(self, beginning: str) -> bool:
         """Return whether an open-book answer can be streamed already, because its start shows that it is chosen.

@@ -195,7 +195,7 @@ COMMON_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
     "lost against always": lambda result: f"{result.loss:+.1%}",
 }
 HARM_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
-    "harmed skips": lambda result: f"{result.harmed}: {_format_share(result.harmed, result.n)}",
+    "harmed skips": lambda result: f"{result.harmed}: {_format_share(result.harmed, result.n)}"
 }
 ARBITER_CELLS: dict[str, Callable[[ThresholdResult], str]] = {
     "accuracy, always and then the arbiter": lambda result: _format_share(result.right_chosen or 0, result.n),

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
-from knowgate.core.options import Options, Seed, UserPath, with_options
+from knowgate.core.options import Options, Seed, UserPath, option, with_options
 from knowgate.data.runs.folder import RunFolder, RunsLike, resolve_run_paths
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.splits import fingerprint_question, mark_held_out
@@ -67,35 +66,26 @@ class CalibrationTarget:
 class CalibrationOptions(Options):
     """Options of `calibrate`. Exactly one of `max_loss`, `retrieval_rate` and `best_accuracy` is needed."""
 
-    max_loss: float | None = Field(
-        default=None,
-        description="Maximum loss of accuracy against always retrieving, for example 0.02. The loss is guaranteed.",
+    max_loss: float | None = option(
+        None, "Maximum loss of accuracy against always retrieving, for example 0.02. The loss is guaranteed."
     )
-    confidence: float | None = Field(
-        default=None,
-        description=f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}.",
+    confidence: float | None = option(
+        None, f"Confidence of the guarantee that `max_loss` asks for. Default: {DEFAULT_CONFIDENCE}."
     )
-    retrieval_rate: float | None = Field(
-        default=None, description="Maximum share of questions to retrieve for, for example 0.5."
+    retrieval_rate: float | None = option(None, "Maximum share of questions to retrieve for, for example 0.5.")
+    best_accuracy: bool = option(
+        False, "Choose the threshold with the most right answers; of equally good ones, the one that skips most."
     )
-    best_accuracy: bool = Field(
-        default=False,
-        description="Choose the threshold with the most right answers; of equally good ones, the one that skips most.",
+    net: bool = option(
+        False,
+        "With `max_loss`: subtract answers that skipping retrieval gains from the loss. Default: count only lost "
+        "answers, which is stricter.",
     )
-    net: bool = Field(
-        default=False,
-        description="With `max_loss`: subtract answers that skipping retrieval gains from the loss. Default: count "
-        "only lost answers, which is stricter.",
+    held_out: float = option(0.5, "Share of the questions that only test the threshold, not choose it.", ge=0, lt=1)
+    out: UserPath | None = option(
+        None, "Folder for a copy of the gate with the new threshold. Default: change the gate itself.", metavar="DIR"
     )
-    held_out: float = Field(
-        default=0.5, ge=0, lt=1, description="Share of the questions that only test the threshold, not choose it."
-    )
-    out: UserPath | None = Field(
-        default=None,
-        description="Folder for a copy of the gate with the new threshold. Default: change the gate itself.",
-        json_schema_extra={"metavar": "DIR"},
-    )
-    seed: Seed = Field(default=0, description="Seed of the random split into questions that choose and that test.")
+    seed: Seed = option(0, "Seed of the random split into questions that choose and that test.")
 
     @property
     def target(self) -> CalibrationTarget:
@@ -415,11 +405,11 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
         lengths.append(("drafts of {} tokens", "max_tokens", draft_tokens))
     if features & {"certainty", "agreement"}:
         lengths.append(("{} samples", "samples", samples))
-    for text, option, expected in lengths:
-        if (recorded := settings.get(option)) not in (None, expected):
+    for text, setting, expected in lengths:
+        if (recorded := settings.get(setting)) not in (None, expected):
             raise BadSetting(
                 f"the gate reads {text.format(expected)}, but the label runs contain {text.format(recorded)}, so the "
-                f"gate would compute different needs than in use. Label the questions with {option}={expected}."
+                f"gate would compute different needs than in use. Label the questions with {setting}={expected}."
             )
 
 

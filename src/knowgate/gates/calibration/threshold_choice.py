@@ -13,9 +13,8 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.stats.metrics import BoolArray, FloatArray
@@ -27,19 +26,13 @@ MAX_REQUIRED_ROWS = 1_000_000  # more rows than anybody labels
 class SafetyLimits(Options):
     """How much accuracy a threshold may lose against always retrieving to be used by default."""
 
-    max_loss: float = Field(
-        default=0.01,
-        ge=0,
-        lt=1,
-        description="Largest estimated loss of accuracy against always retrieving that a threshold may have.",
+    max_loss: float = option(
+        0.01, "Largest estimated loss of accuracy against always retrieving that a threshold may have.", ge=0, lt=1
     )
-    loss_bound: float = Field(
-        default=0.03,
-        gt=0,
-        lt=1,
-        description="Largest upper confidence limit (95 %) of that loss that a threshold may have.",
+    loss_bound: float = option(
+        0.03, "Largest upper confidence limit (95 %) of that loss that a threshold may have.", gt=0, lt=1
     )
-    confidence: float = Field(default=0.95, gt=0.5, lt=1, description="Confidence of the upper limit.")
+    confidence: float = option(0.95, "Confidence of the upper limit.", gt=0.5, lt=1)
 
     def accepts(self, loss: NetLoss) -> bool:
         """Return whether the estimated loss and its upper confidence limit are within the limits."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import httpx
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from knowgate.core.http_client import JsonClient
-from knowgate.core.options import Options
+from knowgate.core.options import Options, option
 from knowgate.errors import BadSetting, ServerError
 from knowgate.retrieval.file_formats import read_html
 
@@ -37,24 +37,14 @@ Language = Annotated[str, AfterValidator(_check_language)]
 class WebOptions(Options):
     """Options of a web search, written after the question mark of a spec, such as `web:brave?lang=en`."""
 
-    lang: Language = Field(default="", description="Language of the results, such as en or zh-CN.")
-    safe: int = Field(
-        default=1, ge=0, le=2, description="How strictly to filter adult content: 0 off, 1 moderate, 2 strict."
-    )
-    minute: int = Field(default=30, ge=1, description="Maximum number of searches per minute, across all processes.")
-    day: int = Field(default=1000, ge=1, description="Maximum number of searches per day, across all processes.")
-    days: float = Field(
-        default=7.0, ge=0, le=3650, description="How many days a response is cached; 0 turns the cache off."
-    )
-    stale: bool = Field(
-        default=False, description="Use an expired cached response, with a warning, if the engine fails."
-    )
-    record: str = Field(
-        default="", description="Folder in which to record every response; web:replay@DIR returns them later."
-    )
-    deadline: float = Field(
-        default=10.0, ge=0.1, le=600, description="Time limit for a search in seconds, including retries."
-    )
+    lang: Language = option("", "Language of the results, such as en or zh-CN.")
+    safe: int = option(1, "How strictly to filter adult content: 0 off, 1 moderate, 2 strict.", ge=0, le=2)
+    minute: int = option(30, "Maximum number of searches per minute, across all processes.", ge=1)
+    day: int = option(1000, "Maximum number of searches per day, across all processes.", ge=1)
+    days: float = option(7.0, "How many days a response is cached; 0 turns the cache off.", ge=0, le=3650)
+    stale: bool = option(False, "Use an expired cached response, with a warning, if the engine fails.")
+    record: str = option("", "Folder in which to record every response; web:replay@DIR returns them later.")
+    deadline: float = option(10.0, "Time limit for a search in seconds, including retries.", ge=0.1, le=600)
 
 
 @dataclass(frozen=True)

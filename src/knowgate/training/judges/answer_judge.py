@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import with_options
+from knowgate.core.options import option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadInput, BadSetting
 from knowgate.gates import load_fitted_gate
@@ -44,9 +43,9 @@ GOLD_LABEL_WEIGHT = 0.5  # weight of the grade in a soft label; the rest is the 
 class JudgeGateOptions(AnswerJudgeFitOptions):
     """Options of `fit("judge", ...)`."""
 
-    both: bool = Field(default=False, description="Also learn from the answers with passages.")
-    teacher: str | None = Field(
-        default=None, description="Folder of a fitted judge whose predictions this one learns from (distillation)."
+    both: bool = option(False, "Also learn from the answers with passages.")
+    teacher: str | None = option(
+        None, "Folder of a fitted judge whose predictions this one learns from (distillation)."
     )
 
 
@@ -194,14 +193,13 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
 
 
 def make_answer_training(
-    epochs: int, batch: int, rate: float | None, *, accumulate: int = 1, full: bool = False, seed: int = 0
+    epochs: int, batch: int, rate: float | None, *, full: bool = False, seed: int = 0
 ) -> JudgeTrainingOptions:
     """Return the hyperparameters of judges of answers (METHODS, section 9), with two dev evaluations per epoch."""
     return JudgeTrainingOptions(
         epochs,
         batch,
-        accumulate,
-        rate,
+        rate=rate,
         max_tokens=MAX_EXAMPLE_TOKENS,
         full=full,
         seed=seed,

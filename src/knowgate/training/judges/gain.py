@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
-
-from knowgate.core.options import Count, with_options
+from knowgate.core.options import Count, option, with_options
 from knowgate.data.signals.vectors import draft_texts
 from knowgate.errors import BadSetting
 from knowgate.gates.judges import ANSWER_LABELS, ANSWER_PROMPTS, AnswerJudge, compute_gain_needs, encode_answers
@@ -34,9 +32,9 @@ GAIN_PROMPTS = ("judge", "search")
 class GainOptions(AnswerJudgeFitOptions):
     """Options of `fit("gain", ...)`."""
 
-    tokens: Count = Field(default=64, description="Maximum answer tokens that the judge reads, at least 1.")
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Highest learning rate. Default: 7e-5, 1e-5 with `full`, 3e-5 for mpnet."
+    tokens: Count = option(64, "Maximum answer tokens that the judge reads, at least 1.")
+    learning_rate: float | None = option(
+        None, "Highest learning rate. Default: 7e-5, 1e-5 with `full`, 3e-5 for mpnet.", gt=0
     )
 
 

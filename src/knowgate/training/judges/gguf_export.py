@@ -65,11 +65,7 @@ class ExportedJudge:
 
 
 def export_judge(
-    gate: str | Path,
-    out: Path,
-    *,
-    kind: GgufFormat = "q8_0",
-    watch: ExportProgressCallback = lambda done, total: None,
+    gate: str | Path, out: Path, *, kind: GgufFormat = "q8_0", watch: ExportProgressCallback = lambda done, total: None
 ) -> ExportedJudge:
     """Write a copy of a gate whose judge is a GGUF file that llama.cpp runs.
 

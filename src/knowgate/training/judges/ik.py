@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import Count, WholeNumber, with_options
+from knowgate.core.options import Count, WholeNumber, option, with_options
 from knowgate.data.signals.vectors import draft_texts, text_features
 from knowgate.errors import BadSetting
 from knowgate.gates.artifacts.networks import apply_network
@@ -31,16 +30,9 @@ IKMode = Literal["lora", "text"]
 class IKOptions(JudgeFitOptions):
     """Options of `fit("ik", ...)`."""
 
-    mode: IKMode = Field(
-        default="lora", description="Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings)."
-    )
-    tokens: WholeNumber = Field(
-        default=32, description="Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128)."
-    )
-    rows: Count | None = Field(
-        default=None, description="Maximum number of training questions (paper: 5,000 or 20,000). Default: all."
-    )
-    accumulate: Count = Field(default=1, description="Number of portions a batch is split into, to save memory.")
+    mode: IKMode = option("lora", "Kind of judge: lora (fine-tuned LLM) or text (linear classifier of embeddings).")
+    tokens: WholeNumber = option(32, "Draft tokens that the judge reads (T in the paper: 0, 32, 64 or 128).")
+    rows: Count | None = option(None, "Maximum number of training questions (paper: 5,000 or 20,000). Default: all.")
 
 
 @with_options(IKOptions)
@@ -56,9 +48,7 @@ def fit_ik(
     examples = limit_training_rows(examples, options.rows, seed)
     if options.mode == "text":
         return fit_ik_text(examples, tokens=options.tokens)
-    training = make_answer_training(
-        options.epochs, 32, options.learning_rate, accumulate=options.accumulate, full=options.full, seed=seed
-    )
+    training = make_answer_training(options.epochs, 32, options.learning_rate, full=options.full, seed=seed)
     return fit_ik_judge(examples, tokens=options.tokens, base=options.base, training=training, work=work, watch=watch)
 
 

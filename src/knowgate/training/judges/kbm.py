@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
 
-from knowgate.core.options import Count, with_options
+from knowgate.core.options import Count, option, with_options
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput
 from knowgate.gates import kbm as kbm_gate
@@ -42,18 +41,13 @@ NO_PASSAGES_NOTE = (
 class KBMOptions(JudgeFitOptions):
     """Options of `fit("kbm", ...)`."""
 
-    head: KBMHead = Field(
-        default="mastery",
-        description="What the gate decides by: mastery (share of right samples) or certainty (agreement).",
+    head: KBMHead = option(
+        "mastery", "What the gate decides by: mastery (share of right samples) or certainty (agreement)."
     )
-    tau: float | None = Field(
-        default=None,
-        gt=0,
-        le=1,
-        description="Value from which a question counts as known. Default: best on the dev split.",
+    tau: float | None = option(
+        None, "Value from which a question counts as known. Default: best on the dev split.", gt=0, le=1
     )
-    epochs: Count = Field(default=3, description="Passes over the training examples.")
-    accumulate: Count = Field(default=1, description="Number of portions a batch of 4 is split into, to save memory.")
+    epochs: Count = option(3, "Passes over the training examples.")
 
 
 @with_options(KBMOptions)
@@ -66,9 +60,7 @@ def fit_kbm(
     watch: FitProgressCallback = ignore_progress,
 ) -> FitResult:
     """Fine-tune a judge of mastery and certainty, on bare questions and on questions with passages."""
-    training = JudgeTrainingOptions(
-        options.epochs, accumulate=options.accumulate, rate=options.learning_rate, full=options.full, seed=seed
-    )
+    training = JudgeTrainingOptions(options.epochs, rate=options.learning_rate, full=options.full, seed=seed)
     return fit_kbm_judge(
         examples, head=options.head, tau=options.tau, base=options.base, training=training, work=work, watch=watch
     )

@@ -154,7 +154,7 @@ class _TrainingRun:
         import torch
 
         torch.manual_seed(self.training.seed)
-        self.portion_size = math.ceil(self.training.batch / self.training.accumulate)
+        self.portion_size = self.training.batch
         self.parameters = self.model.prepare(self.training)
         self.optimizer = torch.optim.AdamW(
             self.parameters, lr=self.training.peak_rate, weight_decay=self.training.weight_decay

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field
-
-from knowgate.core.options import Count, Options, WholeNumber
+from knowgate.core.options import Count, Options, WholeNumber, option
 from knowgate.errors import BadSetting
 from knowgate.models.embedded_weights import get_weights
 
@@ -28,41 +26,35 @@ ANY_BASE_HELP = (
 class JudgeFitOptions(Options):
     """Options of every fine-tuned judge (a model that predicts whether the LLM's answer is right)."""
 
-    base: str | None = Field(default=None, description="Model to fine-tune. Default: the LLM that was labeled.")
-    epochs: Count = Field(default=2, description="Passes over the examples.")
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Highest learning rate. Default: 1e-4, or 1e-5 with `full`."
-    )
-    full: bool = Field(default=False, description="Fine-tune all weights instead of adding LoRA layers.")
+    base: str | None = option(None, "Model to fine-tune. Default: the LLM that was labeled.")
+    epochs: Count = option(2, "Passes over the examples.")
+    learning_rate: float | None = option(None, "Highest learning rate. Default: 1e-4, or 1e-5 with `full`.", gt=0)
+    full: bool = option(False, "Fine-tune all weights instead of adding LoRA layers.")
 
 
 class EnsembleFitOptions(JudgeFitOptions):
     """Options of judges that can be ensembles: several models whose predictions are averaged."""
 
-    seeds: int = Field(
-        default=1, ge=1, le=MAX_MEMBERS, description="Number of judges to train with different seeds and average."
-    )
-    folds: WholeNumber = Field(
-        default=0, description="Number of judges to train, each without one fold of the questions; excludes `seeds`."
+    seeds: int = option(1, "Number of judges to train with different seeds and average.", ge=1, le=MAX_MEMBERS)
+    folds: WholeNumber = option(
+        0, "Number of judges to train, each without one fold of the questions; excludes `seeds`."
     )
 
 
 class AnswerJudgeFitOptions(EnsembleFitOptions):
     """Options of judges that read question and answer, causal models or small encoders."""
 
-    base: str | None = Field(default=None, description=ANY_BASE_HELP)
-    tokens: WholeNumber = Field(
-        default=64, description="Maximum answer tokens that the judge reads; 0 for the question alone."
+    base: str | None = option(None, ANY_BASE_HELP)
+    tokens: WholeNumber = option(64, "Maximum answer tokens that the judge reads; 0 for the question alone.")
+    epochs: Count | None = option(  # type: ignore[assignment]
+        None, "Passes over the training examples. Default: 2, or 4 for encoders."
     )
-    epochs: Count | None = Field(  # type: ignore[assignment]
-        default=None, description="Passes over the training examples. Default: 2, or 4 for encoders."
+    learning_rate: float | None = option(
+        None, "Highest learning rate. Default: 1e-4, 1e-5 with `full`, 3e-5 for mpnet.", gt=0
     )
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="Highest learning rate. Default: 1e-4, 1e-5 with `full`, 3e-5 for mpnet."
-    )
-    batch: Count = Field(default=32, description="Examples per training step.")
-    bits: Literal[0, 4, 8] = Field(
-        default=0, description="Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for all."
+    batch: Count = option(32, "Examples per training step.")
+    bits: Literal[0, 4, 8] = option(
+        0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for all."
     )
 
 
@@ -73,7 +65,6 @@ class JudgeTrainingOptions:
     Attributes:
         epochs: Passes over the examples.
         batch: Examples per update.
-        accumulate: Number of portions that a batch is split into, to save memory.
         rate: Peak learning rate; None for the default.
         max_tokens: Longer examples are left out.
         full: Train all weights instead of LoRA layers.
@@ -91,7 +82,6 @@ class JudgeTrainingOptions:
 
     epochs: int = 3
     batch: int = 4
-    accumulate: int = 1
     rate: float | None = None
     max_tokens: int = 1580
     full: bool = False
@@ -106,13 +96,9 @@ class JudgeTrainingOptions:
     saves: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "accumulate", "max_tokens", "rank", "checks", "window"):
+        for name in ("epochs", "batch", "max_tokens", "rank", "checks", "window"):
             if getattr(self, name) < 1:
                 raise BadSetting(f"training: {name}={getattr(self, name)} is not allowed: it must be at least 1.")
-        if self.accumulate > self.batch:
-            raise BadSetting(
-                f"training: accumulate={self.accumulate} is larger than batch={self.batch}. Use at most the batch size."
-            )
         if self.rate is not None and not self.rate > 0:
             raise BadSetting(f"training: rate={self.rate} is not allowed: it must be above 0.")
         if self.patience < 0:

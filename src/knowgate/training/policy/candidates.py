@@ -31,8 +31,8 @@ from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
 from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, select_injected_arguments
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate import list_fittable_gates, load_fit_function
-from knowgate.training.policy.choice import ArbiterCandidate, GateCandidate
 from knowgate.training.policy.evidence import FOLDS, Evidence, PolicyOptions
+from knowgate.training.policy.outcomes import ArbiterCandidate, GateCandidate
 from knowgate.types import Signal, SignalRequest
 
 LOGPROB_FEATURES = ("min", "mean")

@@ -2,126 +2,59 @@
 
 A policy is worth its right answers minus what its searches and LLM calls cost. Each gate is combined with each arbiter
 and with thresholds at fixed retrieval rates; of the settings that are safe (see `SafetyLimits`) the most valuable one is
-chosen. It must beat always retrieving and never retrieving by more than one standard error, and it must still beat
-them when it is chosen on some folds of the questions and applied to the others. If it does not, it is chosen again with
-stricter limits, and after that the better of the two constant policies is chosen.
+chosen. It must beat the best constant policy by more than one standard error, and it must still beat it when it is chosen
+on some folds of the questions and applied to the others. If it does not, it is chosen again with stricter limits, and after
+that the best constant policy is chosen: always or never retrieving, or always retrieving with an arbiter.
+
+A loss is counted against always retrieving, and against the reference: always retrieving with the arbiter that gives the most
+right answers, if an arbiter pays there. So a gate cannot lose what an arbiter has gained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from knowgate.errors import BadInput
-from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
-from knowgate.gates.calibration.threshold_choice import (
-    MIN_SAVING,
-    NEVER_RETRIEVE,
-    NetLoss,
-    SafetyLimits,
-    count_net_loss,
-    list_rate_thresholds,
-)
+from knowgate.gates.calibration.threshold_choice import MIN_SAVING, list_rate_thresholds
 from knowgate.stats.metrics import BoolArray, FloatArray
+from knowgate.training.policy.outcomes import (
+    ALWAYS,
+    CONSTANT_GATES,
+    NEVER,
+    NO_ARBITER,
+    ArbiterCandidate,
+    ChoiceOptions,
+    GateCandidate,
+    GradedQuestions,
+    PolicyResult,
+    combine_results,
+)
 
-ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
-CONSTANT_GATES = (ALWAYS, NEVER)
 DEFAULT_FOLDS = 5
 # The most valuable policy tends to lie at the limit of what it may lose, where it is often not safe on other questions.
 # Then a policy is chosen that may lose half as much, and after that one that may lose nothing.
 LOSS_SHARES = (1.0, 0.5, 0.0)
+FRONTIER_RATES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 SIMPLER_MARGIN = 0.0005  # a policy with fewer models wins if it is worth at most this much less
 
 
-class ChoiceOptions(SafetyLimits):
-    """What a policy may lose, and what searches and LLM calls cost."""
-
-    price_search: float = Field(
-        default=0.05,
-        ge=0,
-        description="Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if "
-        "they make more than 5 of 100 answers right that would be wrong without.",
-    )
-    price_llm_call: float = Field(
-        default=0.005, ge=0, description="Price of one LLM call, in the currency of `price_wrong`."
-    )
-    price_wrong: float = Field(default=1.0, gt=0, description="Price of a wrong answer.")
-
-
 @dataclass(frozen=True)
-class GateCandidate:
-    """A gate that may become part of the policy, with its out-of-fold predictions.
+class RejectedPolicy:
+    """A policy that looked best but failed on questions that it was not chosen on.
 
     Attributes:
-        name: Name of the gate.
-        needs: Need for retrieval of each question, from 0 to 1, by models that did not see the question.
-        reads_draft: Whether the gate reads the closed-book answer, so that a retrieved question costs a second call.
-        extra_calls: LLM calls for each question beside the answers, such as samples.
-        judge_calls: Calls of judge models for each question.
-        models: Number of trained models behind the gate.
+        name: Gate and arbiter.
+        result: What the policy does to those questions.
+        failure: The limit that it exceeds, as the continuation of a sentence.
     """
 
     name: str
-    needs: FloatArray = field(repr=False)
-    reads_draft: bool = True
-    extra_calls: float = 0.0
-    judge_calls: float = 0.0
-    models: int = 0
-
-
-@dataclass(frozen=True)
-class ArbiterCandidate:
-    """An arbiter that may become part of the policy, with its out-of-fold choices.
-
-    Attributes:
-        name: Name of the arbiter.
-        takes_closed: Whether it gives the closed-book answer after retrieval, for each question.
-        judge_calls: Calls of judge models for each retrieved question.
-        models: Number of trained models behind the arbiter.
-    """
-
-    name: str
-    takes_closed: BoolArray = field(repr=False)
-    judge_calls: float = 0.0
-    models: int = 0
-
-
-@dataclass(frozen=True)
-class PolicyResult:
-    """What a policy does to graded questions.
-
-    Attributes:
-        gate: Name of the gate.
-        arbiter: Name of the arbiter; '' for none.
-        threshold: The policy retrieves if the need is above it.
-        searches: Share of the questions that it retrieves for.
-        right: Share of right answers.
-        llm_calls: LLM calls per question.
-        judge_calls: Calls of judge models per question.
-        loss: Questions lost and gained against always retrieving.
-        value: Right answers minus the price of searches and LLM calls, per question.
-        models: Number of trained models behind the policy.
-    """
-
-    gate: str
-    arbiter: str
-    threshold: float
-    searches: float
-    right: float
-    llm_calls: float
-    judge_calls: float
-    loss: NetLoss
-    value: float
-    models: int = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the gate, followed by that of the arbiter if there is one."""
-        return f"{self.gate} + {self.arbiter}" if self.arbiter else self.gate
+    result: PolicyResult
+    failure: str
 
 
 @dataclass(frozen=True)
@@ -132,88 +65,35 @@ class PolicyChoice:
         chosen: The chosen policy, on the questions that it was chosen on.
         always: Always retrieving.
         never: Never retrieving.
+        constant: The best constant policy: always, never, or always with an arbiter.
+        reference: The policy that always retrieves and that losses are counted against; it may have an arbiter.
         tried: The best safe setting of each pair of gate and arbiter, most valuable first.
         estimate: The whole choice, made on some folds and applied to the others: an honest estimate.
         reason: Why this policy was chosen, in one sentence.
         required_rows: If always retrieving was chosen because no other policy is proven safe: the number of questions
             to choose on that would prove it. None otherwise, or if no number would.
+        frontier: The gate and arbiter of the choice, or of the best other policy if it is constant, at increasing shares of
+            searches.
+        rejected: If a constant policy was chosen because another one failed on questions that it was not chosen on: that
+            policy, cross-validated. None otherwise.
     """
 
     chosen: PolicyResult
     always: PolicyResult
     never: PolicyResult
+    constant: PolicyResult
+    reference: PolicyResult
     tried: Sequence[PolicyResult]
     estimate: PolicyResult
     reason: str
     required_rows: int | None = None
+    rejected: RejectedPolicy | None = None
+    frontier: Sequence[PolicyResult] = ()
 
     @property
     def is_constant(self) -> bool:
         """Whether the gate of the policy is constant: it always or never retrieves."""
-        return self.chosen.gate in CONSTANT_GATES
-
-
-@dataclass(frozen=True)
-class _Questions:
-    """Graded questions and the candidates' predictions for them."""
-
-    closed_right: BoolArray
-    open_right: BoolArray
-    gates: Mapping[str, GateCandidate]
-    arbiters: Mapping[str, ArbiterCandidate]
-    options: ChoiceOptions
-
-    def select(self, rows: BoolArray) -> _Questions:
-        """Return the questions that `rows` marks as True."""
-        gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
-        arbiters = {
-            name: replace(arbiter, takes_closed=arbiter.takes_closed[rows]) for name, arbiter in self.arbiters.items()
-        }
-        return _Questions(self.closed_right[rows], self.open_right[rows], gates, arbiters, self.options)
-
-    def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
-        """Return which questions a policy answers right."""
-        retrieved = self.gates[gate].needs > threshold
-        return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
-
-    def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
-        """Return which questions are answered right after retrieval."""
-        if not arbiter:
-            return self.open_right
-        return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
-
-    def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
-        """Return the value of a policy for each question: its right answer minus what it costs."""
-        retrieved = self.gates[gate].needs > threshold
-        cost = self.options.price_search * retrieved
-        cost = cost + self.options.price_llm_call * self._count_llm_calls(gate, arbiter, retrieved)
-        return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
-
-    def _count_llm_calls(self, gate: str, arbiter: str, retrieved: BoolArray) -> FloatArray:
-        """Count the LLM calls for each question: the answer, and for retrieved ones the draft if somebody reads it."""
-        second_call = self.gates[gate].reads_draft or bool(arbiter)
-        return np.asarray(1.0 + self.gates[gate].extra_calls + second_call * retrieved)
-
-    def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
-        """Evaluate a policy on these questions."""
-        retrieved, right = self.gates[gate].needs > threshold, self.answer_right(gate, arbiter, threshold)
-        judged = self.gates[gate].judge_calls
-        models = self.gates[gate].models
-        if arbiter:
-            judged += self.arbiters[arbiter].judge_calls * float(retrieved.mean())
-            models += self.arbiters[arbiter].models
-        return PolicyResult(
-            gate=gate,
-            arbiter=arbiter,
-            threshold=threshold,
-            searches=float(retrieved.mean()),
-            right=float(right.mean()),
-            llm_calls=float(self._count_llm_calls(gate, arbiter, retrieved).mean()),
-            judge_calls=judged,
-            loss=count_net_loss(right, self.open_right),
-            value=float(self.compute_values(gate, arbiter, threshold).mean()),
-            models=models,
-        )
+        return self.chosen.is_constant
 
 
 def choose_policy(
@@ -254,34 +134,50 @@ def choose_policy(
     n = len(closed_right)
     _check_lengths(n, open_right, gates, arbiters)
     constants = [GateCandidate(name, np.full(n, 0.5), reads_draft=False) for name in CONSTANT_GATES]
-    questions = _Questions(
+    questions = GradedQuestions(
         closed_right,
         open_right,
         {gate.name: gate for gate in (*constants, *gates)},
         {arbiter.name: arbiter for arbiter in arbiters},
         options or ChoiceOptions(),
     )
-    fold_of_row = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
-    always, never = _evaluate_constants(questions)
-    constant = _select_constant(questions, always, never)
-    limits, failure = questions.options, ""
+    questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
+    choice = _choose(questions, np.arange(n) % DEFAULT_FOLDS if folds is None else folds)
+    return replace(choice, frontier=_trace_frontier(questions, choice))
+
+
+def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
+    """Choose a policy with the given limits, then with stricter ones; after that the best constant policy."""
+    constant, limits, rejected = _select_constant(questions), questions.options, None
+    choice = PolicyChoice(
+        chosen=constant,
+        always=questions.evaluate_constant(ALWAYS),
+        never=questions.evaluate_constant(NEVER),
+        constant=constant,
+        reference=questions.evaluate_constant(ALWAYS, questions.reference_arbiter),
+        tried=_try_policies(questions),
+        estimate=constant,
+        reason="",
+    )
     for share in LOSS_SHARES:
         stricter = replace(questions, options=limits.model_copy(update={"max_loss": share * limits.max_loss}))
         tried = _try_policies(stricter)
-        chosen, reason = _select(stricter, tried, always, never)
-        estimate = _estimate_out_of_fold(stricter, fold_of_row)
-        is_better = estimate.value > constant.value and limits.accepts(estimate.loss)
-        if chosen.name not in CONSTANT_GATES and is_better:
-            return PolicyChoice(chosen, always, never, tried, estimate, reason)
-        if chosen.name not in CONSTANT_GATES and not failure:
-            violation = (
-                limits.describe_violation(estimate.loss) or "it is not worth more than to retrieve always or never"
-            )
-            failure = f"{chosen.name} looked best, but on questions that it was not chosen on {violation}"
-            required = estimate.loss.count_required_rows(limits)
-    if not failure:
-        failure, required = _explain_constant(questions, constant, reason)
-    return PolicyChoice(constant, always, never, _try_policies(questions), constant, failure, required)
+        chosen, reason = _select(stricter, tried)
+        if chosen.is_constant:
+            continue
+        estimate = _estimate_out_of_fold(stricter, folds)
+        failure = estimate.describe_violation(limits)
+        if not failure and estimate.value <= constant.value:
+            failure = f"it is not worth more than {constant.name}"
+        if not failure:
+            return replace(choice, chosen=chosen, tried=tried, estimate=estimate, reason=reason)
+        rejected = rejected or RejectedPolicy(chosen.name, estimate, failure)
+    if rejected is None:
+        reason, required = _explain_constant(questions, constant, _select(questions, choice.tried)[1])
+        return replace(choice, reason=reason, required_rows=required)
+    reason = f"{rejected.name} looked best, but on questions that it was not chosen on {rejected.failure}"
+    required = rejected.result.reference_loss.count_required_rows(limits)
+    return replace(choice, reason=reason, required_rows=required, rejected=rejected)
 
 
 def apply_policy(
@@ -292,6 +188,7 @@ def apply_policy(
     takes_closed: BoolArray | None = None,
     *,
     like: GateCandidate | None = None,
+    reference_takes_closed: BoolArray | None = None,
     options: ChoiceOptions | None = None,
 ) -> PolicyResult:
     """Apply a chosen policy to other questions.
@@ -303,25 +200,38 @@ def apply_policy(
         open_right: Whether each open-book answer is right.
         takes_closed: The choices of the arbiter, if the policy has one.
         like: The candidate that was chosen, for its costs. Default: a gate that reads a draft.
+        reference_takes_closed: The choices of the reference's arbiter, if the reference has one.
         options: Prices.
     """
-    is_constant = chosen.gate in CONSTANT_GATES
-    values = np.full(len(closed_right), 0.5) if is_constant else np.asarray(needs, dtype=float)
-    costs = like or GateCandidate(chosen.gate, values, reads_draft=not is_constant, models=chosen.models)
+    values = np.full(len(closed_right), 0.5) if chosen.is_constant else np.asarray(needs, dtype=float)
+    costs = like or GateCandidate(chosen.gate, values, reads_draft=not chosen.is_constant, models=chosen.models)
     gate = replace(costs, name=chosen.gate, needs=values)
-    arbiters = {}
+    arbiters, reference = {}, "reference" if reference_takes_closed is not None else NO_ARBITER
+    if reference_takes_closed is not None:
+        arbiters[reference] = ArbiterCandidate(reference, reference_takes_closed)
     if chosen.arbiter:
         if takes_closed is None:
             raise BadInput(f"the policy has the arbiter '{chosen.arbiter}'. Pass its choices as `takes_closed`.")
         arbiters[chosen.arbiter] = ArbiterCandidate(chosen.arbiter, takes_closed)
-    questions = _Questions(closed_right, open_right, {gate.name: gate}, arbiters, options or ChoiceOptions())
+    options = options or ChoiceOptions()
+    questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, options, reference)
     return questions.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)
+
+
+def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
+    """Return the chosen gate and arbiter at a few shares of searches; those of the best other policy if it is constant."""
+    shown = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
+    if shown is None:
+        return []
+    needs = questions.gates[shown.gate].needs
+    thresholds = dict.fromkeys(float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES)
+    return [questions.evaluate(shown.gate, shown.arbiter, threshold) for threshold in thresholds]
 
 
 # --- selection ------------------------------------------------------------------------------------
 
 
-def _try_policies(questions: _Questions) -> list[PolicyResult]:
+def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
     """Return the best safe setting of each pair of gate and arbiter, most valuable first."""
     gates = [name for name in questions.gates if name != NEVER]
     arbiters = (NO_ARBITER, *questions.arbiters)
@@ -329,76 +239,82 @@ def _try_policies(questions: _Questions) -> list[PolicyResult]:
     return sorted((result for result in best if result is not None), key=lambda result: -result.value)
 
 
-def _find_best_setting(questions: _Questions, gate: str, arbiter: str) -> PolicyResult | None:
+def _find_best_setting(questions: GradedQuestions, gate: str, arbiter: str) -> PolicyResult | None:
     """Return the most valuable safe threshold of a gate with an arbiter; None if no threshold is safe."""
     if gate in CONSTANT_GATES:
-        results = [questions.evaluate(gate, arbiter, _get_constant_threshold(gate))]
+        results = [questions.evaluate_constant(gate, arbiter)]
     else:
         thresholds = list_rate_thresholds(questions.gates[gate].needs)
         results = [questions.evaluate(gate, arbiter, threshold) for threshold in thresholds]
-    is_reference = (gate, arbiter) == (ALWAYS, NO_ARBITER)
-    safe = [result for result in results if is_reference or questions.options.accepts(result.loss)]
+    is_fallback = (gate, arbiter) == (ALWAYS, NO_ARBITER)
+    safe = [result for result in results if is_fallback or result.is_safe(questions.options)]
     return max(safe, key=lambda result: (result.value, -result.searches), default=None)
 
 
-def _select(
-    questions: _Questions, tried: Sequence[PolicyResult], always: PolicyResult, never: PolicyResult
-) -> tuple[PolicyResult, str]:
+def _select(questions: GradedQuestions, tried: Sequence[PolicyResult]) -> tuple[PolicyResult, str]:
     """Return the most valuable policy and why it was chosen; a constant one unless another beats it clearly."""
-    constant = _select_constant(questions, always, never)
-    rivals = [result for result in tried if result.name not in CONSTANT_GATES]
+    constant = _select_constant(questions)
+    rivals = [result for result in tried if not result.is_constant]
     if not rivals:
-        return constant, "no other policy is safe and worth more"
-    near = [result for result in rivals if result.value >= rivals[0].value - SIMPLER_MARGIN]
-    best = min(near, key=lambda result: (result.models, -result.value))
-    gain = questions.compute_values(best.gate, best.arbiter, best.threshold) - questions.compute_values(
-        constant.gate, constant.arbiter, constant.threshold
-    )
-    if gain.mean() <= gain.std() / np.sqrt(len(gain)):
-        return constant, f"no policy is clearly worth more than to {constant.name} retrieve"
+        return constant, _praise(constant) + "no other policy is safe and worth more"
+    best = _prefer_simple(rivals)
+    gain, error = questions.compare_values(best, constant)
+    if gain <= error:
+        return constant, _praise(constant) + f"no policy with a gate is clearly worth more than {constant.name}"
     return best, f"{best.name} is worth the most: right answers minus the price of searches and LLM calls"
 
 
-def _select_constant(questions: _Questions, always: PolicyResult, never: PolicyResult) -> PolicyResult:
-    """Return the better constant policy; never retrieving must be safe."""
-    return never if questions.options.accepts(never.loss) and never.value > always.value else always
+def _praise(constant: PolicyResult) -> str:
+    """Say that an arbiter pays if everything is searched, as the first half of a sentence; '' without an arbiter."""
+    return "the arbiter is worth its LLM calls, and " if constant.arbiter else ""
 
 
-def _evaluate_constants(questions: _Questions) -> tuple[PolicyResult, PolicyResult]:
-    """Evaluate always and never retrieving."""
-    always, never = (questions.evaluate(name, NO_ARBITER, _get_constant_threshold(name)) for name in CONSTANT_GATES)
-    return always, never
+def _prefer_simple(results: Sequence[PolicyResult]) -> PolicyResult:
+    """Return the most valuable policy, or one that is worth hardly less and has fewer models."""
+    top = max(result.value for result in results)
+    near = [result for result in results if result.value >= top - SIMPLER_MARGIN]
+    return min(near, key=lambda result: (result.models, -result.value))
 
 
-def _estimate_out_of_fold(questions: _Questions, folds: NDArray[np.int64]) -> PolicyResult:
+def _select_constant(questions: GradedQuestions) -> PolicyResult:
+    """Return the best constant policy: always, never if it is safe, or always with an arbiter that clearly pays."""
+    always, never = questions.evaluate_constant(ALWAYS), questions.evaluate_constant(NEVER)
+    plain = never if never.is_safe(questions.options) and never.value > always.value else always
+    arbitrated = [questions.evaluate_constant(ALWAYS, arbiter) for arbiter in questions.arbiters]
+    safe = [result for result in arbitrated if result.is_safe(questions.options)]
+    if not safe:
+        return plain
+    best = _prefer_simple(safe)
+    gain, error = questions.compare_values(best, plain)
+    return best if gain > error else plain
+
+
+def _choose_reference_arbiter(questions: GradedQuestions) -> str:
+    """Return the arbiter that gives the most right answers if everything is searched; '' if none pays.
+
+    It must give clearly more right answers than always retrieving, and its LLM calls must not clearly cost more than that.
+    """
+    always = questions.evaluate_constant(ALWAYS)
+    best, most = NO_ARBITER, always.right
+    for arbiter in questions.arbiters:
+        result = questions.evaluate_constant(ALWAYS, arbiter)
+        gain, error = questions.compare_values(result, always)
+        if result.right > most and result.right - always.right > error and gain > -error:
+            best, most = arbiter, result.right
+    return best
+
+
+def _estimate_out_of_fold(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyResult:
     """Choose a policy without each fold, apply it to that fold, and sum up what happens."""
-    results: list[tuple[int, PolicyResult]] = []
+    results = []
     for fold in np.unique(folds):
         others, own = questions.select(folds != fold), questions.select(folds == fold)
-        always, never = _evaluate_constants(others)
-        chosen, _ = _select(others, _try_policies(others), always, never)
-        results.append((int((folds == fold).sum()), own.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)))
-    weights = np.array([n for n, _ in results]) / len(folds)
-
-    def average(name: str) -> float:
-        return float(weights @ np.array([getattr(result, name) for _, result in results]))
-
-    losses = [result.loss for _, result in results]
-    loss = NetLoss(sum(item.lost for item in losses), sum(item.gained for item in losses), len(folds))
-    return PolicyResult(
-        gate=", ".join(sorted({result.gate for _, result in results})),
-        arbiter=", ".join(sorted({result.arbiter for _, result in results} - {NO_ARBITER})),
-        threshold=average("threshold"),
-        searches=average("searches"),
-        right=average("right"),
-        llm_calls=average("llm_calls"),
-        judge_calls=average("judge_calls"),
-        loss=loss,
-        value=average("value"),
-    )
+        chosen, _ = _select(others, _try_policies(others))
+        results.append(own.evaluate(chosen.gate, chosen.arbiter, chosen.threshold))
+    return combine_results(results)
 
 
-def _explain_constant(questions: _Questions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
+def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason: str) -> tuple[str, int | None]:
     """Return why a constant policy is chosen, and how many questions would prove another one safe.
 
     Names the limit that the nearest setting exceeds: the one that needs the fewest questions, or else loses least.
@@ -410,20 +326,15 @@ def _explain_constant(questions: _Questions, constant: PolicyResult, reason: str
         for arbiter in (NO_ARBITER, *questions.arbiters)
         for threshold in list_rate_thresholds(gate.needs)
     ]
-    results = [questions.evaluate(*setting) for setting in ((NEVER, NO_ARBITER, NEVER_RETRIEVE), *settings)]
+    results = [questions.evaluate_constant(NEVER), *(questions.evaluate(*setting) for setting in settings)]
     better = [item for item in results if item.value > constant.value and item.searches <= 1 - MIN_SAVING]
     limits = questions.options
-    if constant.name != ALWAYS or not better or any(limits.accepts(item.loss) for item in better):
+    if constant.gate != ALWAYS or not better or any(item.is_safe(limits) for item in better):
         return reason, None
-    counts = {item: item.loss.count_required_rows(limits) for item in better}
-    nearest = min(better, key=lambda item: (counts[item] is None, counts[item] or 0, item.loss.mean))
+    counts = {item: item.reference_loss.count_required_rows(limits) for item in better}
+    nearest = min(better, key=lambda item: (counts[item] is None, counts[item] or 0, item.reference_loss.mean))
     name = f"{nearest.name} with {nearest.searches:.0%} searches"
-    return f"no other policy is safe. For {name}, {limits.describe_violation(nearest.loss)}", counts[nearest]
-
-
-def _get_constant_threshold(gate: str) -> float:
-    """Return the threshold of a constant gate."""
-    return ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE
+    return f"no other policy is safe. For {name}, {nearest.describe_violation(limits)}", counts[nearest]
 
 
 def _check_lengths(

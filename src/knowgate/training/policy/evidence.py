@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from knowgate.core.options import Seed
+from knowgate.core.options import Seed, option
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.data.signals.features import available_features
 from knowgate.data.splits import Split, fingerprint_text, hash_to_unit
@@ -22,19 +21,25 @@ from knowgate.stats.metrics import BoolArray
 from knowgate.training.arbiter_pairs import AnswerPairs
 from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target
 from knowgate.training.fusion import TOKEN_FEATURES
-from knowgate.training.policy.choice import ChoiceOptions
+from knowgate.training.policy.outcomes import ChoiceOptions
 from knowgate.types import AnswerPair, Vector
 
 
 class PolicyOptions(ChoiceOptions):
     """Options of `fit_policy`: what the policy may lose, what things cost, and which judge may be fine-tuned."""
 
-    base: str | None = Field(
-        default=None,
-        description="Also try a judge that is fine-tuned from this model: small (no GPU needed, minutes per 1,000 "
-        "rows), smollm, hf:NAME or gguf:FILE. Default: none on a CPU; on a GPU, the LLM that was labeled, or small.",
+    base: str | None = option(
+        None,
+        "Also try a judge that is fine-tuned from this model: small (no GPU needed, minutes per 1,000 rows), smollm, "
+        "hf:NAME or gguf:FILE. Default: none on a CPU; on a GPU, the LLM that was labeled, or small.",
     )
-    seed: Seed = Field(default=0, description="Random seed of splits and training.")
+    topics: str = option(
+        "auto",
+        "Show in the card what the LLM knows by topic: `auto` (clusters of question embeddings), a number of clusters, a "
+        "field of the data such as `dataset`, or `none`.",
+        metavar="auto|N|KEY|none",
+    )
+    seed: Seed = option(0, "Random seed of splits and training.")
 
 
 FOLDS = 4

@@ -13,11 +13,12 @@ import numpy as np
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, MissingExtra, WeightsError
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
-from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, GATE_KIND, GATE_MANIFEST
-from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, list_candidate_thresholds
+from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
+from knowgate.gates.baselines import CONSTANT_NEED
+from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
@@ -43,15 +44,7 @@ from knowgate.training.policy.candidates import (
     score_calibrated,
     try_candidates,
 )
-from knowgate.training.policy.choice import (
-    ALWAYS,
-    NEVER,
-    GateCandidate,
-    PolicyChoice,
-    PolicyResult,
-    apply_policy,
-    choose_policy,
-)
+from knowgate.training.policy.choice import PolicyChoice, RejectedPolicy, apply_policy, choose_policy
 from knowgate.training.policy.evidence import Evidence, PolicyOptions, load_evidence
 from knowgate.training.policy.folder import (
     ARBITER_WITH_DRAFTS,
@@ -61,9 +54,12 @@ from knowgate.training.policy.folder import (
     make_constant_result,
     write_policy,
 )
+from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results
+from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
+NO_TOPICS = "none"
 
 
 @dataclass(frozen=True, repr=False)
@@ -169,27 +165,62 @@ class PolicySearch:
 
     def fit_both(self, out: Path) -> FittedPolicy:
         """Choose, fit, test and write a policy on rows with both answers."""
-        choice = self._choose()
+        return self._fit_choice(self._choose(), out)
+
+    def _fit_choice(self, choice: PolicyChoice, out: Path) -> FittedPolicy:
+        """Fit, test and write a chosen policy; if it fails the test, a constant one."""
         result, examples = self._fit_gate(choice.chosen.gate)
         needs = score_calibrated(result, examples, self.evidence.held_out)
+        reference = self._fit_arbiter(choice.reference.arbiter)[0]
         takes_closed, arbiter_folder = self._fit_arbiter(choice.chosen.arbiter)
         outcomes = self._make_outcomes(needs, takes_closed)
         threshold = _transfer_threshold(choice.chosen, needs)
-        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed)
-        if not self._is_safe(choice, held_out):
-            return self._fall_back(choice, held_out, out)
+        held_out = self._evaluate(choice.chosen, threshold, outcomes, takes_closed, reference)
+        total = combine_results([choice.estimate, held_out])
+        if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
+            return self._fit_choice(self._reject(choice, total), out)
         arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
-        summary = self._summarize(choice, held_out)
+        topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
+        summary = self._summarize(choice, held_out, total)
+        summary += (describe_extremes(topics),) if topics else ()
         parts = PolicyParts(
-            self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence, summary
+            self.evidence,
+            choice,
+            threshold,
+            outcomes,
+            arbiter,
+            arbiter_folder,
+            self.options.confidence,
+            summary,
+            topics,
         )
         self._write(parts, result, examples, out)
         return FittedPolicy(out, choice, held_out, summary)
 
+    def _reject(self, choice: PolicyChoice, total: PolicyResult) -> PolicyChoice:
+        """Replace a policy that failed on questions it did not learn from by the best constant one, or by always.
+
+        Args:
+            choice: The choice.
+            total: The policy on the folds that it was not chosen on and on the held-out rows.
+        """
+        failure, chosen = total.describe_violation(self.options), choice.chosen
+        constant = choice.always if chosen.is_constant else choice.constant
+        required = total.reference_loss.count_required_rows(self.options)
+        if required is not None:  # of all questions; the choice counts those to choose on
+            required = math.ceil(required * len(self.evidence.fit_rows) / total.loss.n)
+        return replace(
+            choice,
+            chosen=constant,
+            estimate=constant,
+            reason=f"{chosen.name} was best on the questions to choose on, but with the test questions {failure}",
+            required_rows=required,
+            rejected=choice.rejected or RejectedPolicy(chosen.name, total, failure),
+        )
+
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
         evidence, rows = self.evidence, self.evidence.fit_rows
-        gates = self._cross_fit_gates()
         arbiters = list(
             try_candidates(
                 list(self.arbiter_recipes.values()),
@@ -198,10 +229,11 @@ class PolicySearch:
             )
         )
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
-        return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
+        return choose_policy(self.gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
-    def _cross_fit_gates(self) -> list[GateCandidate]:
-        """Return all gates with out-of-fold needs."""
+    @cached_property
+    def gates(self) -> list[GateCandidate]:
+        """All gates with out-of-fold needs."""
         evidence, watch = self.evidence, self.watch
         recipes = list(self.gate_recipes.values())
         gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
@@ -242,7 +274,12 @@ class PolicySearch:
         return GateOutcomes(needs, closed, opened, chosen)
 
     def _evaluate(
-        self, chosen: PolicyResult, threshold: float, outcomes: GateOutcomes, takes_closed: BoolArray | None
+        self,
+        chosen: PolicyResult,
+        threshold: float,
+        outcomes: GateOutcomes,
+        takes_closed: BoolArray | None,
+        reference_takes_closed: BoolArray | None,
     ) -> PolicyResult:
         """Evaluate the policy on the held-out rows."""
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
@@ -253,54 +290,56 @@ class PolicySearch:
             outcomes.open_right,
             takes_closed,
             like=None if recipe is None else make_candidate(recipe, outcomes.needs),
+            reference_takes_closed=reference_takes_closed,
             options=self.options,
         )
 
-    def _is_safe(self, choice: PolicyChoice, held_out: PolicyResult) -> bool:
-        """Return whether all rows that the policy did not learn from show that it loses little.
+    def _list_retrieved(self, chosen: PolicyResult, held_out: BoolArray) -> BoolArray:
+        """Return for which questions the policy retrieves: out of fold, and on the held-out rows as given."""
+        needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
+        retrieved = np.empty(len(self.evidence.table), dtype=bool)
+        retrieved[self.evidence.fit_rows], retrieved[self.evidence.held_out] = needs > chosen.threshold, held_out
+        return retrieved
 
-        These are the held-out rows, and the folds that the policy was not chosen on.
-        """
-        return choice.chosen.name == ALWAYS or self.options.accepts(_pool_losses(choice, held_out))
+    def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
+        """Measure what the LLM knows by topic; empty if nobody wants it or the embedding model is missing."""
+        if self.options.topics == NO_TOPICS:
+            return []
+        table, embedder = self.evidence.table, self.evidence.embedder
+        try:
+            return measure_topics(table, self.options.topics, retrieve=retrieved, embedder=embedder)
+        except WeightsError as error:
+            _say(self.watch, f"topics were left out: {error}")
+            return []
 
-    def _fall_back(self, choice: PolicyChoice, held_out: PolicyResult, out: Path) -> FittedPolicy:
-        """Write the policy to always retrieve, because the chosen one turned out not to be safe."""
-        loss = _pool_losses(choice, held_out)
-        reason = (
-            f"{choice.chosen.name} was best on the questions to choose on, but with the test questions "
-            f"{self.options.describe_violation(loss)}"
-        )
-        required = loss.count_required_rows(self.options)
-        if required is not None:  # of all questions; the choice counts those to choose on
-            required = math.ceil(required * len(self.evidence.fit_rows) / loss.n)
-        choice = replace(choice, chosen=choice.always, estimate=choice.always, reason=reason, required_rows=required)
-        result, examples = self._fit_gate(ALWAYS)
-        outcomes = self._make_outcomes(score_calibrated(result, examples, self.evidence.held_out), None)
-        always = self._evaluate(choice.always, ALWAYS_RETRIEVE, outcomes, None)
-        summary, confidence = self._summarize(choice, always), self.options.confidence
-        parts = PolicyParts(self.evidence, choice, ALWAYS_RETRIEVE, outcomes, confidence=confidence, summary=summary)
-        self._write(parts, result, examples, out)
-        return FittedPolicy(out, choice, always, summary)
-
-    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult) -> tuple[str, ...]:
+    def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> tuple[str, ...]:
         """Say what was chosen and why, and what the questions show that it did not learn from."""
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
         if choice.chosen.name == NEVER:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
             return (*lines, self._suggest_rows(choice))
-        loss, options = _pool_losses(choice, held_out), self.options
-        delta = round(1 - options.confidence, 12)
+        delta = round(1 - self.options.confidence, 12)
         return (
             *lines,
-            f"On all {loss.n} questions, each tested with a policy that did not learn from it: "
-            f"{format_points(loss)} points against always retrieving. Upper bound of the loss, with "
-            f"{options.confidence:.0%} confidence: {100 * loss.upper(options.confidence):.1f} points (allowed: "
-            f"{100 * options.loss_bound:g}).",
+            f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
+            f"{self._describe_losses(choice, total)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
             f"{format_points(held_out.loss)} points, {held_out.llm_calls:.2f} LLM calls per question. These few questions "
             f"alone prove a loss of at most {100 * find_proven_loss(held_out.loss, delta):.1f} points: that is the "
             "guarantee of the policy.",
+        )
+
+    def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
+        """Describe the losses against always retrieving, and against the reference if that has an arbiter."""
+        limits = self.options
+        losses = {f"{ALWAYS} retrieving": total.loss}
+        if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
+            losses[choice.reference.name] = total.reference_loss
+        return " ".join(
+            f"{format_points(loss)} points against {name}. Upper bound of the loss, with {limits.confidence:.0%} "
+            f"confidence: {100 * loss.upper(limits.confidence):.1f} points (allowed: {100 * limits.loss_bound:g})."
+            for name, loss in losses.items()
         )
 
     def _suggest_rows(self, choice: PolicyChoice) -> str:
@@ -321,7 +360,7 @@ class PolicySearch:
     def fit_closed_book(self, out: Path) -> FittedPolicy:
         """Fit the gate that ranks best what the LLM knows; its threshold is not calibrated."""
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
-        tried = self._cross_fit_gates()
+        tried = self.gates
         if not tried:
             raise BadSetting(
                 "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
@@ -330,7 +369,8 @@ class PolicySearch:
         scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in tried}
         best = max(scores, key=lambda name: scores[name])
         result, examples = self._fit_gate(best)
-        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules")
+        topics = self._measure_topics()
+        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
         self._write(parts, result, examples, out)
         figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
         return FittedPolicy(
@@ -340,6 +380,7 @@ class PolicySearch:
             (
                 f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
                 "Its threshold is not calibrated, because the label runs have no answers with passages.",
+                *([describe_extremes(topics)] if topics else []),
             ),
         )
 
@@ -371,12 +412,6 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     if not chosen.arbiter:
         return NO_ARBITER
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
-
-
-def _pool_losses(choice: PolicyChoice, held_out: PolicyResult) -> NetLoss:
-    """Return the loss on all questions: the cross-validated one and that of the held-out rows."""
-    first, second = choice.estimate.loss, held_out.loss
-    return NetLoss(first.lost + second.lost, first.gained + second.gained, first.n + second.n)
 
 
 def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:

@@ -33,6 +33,9 @@ export const formatPercent = (share, digits = 1) => (share === null || share ===
 
 export const formatThreshold = (threshold) => String(Number(threshold.toPrecision(4)));
 
+// Constant gates decide the same for every question, so their need and their threshold mean nothing.
+export const isConstant = ({ gate, threshold }) => threshold < 0 || threshold >= 1 || ["always", "never"].includes(gate);
+
 export function formatAmount(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);

@@ -1,7 +1,7 @@
 // The dashboard: fetches the data every few seconds and renders it.
 import { UnauthorizedError, deleteKey, get, hasKey, post, saveKey } from "./api.js";
 import { createLossChart, createMinutesChart, createNeedsChart, describeLoss } from "./charts.js";
-import { createElement, createTable, formatAmount, formatDuration, formatMilliseconds, formatPercent, formatThreshold, formatTime, getElement, setContent } from "./elements.js";
+import { createElement, createTable, formatAmount, formatDuration, formatMilliseconds, formatPercent, formatThreshold, formatTime, getElement, isConstant, setContent } from "./elements.js";
 import { initPlayground } from "./playground.js";
 import { renderRecent } from "./recent.js";
 
@@ -55,7 +55,7 @@ function renderLosses() {
   const learning = data.learning;
   if (!learning || !learning.audit) {
     setContent("loss-intro", "Not measured. Start the server with ", createElement("code", {}, "--audit 0.05 --decisions FILE"), ".",
-      data.promise ? ` Guarantee of the gate: ${data.promise}` : "");
+      data.guarantee ? ` Guarantee of the gate: ${data.guarantee}` : "");
   } else {
     const share = formatPercent(learning.canary, 0);
     const rollout = learning.canary === 0 ? " Shadow mode: every request retrieves." : learning.canary < 1 ? ` The gate is followed for ${share} of them.` : "";
@@ -68,7 +68,7 @@ function renderLosses() {
 function createArm(name, arm, isExperiment) {
   const counts = data.figures.arms[name];
   return createElement("div", { class: "arm" },
-    isExperiment && createElement("h3", {}, `Gate ${name}: ${arm.gate}, threshold ${formatThreshold(arm.threshold)}`),
+    isExperiment && createElement("h3", {}, `Gate ${name}: ${arm.gate}${isConstant(arm) ? "" : `, threshold ${formatThreshold(arm.threshold)}`}`),
     isExperiment && counts && createElement("p", {}, `${counts.decided} questions, ${formatPercent(counts.retrieved / counts.decided, 0)} retrieved, ${counts.saved.retrievals} searches saved.`),
     data.learning.audit && [createElement("p", {}, describeLoss(arm.loss)), createLossChart(arm.loss), createEvidence(arm.loss)],
     arm.loss.failed > 0 && createNote(`${arm.loss.failed} audits failed. The upper bound counts them as changed answers; the alarm ignores them.`),
@@ -108,11 +108,13 @@ function render() {
   getElement("content").hidden = false;
   const search = data.retriever ? `search ${data.retriever}` : "no documents";
   const since = new Date(1000 * statistics.since).toLocaleString();
-  setContent("about", `LLM: ${data.model}. Gate: ${data.gate}, threshold ${formatThreshold(data.threshold)}; ${search}. Running since ${since}.`);
+  const rule = data.constant ? ` (${data.constant})` : `, threshold ${formatThreshold(data.threshold)}`;
+  setContent("about", `LLM: ${data.model}. Gate: ${data.gate}${rule}; ${search}. Running since ${since}.`);
   setContent("foot", `knowgate ${data.version}, updated at ${formatTime(Date.now() / 1000)}. This page loads nothing from other servers.`);
   renderTiles(statistics);
   setContent("minutes", ...createMinutesChart(statistics.minutes));
-  setContent("needs", ...createNeedsChart(statistics.needs, data.threshold));
+  if (data.constant) setContent("needs", createNote("The gate does the same for every question, so it computes no need."));
+  else setContent("needs", ...createNeedsChart(statistics.needs, data.threshold));
   renderAlarm();
   renderLosses();
   renderRecent(data);

@@ -1,6 +1,6 @@
 // The list of recent decisions: reasons, timings, both answers if they are known, and feedback.
 import { post } from "./api.js";
-import { createElement, formatMilliseconds, formatThreshold, formatTime, getElement } from "./elements.js";
+import { createElement, formatMilliseconds, formatThreshold, formatTime, getElement, isConstant } from "./elements.js";
 
 const FILTERS = {
   all: () => true,
@@ -17,9 +17,11 @@ export function renderRecent(data, { force = false } = {}) {
   const state = JSON.stringify([rows, filter]);
   if (state === renderedState && !force) return;
   renderedState = state;
-  getElement("recent-intro").textContent = data.keeps_texts
-    ? `The last ${data.recent.length}, newest first. The number is the need for retrieval, from 0 to 1.`
-    : `The last ${data.recent.length}, newest first. The number is the need for retrieval, from 0 to 1. Texts are not stored: start the server with --keep-questions to see them.`;
+  getElement("recent-intro").textContent = [
+    `The last ${data.recent.length}, newest first.`,
+    !data.constant && "The number is the need for retrieval, from 0 to 1.",
+    !data.keeps_texts && "Texts are not stored: start the server with --keep-questions to see them.",
+  ].filter(Boolean).join(" ");
   const focusedId = document.activeElement?.closest("details.question")?.dataset.id;
   const focusedControl = document.activeElement?.dataset.name;
   const none = createElement("p", { class: "note" }, "No decisions.");
@@ -35,7 +37,7 @@ function restoreFocus(id, control) {
 
 function createRow(row, data) {
   const decision = createElement("span", { class: `decision ${row.retrieve ? "retrieved" : "skipped"}` }, row.retrieve ? "retrieved" : "skipped");
-  const need = createElement("span", { class: "need" }, row.rule ? "rule" : row.need.toFixed(2)); // rules ignore the need
+  const need = createElement("span", { class: "need" }, row.rule ? "rule" : isConstant(row) ? "" : row.need.toFixed(2)); // rules ignore the need
   const question = createElement("span", { class: "question-text" }, row.question ?? row.id);
   const summary = createElement("summary", {}, createElement("time", {}, formatTime(row.at)), decision, need, question, createFlags(row));
   const attributes = { class: "question", "data-id": row.id, open: expandedIds.has(row.id) };
@@ -63,7 +65,7 @@ function createDetails(row, data) {
     ["With passages", row.opened],
     ["Passages", row.passages.map((passage) => passage.title || passage.id).join(", ")],
     ["Similar questions", (row.neighbours ?? []).map((neighbor) => `${neighbor.question} (${neighbor.label})`).join("; ")],
-    ["Gate", `${row.gate}, threshold ${formatThreshold(row.threshold)}`],
+    ["Gate", isConstant(row) ? row.gate : `${row.gate}, threshold ${formatThreshold(row.threshold)}`],
     ["Timings", timings],
   ].filter(([, text]) => text);
   const list = createElement("dl", { class: "answers" }, facts.flatMap(([name, text]) => [createElement("dt", {}, name), createElement("dd", {}, text)]));

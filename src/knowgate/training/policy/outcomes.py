@@ -1,0 +1,235 @@
+"""Candidates for a policy, and what a policy does to graded questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from knowgate.core.options import option
+from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
+from knowgate.gates.calibration.threshold_choice import NEVER_RETRIEVE, NetLoss, SafetyLimits, count_net_loss
+from knowgate.stats.metrics import BoolArray, FloatArray
+
+ALWAYS, NEVER, NO_ARBITER = "always", "never", ""
+CONSTANT_GATES = (ALWAYS, NEVER)
+
+
+class ChoiceOptions(SafetyLimits):
+    """What a policy may lose, and what searches and LLM calls cost."""
+
+    price_search: float = option(
+        0.05,
+        "Price of one search, in the currency of `price_wrong`. 0.05 with a `price_wrong` of 1: searches pay if they "
+        "make more than 5 of 100 answers right that would be wrong without.",
+        ge=0,
+    )
+    price_llm_call: float = option(0.005, "Price of one LLM call, in the currency of `price_wrong`.", ge=0)
+    price_wrong: float = option(1.0, "Price of a wrong answer.", gt=0)
+
+
+@dataclass(frozen=True)
+class GateCandidate:
+    """A gate that may become part of the policy, with its out-of-fold predictions.
+
+    Attributes:
+        name: Name of the gate.
+        needs: Need for retrieval of each question, from 0 to 1, by models that did not see the question.
+        reads_draft: Whether the gate reads the closed-book answer, so that a retrieved question costs a second call.
+        extra_calls: LLM calls for each question beside the answers, such as samples.
+        judge_calls: Calls of judge models for each question.
+        models: Number of trained models behind the gate.
+    """
+
+    name: str
+    needs: FloatArray = field(repr=False)
+    reads_draft: bool = True
+    extra_calls: float = 0.0
+    judge_calls: float = 0.0
+    models: int = 0
+
+
+@dataclass(frozen=True)
+class ArbiterCandidate:
+    """An arbiter that may become part of the policy, with its out-of-fold choices.
+
+    Attributes:
+        name: Name of the arbiter.
+        takes_closed: Whether it gives the closed-book answer after retrieval, for each question.
+        judge_calls: Calls of judge models for each retrieved question.
+        models: Number of trained models behind the arbiter.
+    """
+
+    name: str
+    takes_closed: BoolArray = field(repr=False)
+    judge_calls: float = 0.0
+    models: int = 0
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """What a policy does to graded questions.
+
+    Attributes:
+        gate: Name of the gate.
+        arbiter: Name of the arbiter; '' for none.
+        threshold: The policy retrieves if the need is above it.
+        searches: Share of the questions that it retrieves for.
+        right: Share of right answers.
+        llm_calls: LLM calls per question.
+        judge_calls: Calls of judge models per question.
+        loss: Questions lost and gained against always retrieving.
+        reference_loss: Questions lost and gained against the reference: the best policy that always retrieves, which may
+            have an arbiter.
+        value: Right answers minus the price of searches and LLM calls, per question.
+        models: Number of trained models behind the policy.
+    """
+
+    gate: str
+    arbiter: str
+    threshold: float
+    searches: float
+    right: float
+    llm_calls: float
+    judge_calls: float
+    loss: NetLoss
+    reference_loss: NetLoss
+    value: float
+    models: int = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the gate, followed by that of the arbiter if there is one."""
+        return f"{self.gate} + {self.arbiter}" if self.arbiter else self.gate
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the gate is constant: it always or never retrieves."""
+        return self.gate in CONSTANT_GATES
+
+    def describe_violation(self, limits: SafetyLimits) -> str:
+        """Say which limit the losses against always retrieving or against the reference exceed; '' for none."""
+        return limits.describe_violation(self.loss) or limits.describe_violation(self.reference_loss)
+
+    def is_safe(self, limits: SafetyLimits) -> bool:
+        """Return whether both losses are within the limits."""
+        return not self.describe_violation(limits)
+
+
+def combine_results(results: Sequence[PolicyResult]) -> PolicyResult:
+    """Return what happens to all questions if each part of them is decided by a policy of its own."""
+    weights = np.array([result.loss.n for result in results]) / sum(result.loss.n for result in results)
+
+    def average(name: str) -> float:
+        return float(weights @ np.array([getattr(result, name) for result in results]))
+
+    return PolicyResult(
+        gate=", ".join(sorted({result.gate for result in results})),
+        arbiter=", ".join(sorted({result.arbiter for result in results} - {NO_ARBITER})),
+        threshold=average("threshold"),
+        searches=average("searches"),
+        right=average("right"),
+        llm_calls=average("llm_calls"),
+        judge_calls=average("judge_calls"),
+        loss=add_losses(result.loss for result in results),
+        reference_loss=add_losses(result.reference_loss for result in results),
+        value=average("value"),
+    )
+
+
+def add_losses(losses: Iterable[NetLoss]) -> NetLoss:
+    """Return the loss on the questions of all losses together."""
+    items = list(losses)
+    return NetLoss(sum(item.lost for item in items), sum(item.gained for item in items), sum(item.n for item in items))
+
+
+@dataclass(frozen=True)
+class GradedQuestions:
+    """Graded questions and the candidates' predictions for them.
+
+    Attributes:
+        closed_right: Whether each closed-book answer is right.
+        open_right: Whether each open-book answer is right.
+        gates: The gates, by name.
+        arbiters: The arbiters, by name.
+        options: Prices and limits.
+        reference_arbiter: Arbiter of the reference, which always retrieves; '' for none.
+    """
+
+    closed_right: BoolArray
+    open_right: BoolArray
+    gates: Mapping[str, GateCandidate]
+    arbiters: Mapping[str, ArbiterCandidate]
+    options: ChoiceOptions
+    reference_arbiter: str = NO_ARBITER
+
+    def select(self, rows: BoolArray) -> GradedQuestions:
+        """Return the questions that `rows` marks as True."""
+        gates = {name: replace(gate, needs=gate.needs[rows]) for name, gate in self.gates.items()}
+        arbiters = {
+            name: replace(arbiter, takes_closed=arbiter.takes_closed[rows]) for name, arbiter in self.arbiters.items()
+        }
+        return replace(
+            self,
+            closed_right=self.closed_right[rows],
+            open_right=self.open_right[rows],
+            gates=gates,
+            arbiters=arbiters,
+        )
+
+    def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
+        """Return which questions a policy answers right."""
+        retrieved = self.gates[gate].needs > threshold
+        return np.where(retrieved, self._answer_retrieved_right(arbiter), self.closed_right)
+
+    def _answer_retrieved_right(self, arbiter: str) -> BoolArray:
+        """Return which questions are answered right after retrieval."""
+        if not arbiter:
+            return self.open_right
+        return np.where(self.arbiters[arbiter].takes_closed, self.closed_right, self.open_right)
+
+    def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
+        """Return the value of a policy for each question: its right answer minus what it costs."""
+        retrieved = self.gates[gate].needs > threshold
+        cost = self.options.price_search * retrieved
+        cost = cost + self.options.price_llm_call * self._count_llm_calls(gate, arbiter, retrieved)
+        return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
+
+    def _count_llm_calls(self, gate: str, arbiter: str, retrieved: BoolArray) -> FloatArray:
+        """Count the LLM calls for each question: the answer, and for retrieved ones the draft if somebody reads it."""
+        second_call = self.gates[gate].reads_draft or bool(arbiter)
+        return np.asarray(1.0 + self.gates[gate].extra_calls + second_call * retrieved)
+
+    def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
+        """Evaluate a policy on these questions."""
+        retrieved, right = self.gates[gate].needs > threshold, self.answer_right(gate, arbiter, threshold)
+        judged = self.gates[gate].judge_calls
+        models = self.gates[gate].models
+        if arbiter:
+            judged += self.arbiters[arbiter].judge_calls * float(retrieved.mean())
+            models += self.arbiters[arbiter].models
+        return PolicyResult(
+            gate=gate,
+            arbiter=arbiter,
+            threshold=threshold,
+            searches=float(retrieved.mean()),
+            right=float(right.mean()),
+            llm_calls=float(self._count_llm_calls(gate, arbiter, retrieved).mean()),
+            judge_calls=judged,
+            loss=count_net_loss(right, self.open_right),
+            reference_loss=count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter)),
+            value=float(self.compute_values(gate, arbiter, threshold).mean()),
+            models=models,
+        )
+
+    def evaluate_constant(self, gate: str, arbiter: str = NO_ARBITER) -> PolicyResult:
+        """Evaluate a policy that always or never retrieves."""
+        return self.evaluate(gate, arbiter, ALWAYS_RETRIEVE if gate == ALWAYS else NEVER_RETRIEVE)
+
+    def compare_values(self, policy: PolicyResult, other: PolicyResult) -> tuple[float, float]:
+        """Return the mean gain in value of one policy over another, and its standard error."""
+        gain = self.compute_values(policy.gate, policy.arbiter, policy.threshold) - self.compute_values(
+            other.gate, other.arbiter, other.threshold
+        )
+        return float(gain.mean()), float(gain.std() / np.sqrt(len(gain)))
