@@ -21,7 +21,7 @@ from knowgate.core.artifacts import PICKLE_SUFFIXES, check_artifact_folder, chec
 from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
-from knowgate.errors import ArtifactError, BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError, WeightsError, require_extra
 from knowgate.retrieval.passages import format_passage
 from knowgate.types import Passage
 
@@ -226,10 +226,8 @@ class CrossEncoderReranker:
     @cached_property
     def _model(self) -> Any:
         """The loaded `CrossEncoder`, whose files are checked first."""
-        try:
+        with require_extra("the cross-encoder", "local"):
             from sentence_transformers import CrossEncoder
-        except ModuleNotFoundError as error:
-            raise MissingExtra("the cross-encoder", "local") from error
         is_local = Path(self.spec).is_dir()
         if is_local:
             check_reranker_files(self.spec)
