@@ -52,8 +52,7 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: "
-        "0.01.",
+        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",

@@ -269,8 +269,7 @@ def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any
         logging.set_verbosity(level)
     if model.num_labels != 1:
         raise ModelError(
-            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another "
-            "one."
+            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another one."
         )
     return model
 

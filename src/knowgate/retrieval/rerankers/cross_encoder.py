@@ -88,8 +88,7 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
     folder = expand_path(path)
     if not is_aligned_reranker(folder):
         raise ArtifactError(
-            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with "
-            "`knowgate fit reranker`."
+            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with `knowgate fit reranker`."
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / RERANKER_MANIFEST)
@@ -218,8 +217,7 @@ class CrossEncoderReranker:
         scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
             raise ModelError(
-                f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite). Use another "
-                "reranker."
+                f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite). Use another reranker."
             )
         return [float(score) for score in scores]
 
