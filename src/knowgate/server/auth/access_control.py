@@ -26,7 +26,10 @@ ROUNDING_SECONDS = 1e-3  # more than the rounding error of times, which would co
 LOCK_TIMEOUT_SECONDS = 1.0
 ADMISSION_TIMEOUT_SECONDS = 5.0  # maximum time to count a request, which may wait for the counts of others
 BACKOFF_SECONDS = 1.0  # time in which keys with a rate are rejected after the store of the counters has failed
-UPSERT_USAGE = "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) ON CONFLICT (key) DO UPDATE SET until = excluded.until"
+UPSERT_USAGE = (
+    "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) "
+    "ON CONFLICT (key) DO UPDATE SET until = excluded.until"
+)
 
 
 class AccessPolicy:

@@ -36,7 +36,10 @@ SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
 WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
 MAX_SNAPSHOT_AGE_SECONDS = 86_400.0
-UPSERT_SNAPSHOT = "INSERT INTO figures VALUES (?, ?, ?, ?) ON CONFLICT (worker) DO UPDATE SET at = excluded.at, record = excluded.record"
+UPSERT_SNAPSHOT = (
+    "INSERT INTO figures VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (worker) DO UPDATE SET at = excluded.at, record = excluded.record"
+)
 # Workers of the same server count even after they have ended, other servers only while they write.
 SELECT_OTHER_SNAPSHOTS = "SELECT record FROM figures WHERE worker <> ? AND (server = ? OR at > ?)"
 
