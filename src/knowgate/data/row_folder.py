@@ -137,11 +137,11 @@ class RowFolder:
 
     def _read_lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield the location and bytes of each row; an incomplete last line is left out."""
-        file = self.file(self.rows_name)
-        if self.packed_file.is_file():
-            with _open_gzip(self.packed_file) as lines:
+        file, packed = self.file(self.rows_name), self.packed_file
+        if packed.is_file():
+            with _open_gzip(packed) as lines:
                 for number, line in enumerate(lines, start=1):
-                    yield f"{self.packed_file} line {number}", line
+                    yield f"{packed} line {number}", line
         elif file.is_file():
             remaining = find_last_line_end(file)  # bytes that belong to complete lines
             with file.open("rb") as lines:

@@ -20,12 +20,12 @@ from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_o
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
-from knowgate.evaluation.topics import measure_topics
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
+from knowgate.training.topics import measure_topics
 from knowgate.types import Gate
 
 GateLike = str | Path | Gate

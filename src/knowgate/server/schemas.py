@@ -324,10 +324,7 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """A mean with a confidence interval from `low` to `high`.
-
-    The interval is a confidence sequence. It stays valid however often it is read.
-    """
+    """A mean with a confidence sequence from `low` to `high`, an interval that is valid however often it is read."""
 
     mean: float | None
     low: float
@@ -425,9 +422,7 @@ class ReadyResponse(ApiResponse):
 class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
-    `constant` says what the gate does if it decides the same for every question; '' for other gates. Then needs and
-    threshold mean nothing. `guarantee` is the guarantee of the gate in words; `promise` is its former name. `figures` are the
-    statistics since the server started.
+    `constant` and `guarantee` (formerly `promise`) describe the gate in words. `figures` are statistics since the start.
     """
 
     version: str

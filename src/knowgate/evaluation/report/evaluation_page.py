@@ -29,10 +29,10 @@ from knowgate.evaluation.report import html
 from knowgate.evaluation.report.evaluation_charts import HighlightedPolicy
 from knowgate.evaluation.report.evaluation_verdict import EvaluationVerdict, build_verdict
 from knowgate.evaluation.retrieval_actions import build_action_table
-from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import estimate_mean
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import format_points_estimate
+from knowgate.training.topics import build_topic_table
 from knowgate.types.markup import escape_html
 
 MAX_CHARTED_GATES = 4  # gates with charts of calibration and needs
