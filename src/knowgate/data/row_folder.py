@@ -105,8 +105,7 @@ class RowFolder:
     def make_error(self, problem: str) -> ArtifactError:
         """Make the error message for a folder that cannot be used because of a problem."""
         return ArtifactError(
-            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. "
-            f"Make a new one: {self.command}"
+            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import BadInput, MissingExtra, ModelError, WeightsError
+from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
 from knowgate.models.llamacpp.engine import count_usable_cores
 
 # Added to the two label logits. It lifts them above all other tokens, and float32 still resolves their difference to
@@ -42,10 +42,8 @@ class LlamaCppClassifier:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the `tokenizers` package."""
-        try:
+        with require_extra("running a judge from a GGUF file", "llamacpp"):
             from tokenizers import Tokenizer
-        except ModuleNotFoundError:
-            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
@@ -56,10 +54,8 @@ class LlamaCppClassifier:
     @functools.cached_property
     def server(self) -> Any:
         """The in-process server of xllamacpp."""
-        try:
+        with require_extra("running a judge from a GGUF file", "llamacpp"):
             from xllamacpp import CommonParams, Server
-        except ModuleNotFoundError:
-            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         params = CommonParams()
         params.model.path = str(self.file)
         params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
