@@ -62,13 +62,52 @@ def test_a_gate_is_used_again_after_it_recovers(serve):
 
 
 def test_an_upstream_is_used_again_after_it_recovers(serve, stub):
-    stub.status = 500
     address, app = serve(gate="never")
-    assert [ask(address).status_code for _ in range(6)] == [500] * 5 + [503]
-    stub.status = 200
+    upstream = app.state.service.forwarder.upstream
+    url, upstream.url = upstream.url, "http://127.0.0.1:1/v1"
+    assert [ask(address).status_code for _ in range(6)] == [502] * 5 + [503]
+    upstream.url = url
     assert ask(address).status_code == 503
-    skip_recovery_time(app.state.service.forwarder.upstream.breaker)
+    skip_recovery_time(upstream.breaker)
     assert [ask(address).status_code for _ in range(2)] == [200, 200]
+
+
+def test_error_responses_of_the_upstream_do_not_open_its_breaker(serve, stub):
+    stub.status = 500
+    address, _ = serve(gate="never")
+    assert [ask(address).status_code for _ in range(7)] == [500] * 7
+
+
+def test_slow_requests_do_not_open_the_breaker_of_an_upstream_that_lists_its_models(serve, stub):
+    address, app = serve(gate="never", options={"first_byte_seconds": 0.1})
+    stub.waits_for = threading.Event()
+    assert [ask(address).status_code for _ in range(7)] == [504] * 7
+    stub.waits_for = None
+    assert ask(address).status_code == 200
+    assert app.state.service.forwarder.upstream.breaker.state == "closed"
+
+
+def test_a_failure_counts_only_if_no_call_succeeded_meanwhile():
+    now = [0.0]
+    breaker = CircuitBreaker("upstream", failure_threshold=2, clock=lambda: now[0])
+    now[0] = 5.0
+    breaker.record_success()
+    for _ in range(3):
+        breaker.record_failure(start=4.0)
+    assert breaker.state == "closed"
+    for _ in range(2):
+        breaker.record_failure(start=6.0)
+    assert breaker.state == "open"
+
+
+def test_a_breaker_that_a_probe_confirms_is_opened_by_trip_alone():
+    breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True, failure_threshold=2)
+    for _ in range(2):
+        breaker.record_failure()
+    assert breaker.state == "half-open"
+    breaker.trip()
+    breaker.record_failure()
+    assert breaker.state == "open"
 
 
 class BlockedRetriever(FlakyRetriever):
