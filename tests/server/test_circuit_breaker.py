@@ -1,6 +1,8 @@
 """Circuit breakers: a component that fails repeatedly is not called, probed after a pause, and used again."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -118,6 +120,32 @@ class BlockedRetriever(FlakyRetriever):
     def search(self, queries, k):
         self.let_go.wait(PATIENCE)
         return [FOUND for _ in queries]
+
+
+class SlowDeepRetriever(FlakyRetriever):
+    """Takes long for many passages, as searches with a filter do."""
+
+    def search(self, queries, k):
+        time.sleep(0.4 if k > 1 else 0)
+        return [FOUND for _ in queries]
+
+
+def test_slow_searches_with_a_filter_neither_open_the_breaker_nor_delay_others(serve):
+    address, _ = serve(gate="always", change=use_parts(seconds=0.3, retriever=SlowDeepRetriever()))
+    filtered = {"filter": {"id": "*z"}}
+    reports = [ask(address, knowgate=filtered).json()["knowgate"] for _ in range(6)]
+    assert all(report["degraded"] == ["retriever"] for report in reports)
+    report = ask(address).json()["knowgate"]
+    assert (report["degraded"], len(report["passages"])) == ([], 1)
+
+
+def test_a_search_that_waits_for_others_does_not_count_as_a_failure(serve):
+    held = BlockedRetriever()
+    address, app = serve(gate="always", change=use_parts(seconds=0.3, retriever=held))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: ask(address), range(8)))
+    held.let_go.set()
+    assert app.state.service.gate_service.retriever_breaker.failure_count < 5
 
 
 def test_a_search_that_times_out_is_answered_without_passages(serve):
