@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from knowgate.pipeline.decisions import describe_constant
+from knowgate.pipeline.stages import describe_constant
 from knowgate.server.json_api import ApiError, json_response
 from knowgate.server.schemas import DashboardResponse
 from knowgate.server.service import Service
