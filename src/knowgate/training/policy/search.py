@@ -23,7 +23,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
 from knowgate.training.examples import Examples
-from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, ignore_progress
+from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy.candidates import (
     JUDGE,
@@ -410,6 +410,6 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:
+def _say(watch: Callable[[FitProgress], None], words: str) -> None:
     """Report a milestone."""
-    watch(SimpleFitProgress(0, 1, "steps", "policy", words, is_milestone=True))
+    watch(FitProgress(0, 1, "steps", "policy", words, is_milestone=True))
