@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.policy_white_box import curve_table
+from benchmarks.tables.closed_book import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 from benchmarks.tables.policy import headline_table
 from benchmarks.tables.speed import speed_table
