@@ -31,8 +31,7 @@ from knowgate.gates.judges import compute_gain_needs
 from knowgate.stats.bootstrap import Estimate, estimate_auroc, estimate_mean
 from knowgate.stats.metrics import BoolArray, FloatArray, logit
 from knowgate.training.examples import Examples
-from knowgate.training.fusion import FusionInputs, fit_fusion, fit_head
-from knowgate.training.heads import split_into_heads
+from knowgate.training.fusion import FusionInputs, fit_fusion, fit_head, split_into_heads
 
 RATES = np.arange(50, 91, 5) / 100
 DEV_SHARE = 0.15  # of the train run; chooses the regularization of gates with one head

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.report import report
 from knowgate.errors import ArtifactError, BadInput
-from knowgate.evaluation.topics import TopicOptions
+from knowgate.training.topics import TopicOptions
 from tests.support.runs_by_hand import varied_rows, write_run
 
 app = typer.Typer()

@@ -18,7 +18,7 @@ from knowgate.data.signals.vectors import truncate_words
 from knowgate.labels.grading import StringGrader
 from knowgate.labels.mask import mask_passages
 from knowgate.models.prompts.templates import detect_language
-from knowgate.papers.kb_sat import ENTITY_PATTERN
+from knowgate.papers.self_assessment import ENTITY_PATTERN
 from knowgate.retrieval.chunking import count_words, split_text
 from knowgate.retrieval.documents import find_documents
 from knowgate.retrieval.file_formats import read_html

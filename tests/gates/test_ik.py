@@ -9,8 +9,8 @@ import pytest
 from knowgate.data.signals.vectors import truncate_words
 from knowgate.errors import ArtifactError, BadSetting, UnsupportedSignal
 from knowgate.gates import load_gate
+from knowgate.gates.answer_judge import IkGate
 from knowgate.gates.artifacts.gate_folder import read_artifact
-from knowgate.gates.ik import IkGate
 from knowgate.gates.scoring import score_questions
 from knowgate.models.fake import FakeModel
 from knowgate.stats.metrics import auroc

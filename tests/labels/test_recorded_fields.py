@@ -3,7 +3,7 @@
 import pytest
 
 from knowgate.errors import BadInput
-from knowgate.labels.recorded_fields import parse_amount, parse_grade, parse_passages, parse_token_counts, parse_tokens
+from knowgate.labels.answer_import import parse_amount, parse_grade, parse_passages, parse_token_counts, parse_tokens
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.errors import BadInput
-from knowgate.papers.kb_sat import build_kb_sat
+from knowgate.papers.self_assessment import build_kb_sat
 
 
 def row(number, correct, question=None, lang="en"):

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from knowgate.core.nearest_neighbors import select_top_rows
-from knowgate.retrieval import bm25_scores
-from knowgate.retrieval.bm25 import K1, B, build_bm25_matrix
-from knowgate.retrieval.bm25_scores import Postings, TermScorer, select_candidate_rows
+from knowgate.retrieval import bm25
+from knowgate.retrieval.bm25 import K1, B, Postings, TermScorer, build_bm25_matrix, select_candidate_rows
 from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.types import Passage
 
@@ -34,7 +33,7 @@ def index_with_bm25s(passages):
 @pytest.mark.parametrize("on_disk", [False, True])
 @pytest.mark.parametrize("block", [1, 7, 64, 1_000])
 def test_the_score_matrix_equals_that_of_bm25s(tmp_path, monkeypatch, block, on_disk):
-    monkeypatch.setattr(bm25_scores, "BLOCK_PASSAGES", block)
+    monkeypatch.setattr(bm25, "BLOCK_PASSAGES", block)
     passages, postings = make_terms(200), Postings(tmp_path if on_disk else None)
     postings.add(iter(passages))
     scores, expected = postings.compute_scores(K1, B), index_with_bm25s(passages)
@@ -46,7 +45,7 @@ def test_the_score_matrix_equals_that_of_bm25s(tmp_path, monkeypatch, block, on_
 
 
 def test_counted_blocks_are_stored_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(bm25_scores, "BLOCK_PASSAGES", 50)
+    monkeypatch.setattr(bm25, "BLOCK_PASSAGES", 50)
     postings = Postings(tmp_path)
     postings.add(make_terms(200))
     assert len(list(tmp_path.glob("block-*.npy"))) == 4
@@ -68,7 +67,7 @@ def matrix():
 
 @pytest.mark.parametrize("max_bytes", [0, 4 * 200 * 3, 1 << 20])
 def test_query_scores_equal_those_of_bm25s_with_and_without_columns(matrix, monkeypatch, max_bytes):
-    monkeypatch.setattr(bm25_scores, "MAX_COLUMN_BYTES", max_bytes)
+    monkeypatch.setattr(bm25, "MAX_COLUMN_BYTES", max_bytes)
     scorer = TermScorer(matrix.scores)
     rng = random.Random(1)
     for _ in range(30):

@@ -9,8 +9,7 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from starlette.routing import Route
 
-from knowgate.server.endpoints import ENDPOINTS
-from knowgate.server.openapi import JSON_MEDIA_TYPE, build_openapi
+from knowgate.server.endpoints import ENDPOINTS, JSON_MEDIA_TYPE, build_openapi
 from tests.server.test_chat import ask
 from tests.server.test_endpoints import LengthReranker
 

@@ -3,8 +3,7 @@
 import numpy as np
 
 from knowgate.gates.arbiters import load_arbiter
-from knowgate.training.arbiter import fit_arbiter
-from knowgate.training.arbiter_choice import ArbiterComparison
+from knowgate.training.arbiter import ArbiterComparison, fit_arbiter
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_row, pair_run
 

@@ -12,10 +12,9 @@ from knowgate.gates.artifacts.networks import apply_network
 from knowgate.stats.metrics import auroc
 from knowgate.training.classifiers import LabeledFeatures
 from knowgate.training.examples import load_examples
-from knowgate.training.fusion import fit_fusion
+from knowgate.training.fusion import fit_calibrated_linear, fit_fusion, split_into_heads
 from knowgate.training.gate import fit
 from knowgate.training.gate_artifact import save_fitted
-from knowgate.training.heads import fit_calibrated_linear, split_into_heads
 from tests.support.planted_run import LAYER, planted_rows, write_run
 
 

@@ -20,9 +20,9 @@ from knowgate.training.reranker import (
     fit_reranker,
     make_preference_groups,
     make_relevance_groups,
+    save_reranker,
     truncate_groups,
 )
-from knowgate.training.reranker_artifact import save_reranker
 from knowgate.training.reranker_trainer import RerankerTrainingOptions
 from knowgate.types import Passage, Question
 from tests.support.planted_preferences import SETTINGS, planted_preferences
@@ -171,8 +171,7 @@ def test_the_rate_rises_and_falls_to_nothing(tiny: str):
 
 
 def test_relevance_alone_makes_a_base_that_can_be_aligned(tiny: str, tmp_path: Path):
-    from knowgate.training.reranker import fit_relevance
-    from knowgate.training.reranker_artifact import save_relevance
+    from knowgate.training.reranker import fit_relevance, save_relevance
 
     base = fit_relevance(
         make_preference_groups(TRAIN), base=tiny, training=RerankerTrainingOptions(rate=3e-3, epochs=2)

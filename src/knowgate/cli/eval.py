@@ -26,9 +26,9 @@ from knowgate.evaluation.report.report_folder import (
     write_report,
 )
 from knowgate.evaluation.report.terminal import render_tables
-from knowgate.evaluation.topics import describe_rules, propose_rules
 from knowgate.gates.artifacts.drift import format_far_warning
 from knowgate.integrations.experiment_trackers import check_trackers, log_to_mlflow, log_to_wandb
+from knowgate.training.topics import describe_rules, propose_rules
 
 SUMMARY_WIDTH = 100  # characters; the summary is not wider, so that it fits a terminal and a page
 OptionalRuns = Annotated[

@@ -20,7 +20,6 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_MANIFEST
 from knowgate.training import reranker as training
-from knowgate.training import reranker_artifact as artifact
 from knowgate.training.reranker_trainer import MINILM, RankingGroup, RerankerProgress, RerankerTrainingOptions
 
 MIN_USEFUL_QUESTIONS = 100  # with fewer, a reranker learns next to nothing
@@ -35,14 +34,12 @@ class FitRerankerOptions(Options):
     )
     relevance: list[str] | None = option(
         None,
-        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the "
-        "answer; may be repeated. Without preferences this is the only training, and the result can be aligned to an "
-        "LLM later.",
+        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the answer; "
+        "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
     )
     relevance_index: str | None = option(
         None,
-        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set "
-        "itself.",
+        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
     temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
@@ -110,7 +107,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
             reads_question=not options.question_unread,
             watch=_make_watcher(show),
         )
-    artifact.save_reranker(
+    training.save_reranker(
         fitted, out, settings=settings, data_hash=hash_preferences(rows), command=format_command_line()
     )
     _print_result(fitted, out)
@@ -118,7 +115,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
 
 def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
     """Train a reranker on relevance only (which passages contain the answer), and save it."""
-    check_replaceable(out, artifact.RELEVANCE_MANIFEST, "a reranker trained on relevance")
+    check_replaceable(out, training.RELEVANCE_MANIFEST, "a reranker trained on relevance")
     hyperparameters = replace(training.RELEVANCE_TRAINING, **options.hyperparameters)
     groups = _load_relevance_groups(options) or []
     with show_progress("training", "questions", STDERR_CONSOLE) as show:
@@ -126,7 +123,7 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
             groups, base=options.base or MINILM, training=hyperparameters, watch=_make_watcher(show)
         )
     data = ", ".join(options.relevance or [])
-    artifact.save_relevance(fitted, out, data=data, command=format_command_line())
+    training.save_relevance(fitted, out, data=data, command=format_command_line())
     STDERR_CONSOLE.print(
         f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
         f"knowgate fit reranker --base {out} --pref PREF --out DIR"
@@ -162,7 +159,7 @@ def _make_watcher(show: ProgressCallback) -> Callable[[str, RerankerProgress], N
 def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     """Print the ranking metrics before and after alignment, warnings, and the command that uses the reranker."""
     if fitted.tested:
-        create_console(soft_wrap=False).print(_make_metric_table(artifact.measure_ranking_gains(fitted)))
+        create_console(soft_wrap=False).print(_make_metric_table(training.measure_ranking_gains(fitted)))
     else:
         STDERR_CONSOLE.print(
             "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
@@ -179,12 +176,11 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
             f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages."
         )
     STDERR_CONSOLE.print(
-        f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. "
-        f"Use it: knowgate ask --rerank {out}"
+        f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
     )
 
 
-def _make_metric_table(gains: artifact.RankingGains) -> Table:
+def _make_metric_table(gains: training.RankingGains) -> Table:
     """Make a table of the ranking metrics on held-out questions, before and after alignment."""
     table = Table("measure", "before", "after", "gain, 95 % interval", box=None)
     parts: Sequence[Mapping[str, Any]] = (gains.before, gains.after, gains.gain)

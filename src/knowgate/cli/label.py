@@ -16,7 +16,7 @@ from knowgate.cli.options import LimitOption, path_option
 from knowgate.cli.progress import ProgressCallback, show_question_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
-from knowgate.data.questions.extra_fields import read_extra_fields
+from knowgate.data.questions.exports import read_extra_fields
 from knowgate.data.runs.folder import RunFolder
 from knowgate.labels.answer_import import ImportOptions
 from knowgate.labels.answer_import import import_answers as run_import
@@ -24,7 +24,7 @@ from knowgate.labels.grading import load_grader
 from knowgate.labels.labeling import label as run_label
 from knowgate.labels.options import LabelOptions
 from knowgate.labels.run import LabelProgress
-from knowgate.papers.kb_sat import build_kb_sat
+from knowgate.papers.self_assessment import build_kb_sat
 
 
 def import_answers(

@@ -17,7 +17,7 @@ from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables, summarize_accuracies
 from knowgate.evaluation.report.terminal import render_tables
-from knowgate.evaluation.topics import (
+from knowgate.training.topics import (
     AUTO_TOPICS,
     TopicOptions,
     build_topic_table,

@@ -17,7 +17,6 @@ from knowgate.evaluation import gate_results
 from knowgate.evaluation.gate_results import GateResult
 from knowgate.evaluation.post_retrieval import Cascade, SecondLookResult
 from knowgate.evaluation.retrieval_actions import ActionResult
-from knowgate.evaluation.topics import TopicResult, topics_to_dict
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
@@ -34,6 +33,7 @@ from knowgate.stats.proportions import (
     holm_correction,
     mcnemar_test,
 )
+from knowgate.training.topics import TopicResult, topics_to_dict
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 

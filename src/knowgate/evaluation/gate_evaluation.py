@@ -13,19 +13,19 @@ from knowgate.core.validation import check_integer
 from knowgate.data.questions import QuestionSource
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.data.runs.table import MAX_ROWS_IN_MEMORY, LabelTable, load_label_table
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, require_extra
 from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_guarantees
 from knowgate.evaluation.gate_results import build_baselines
 from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
 from knowgate.evaluation.post_retrieval import evaluate_cascade, evaluate_second_look, judge_passages
 from knowgate.evaluation.recommendation import recommend
 from knowgate.evaluation.retrieval_actions import evaluate_actions
-from knowgate.evaluation.topics import measure_topics
 from knowgate.gates.arbiters.offline_arbitration import arbitrate, get_arbiter_folder
 from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
+from knowgate.training.topics import measure_topics
 from knowgate.types import Gate
 
 GateLike = str | Path | Gate
@@ -129,10 +129,8 @@ def evaluate(
         runs, scored = live.runs, live.gates
     elif options.model is not None:
         scored = decide_on_runs(named, resolve_run_paths(runs or []), options=options)
-    try:
+    with require_extra("evaluating", "train"):
         return _evaluate_runs(named, scored, resolve_run_paths(runs or []), options, on_arbitrated)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("evaluating", "train") from error
 
 
 def _check_source(

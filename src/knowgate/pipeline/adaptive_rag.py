@@ -20,10 +20,10 @@ from knowgate.gates.calibration import deployment
 from knowgate.gates.rules.rule_set import RuleSet, load_rules
 from knowgate.gates.scoring import bind_gate, read_questions
 from knowgate.models.prompts.answers import AnswerPrompts, fit_passages, load_answer_prompts
-from knowgate.pipeline import decisions, execution
+from knowgate.pipeline import execution, stages
 from knowgate.pipeline.execution import GenerateFunction, GenerationTask, as_question, batch_questions
 from knowgate.pipeline.question_state import QuestionState, measure_time
-from knowgate.pipeline.retrieval_stage import RERANK_CANDIDATES, RetrievalStage
+from knowgate.pipeline.stages import RERANK_CANDIDATES, RetrievalStage
 from knowgate.pipeline.traffic_log import CompleteDraftGate, TrafficLog
 from knowgate.types import (
     Answer,
@@ -125,7 +125,7 @@ class AdaptiveRAG:
         object.__setattr__(self, "_lock", threading.Lock())
 
     def __repr__(self) -> str:
-        parts = [self.model.name, f"gate {self.gate.name} with threshold {self._threshold:.3g}"]
+        parts = [self.model.name, f"gate {self.gate.name} with threshold {self.used_threshold:.3g}"]
         parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
         parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
         return f"<AdaptiveRAG: {', '.join(parts)}>"
@@ -273,7 +273,7 @@ class AdaptiveRAG:
         arbiter = self.arbiter
         if arbiter is RULES_ARBITER:
             arbiter = load_policy_arbiter(self.gate, RULES_ARBITER)
-        return decisions.bind_arbiter(arbiter, self.bound_gate, self.model, self.prompts)
+        return stages.bind_arbiter(arbiter, self.bound_gate, self.model, self.prompts)
 
     @property
     def guarantee(self) -> str:
@@ -311,7 +311,8 @@ class AdaptiveRAG:
     # --- stages -----------------------------------------------------------------------------------
 
     @property
-    def _threshold(self) -> float:
+    def used_threshold(self) -> float:
+        """The need above which the pipeline retrieves: its own threshold, or that of the gate."""
         return self.gate.threshold if self.threshold is None else self.threshold
 
     @property
@@ -349,12 +350,12 @@ class AdaptiveRAG:
             self._retrieval.fit([state for state in retrieving if state.passages])
             yield from (PassagesEvent(state.passages) for state in retrieving)
         open_book = [state for state in states if state.passages]
-        decisions.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
+        stages.mark_replaceable_answers(self.bound_arbiter, open_book, self.max_tokens)
         yield from self._answer_open_book(open_book, generate)
         yield from self._retrieve_further([state for state in open_book if state.max_rounds > 1], generate)
         yield from self._arbitrate(open_book)
         closed_book = [state for state in states if not state.passages]
-        yield from decisions.compute_answers(closed_book)
+        yield from stages.compute_answers(closed_book)
         yield from self._answer_closed_book([state for state in closed_book if not state.is_computed], generate)
         answers = [state.build_answer(len(states)) for state in states]
         if self.log is not None:
@@ -374,11 +375,11 @@ class AdaptiveRAG:
             state.reading = reading
         lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
         with lock, measure_time(states, "gate"):
-            decisions.apply_gate(gate, self._threshold, states)
+            stages.apply_gate(gate, self.used_threshold, states)
         if self.rules is not None and gate.obeys_rules:
-            decisions.apply_rules(self.rules, states)
+            stages.apply_rules(self.rules, states)
         if self.shadow and self.retriever:
-            decisions.force_retrieval(self.shadow, states)
+            stages.force_retrieval(self.shadow, states)
         return states
 
     @property
@@ -391,7 +392,7 @@ class AdaptiveRAG:
 
     def _arbitrate(self, states: list[QuestionState]) -> list[TextEvent]:
         with self._lock:
-            return list(decisions.arbitrate(self.bound_arbiter, states))
+            return list(stages.arbitrate(self.bound_arbiter, states))
 
     def _retrieve_further(self, states: list[QuestionState], generate: GenerateFunction) -> Iterator[StreamEvent]:
         """Run further rounds: search with question and last answer, then answer again.

@@ -28,10 +28,9 @@ from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever, GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.dashboard.page import DashboardAssets
-from knowgate.server.endpoints import ENDPOINTS
+from knowgate.server.endpoints import ENDPOINTS, Endpoint
 from knowgate.server.json_api import ApiError
 from knowgate.server.load_limits import identify_client
-from knowgate.server.openapi import Endpoint
 from knowgate.server.options import ServeOptions, load_serve_options
 from knowgate.server.service import Service
 from knowgate.server.streaming import DisconnectError, EventStreamResponse

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
+from knowgate.core.options import option
 from knowgate.types import Passage
 
 MAX_DECIDED_QUESTIONS = 256
@@ -64,21 +65,14 @@ class GateRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    retrieve: Literal["auto", "always", "never"] = Field(
-        default="auto", description="Whether to retrieve passages. auto: the gate decides."
+    retrieve: Literal["auto", "always", "never"] = option(
+        "auto", "Whether to retrieve passages. auto: the gate decides."
     )
-    threshold: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.",
+    threshold: float | None = option(
+        None, "Retrieve if the need for retrieval (0: the LLM knows, 1: retrieve) is above this threshold.", ge=0, le=1
     )
-    max_loss: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Maximum share of answers that skipping retrieval may lose. If the gate does not guarantee this, "
-        "the request retrieves.",
+    max_loss: float | None = option(
+        None, "Retrieve unless the gate guarantees that skipping loses at most this share of answers.", ge=0, le=1
     )
     filter: Annotated[PassageFilter, Field(strict=False)] | None = None
 
@@ -92,10 +86,10 @@ class ApiRequest(BaseModel):
 class GatedRequest(ApiRequest):
     """Fields that all requests have on which a gate can decide."""
 
-    model: str | None = Field(
-        default=None,
-        description="Name of the LLM. knowgate: the default LLM of this server. knowgate/GATE: the default LLM with "
-        "another gate. GET /v1/models lists all names.",
+    model: str | None = option(
+        None,
+        "Name of the LLM. knowgate: the default LLM of this server. knowgate/GATE: the default LLM with another gate. "
+        "GET /v1/models lists all names.",
     )
     stream: bool | None = None
     knowgate: GateRequest | None = None
@@ -118,8 +112,8 @@ class ChatRequest(GatedRequest):
 class LocalChatRequest(ChatRequest):
     """Body of POST /v1/chat/completions if the model runs in this process. Token limits are validated, too."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
 
 
 class CompletionRequest(GatedRequest):
@@ -141,8 +135,8 @@ class DecideRequest(GatedRequest):
     """
 
     question: Text | None = None
-    questions: list[Text] | None = Field(default=None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
-    messages: list[ChatMessage] | None = Field(default=None, min_length=1)
+    questions: list[Text] | None = Field(None, min_length=1, max_length=MAX_DECIDED_QUESTIONS)
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
 
 
 class RerankDocument(ApiRequest):
@@ -156,7 +150,7 @@ class RerankRequest(ApiRequest):
 
     query: Text
     documents: list[str | RerankDocument] = Field(min_length=1, max_length=MAX_RERANKED_DOCUMENTS)
-    top_n: int | None = Field(default=None, ge=1)
+    top_n: int | None = Field(None, ge=1)
     return_documents: bool | None = None
 
 
@@ -169,8 +163,8 @@ class FeedbackRequest(ApiRequest):
 
     id: str
     rating: Literal["up", "down"] | None = None
-    comment: str | None = Field(default=None, max_length=MAX_FEEDBACK_CHARS)
-    correction: str | None = Field(default=None, max_length=MAX_FEEDBACK_CHARS)
+    comment: str | None = Field(None, max_length=MAX_FEEDBACK_CHARS)
+    correction: str | None = Field(None, max_length=MAX_FEEDBACK_CHARS)
 
 
 class DeletionRequest(ApiRequest):
@@ -330,10 +324,7 @@ class DeletionResponse(ApiResponse):
 
 
 class ConfidenceBounds(ApiResponse):
-    """A mean with a confidence interval from `low` to `high`.
-
-    The interval is a confidence sequence. It stays valid however often it is read.
-    """
+    """A mean with a confidence sequence from `low` to `high`, an interval that is valid however often it is read."""
 
     mean: float | None
     low: float
@@ -431,9 +422,7 @@ class ReadyResponse(ApiResponse):
 class DashboardResponse(ApiResponse):
     """Body of the response to GET /v1/dashboard: all data that the dashboard shows.
 
-    `constant` says what the gate does if it decides the same for every question; '' for other gates. Then needs and
-    threshold mean nothing. `guarantee` is the guarantee of the gate in words; `promise` is its former name. `figures` are the
-    statistics since the server started.
+    `constant` and `guarantee` (formerly `promise`) describe the gate in words. `figures` are statistics since the start.
     """
 
     version: str

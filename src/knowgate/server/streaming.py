@@ -17,8 +17,7 @@ from starlette.types import Receive, Scope, Send
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
 from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json
-from knowgate.server.telemetry.token_usage import TokenUsage
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 
 log = logging.getLogger(__name__)
 

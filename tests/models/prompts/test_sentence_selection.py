@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from knowgate.models.fake import FakeModel
-from knowgate.models.prompts.answers import AnswerPrompts, load_answer_prompts
-from knowgate.models.prompts.sentence_selection import quote_unless_grounded, select_sentences, split_sentences
+from knowgate.models.prompts.answers import (
+    AnswerPrompts,
+    load_answer_prompts,
+    quote_unless_grounded,
+    select_sentences,
+    split_sentences,
+)
 from knowgate.types import Passage, Question
 
 CANTEEN = Passage(

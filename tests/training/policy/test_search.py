@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from knowgate.errors import BadInput, BadSetting, WeightsError
@@ -12,7 +13,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE, read_artifact
 from knowgate.training.policy import candidates
-from knowgate.training.policy.evidence import assign_policy_folds, load_evidence
+from knowgate.training.policy.evidence import MemoryEmbedder, assign_policy_folds, load_evidence
 from knowgate.training.policy.search import fit_policy
 from tests.support.hand_gate import write_rows
 from tests.support.pairs_by_hand import pair_row, pair_rows
@@ -22,6 +23,12 @@ from tests.support.pairs_by_hand import pair_row, pair_rows
 def without_text(monkeypatch):
     """Leave out the embedding model: the fake rows have log-probabilities, which are enough."""
     monkeypatch.setattr(candidates, "DEFAULT_GATES", ())
+    monkeypatch.setattr(MemoryEmbedder, "embed", embed_parity)
+
+
+def embed_parity(self, texts):
+    """Even and odd question numbers are two topics."""
+    return np.eye(2, dtype=np.float32)[[int(re.sub(r"\D", "", text)) % 2 for text in texts]]
 
 
 def make_rows(n, opened=lambda i: True, closed=lambda i: i % 2 == 0):
@@ -42,6 +49,31 @@ def test_a_gate_that_knows_is_chosen_and_saves_the_searches_it_can(good_run, tmp
     manifest = policy.gate.artifact.manifest
     assert manifest["guarantee"]["epsilon"] <= 0.04
     assert "LLM calls" in (tmp_path / "policy" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_shows_what_is_known_and_searched_for_by_topic(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    assert "By topic, the LLM knows most (100.0 % about" in policy.summary[-1]
+    assert "and least (0.0 % about" in policy.summary[-1]
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    section = card.partition("## By topic")[2]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if "| 300 |" in line]
+    assert sorted((cells[2].partition(" [")[0], cells[-1]) for cells in rows) == [
+        ("0.0 %", "100.0 %"),
+        ("100.0 %", "0.0 %"),
+    ]
+    fit_policy(good_run, out=tmp_path / "plain", topics="none")
+    assert "## By topic" not in (tmp_path / "plain" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_card_shows_right_answers_by_share_of_searches(good_run, tmp_path):
+    policy = fit_policy(good_run, out=tmp_path / "policy")
+    frontier = policy.choice.frontier
+    assert 3 <= len(frontier) <= 8
+    assert [item.searches for item in frontier] == sorted(item.searches for item in frontier)
+    assert all(item.right == pytest.approx(min(1.0, 0.5 + item.searches), abs=0.03) for item in frontier)
+    card = (policy.path / "README.md").read_text(encoding="utf-8")
+    assert f"| {frontier[0].searches:.0%} | {frontier[0].right:.1%} [" in card
 
 
 def test_the_rows_that_prove_the_guarantee_are_not_those_it_was_fitted_on(good_run, tmp_path):

@@ -9,9 +9,9 @@ from knowgate.evaluation.gate_comparison import Evaluation, SliceTable, build_an
 from knowgate.evaluation.gate_results import RETRIEVAL_RATES, GateResult, compute_majority_share
 from knowgate.evaluation.post_retrieval import CASCADE_RATES, build_cascade_table, build_second_look_table
 from knowgate.evaluation.retrieval_actions import build_action_table
-from knowgate.evaluation.topics import build_topic_table
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.proportions import format_p_value, format_percent_estimate, format_points_estimate
+from knowgate.training.topics import build_topic_table
 
 COLUMN_DEFINITIONS = {
     "threshold": "questions with more need are retrieved for; here each gate's own, not the recommended one",
@@ -46,8 +46,7 @@ COLUMN_DEFINITIONS = {
     "retrievals": "searches per question",
     "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
     "seconds": "of deciding, per question, where it was timed",
-    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all "
-    "gates",
+    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all gates",
     "only it right": "questions only this gate's final answer has right",
     "only the other": "questions only the other's final answer has right",
     "p": "McNemar's exact test on those two counts",

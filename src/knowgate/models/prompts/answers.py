@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from knowgate.core.files import sha256_text
-from knowgate.core.text import render_choices
+from knowgate.core.text import render_choices, tokenize
 from knowgate.errors import BadSetting
-from knowgate.models.prompts.sentence_selection import quote_unless_grounded, select_sentences
 from knowgate.models.prompts.templates import (
     LANGUAGES,
     TemplateSet,
@@ -19,6 +22,148 @@ from knowgate.models.prompts.templates import (
     load_templates,
 )
 from knowgate.types import Model, Passage, Prompt, Question, Reading
+
+# The title of a person, or an initial, does not end a sentence.
+_ABBREVIATION = r"(?<!\bDr)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bSt)(?<!\bNo)(?<!\b[A-Z])"
+_SENTENCE_END = re.compile(
+    rf"{_ABBREVIATION}[.!?][\"'”’)\]]*\s+(?=[A-Z0-9\"'“(])|[。！？；]|\n[^\S\n]*\n\s*|\n(?=[^\S\n]*(?:[-*+•|#]|\d+[.)])\s)|;\s+"
+)
+_FUNCTION_WORDS = (
+    "a an and are be by can did do does far for from get has have how i in is it long many may much must of often on or "
+    "should that the there to was we were what when where which who whom whose why will with you answer question this that"
+)
+_IGNORED = frozenset(_FUNCTION_WORDS.split())
+_NUMBER_WORDS = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen "
+    "nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand once twice half quarter every "
+    "daily weekly monthly yearly"
+)
+_NUMBER = re.compile(rf"\d|\b(?:{'|'.join(_NUMBER_WORDS.split())})\b", re.IGNORECASE)
+_NAME = re.compile(r"(?<=\w\s)[A-Z][a-z]+")  # a capitalized word after the first word
+_ASKS_NUMBER = re.compile(
+    r"^\W*(?:how (?:many|much|long|often|far|old|big|large|heavy|tall|high|fast|late|early)|when|at what|what (?:time|year)"
+    r"|which (?:year|day|month))\b|\b(?:costs?|price|limit|amount|number|code|fee|percent|rate|deadline)\b|多少|几|何时",
+    re.IGNORECASE,
+)
+_ASKS_NAME = re.compile(r"^\W*(?:who|whose|whom)\b|\b(?:called|named?)\b", re.IGNORECASE)
+_BM25_K1, _BM25_B = 1.2, 0.5
+_PASSAGE_SHARE = 0.5  # weight of words that are not in the sentence but in its passage: "It was founded in 2003."
+_TYPE_BONUS = 1.5  # of a sentence that contains what the question asks for
+_RANK_PENALTY = 0.3  # for each passage that the retriever ranked before
+_MAX_HEADING_WORDS = 4  # a first line of so few words is a heading, which answers nothing
+_SUFFIXES = ("ing", "ed", "es", "s")
+_MIN_STEM_LENGTH = 3
+
+
+class _Sentence(NamedTuple):
+    passage: int
+    text: str
+    terms: frozenset[str]
+    length: int
+
+
+def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> list[Passage]:
+    """Return the passages with only the `limit` sentences of all of them that fit the question best.
+
+    The sentences keep their order. Passages without a selected sentence are dropped.
+
+    Args:
+        question: The question.
+        passages: The retrieved passages.
+        limit: Number of sentences to keep.
+
+    Example:
+        >>> passage = Passage("1", "The canteen opens at noon. Lunch costs 5 euro.")
+        >>> select_sentences("What does lunch cost?", [passage], 1)[0].text
+        'Lunch costs 5 euro.'
+    """
+    sentences = [
+        _Sentence(index, text, frozenset(_find_terms(text)), len(tokenize(text)))
+        for index, passage in enumerate(passages)
+        for text in split_sentences(passage.text)
+    ]
+    scores = _score(question, sentences)
+    best = sorted(range(len(sentences)), key=lambda index: (-scores[index], index))[:limit]
+    selected: dict[int, list[str]] = {}
+    for index in sorted(best):
+        selected.setdefault(sentences[index].passage, []).append(sentences[index].text)
+    return [Passage(passages[index].id, " ".join(texts)) for index, texts in selected.items()]
+
+
+def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
+    """Return the answer if its content words are in the selected sentences or the question, else the best sentence.
+
+    An answer that only repeats words of the question is replaced, too. Nothing is quoted from a passage that has no more
+    than half of the question's words, because it is about something else.
+
+    Args:
+        question: The question.
+        answer: The answer that the LLM wrote after reading the passages.
+        passages: The retrieved passages.
+        limit: Number of sentences that the LLM was shown.
+
+    Example:
+        >>> passage = Passage("1", "The canteen opens at noon. Lunch costs 5 euro.")
+        >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
+        'Lunch costs 5 euro.'
+    """
+    stated, asked = _find_terms(answer), _find_terms(question)
+    known = asked.union(*(_find_terms(passage.text) for passage in select_sentences(question, passages, limit)))
+    if stated <= known and not stated <= asked:
+        return answer
+    best = select_sentences(question, passages, 1)
+    source = next((passage.text for passage in passages if best and passage.id == best[0].id), "")
+    is_relevant = 2 * len(asked & _find_terms(source)) > len(asked)
+    return best[0].text if best and is_relevant else answer
+
+
+def split_sentences(text: str) -> list[str]:
+    """Split a text into sentences, list items and table rows, without headings."""
+    ends = [match.end() for match in _SENTENCE_END.finditer(text)]
+    pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    lines = [" ".join(piece.lstrip("# \t\n").split()) for piece in pieces]
+    sentences = [line for line in lines if line]
+    if len(sentences) > 1 and len(tokenize(sentences[0])) <= _MAX_HEADING_WORDS and sentences[0][-1].isalnum():
+        return sentences[1:]
+    return sentences
+
+
+def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
+    """Score sentences by BM25, plus what the rest of the passage and the type of the question add."""
+    asked = _find_terms(question)
+    weights = _weigh_terms(sentences)
+    mean_length = sum(sentence.length for sentence in sentences) / max(1, len(sentences))
+    in_passage: dict[int, set[str]] = {}
+    for sentence in sentences:
+        in_passage.setdefault(sentence.passage, set()).update(sentence.terms)
+    types = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
+    scores = []
+    for sentence in sentences:
+        norm = 1 + _BM25_K1 * (1 - _BM25_B + _BM25_B * sentence.length / mean_length)
+        own = sum(weights[term] for term in asked & sentence.terms) * (1 + _BM25_K1) / norm
+        others = sum(weights[term] for term in (asked & in_passage[sentence.passage]) - sentence.terms)
+        n_types = sum(pattern.search(sentence.text) is not None for pattern in types)
+        scores.append(own + _PASSAGE_SHARE * others + _TYPE_BONUS * n_types - _RANK_PENALTY * sentence.passage)
+    return scores
+
+
+def _weigh_terms(sentences: Sequence[_Sentence]) -> dict[str, float]:
+    """Return a weight for each term: rare ones weigh more (inverse sentence frequency)."""
+    frequencies = Counter(term for sentence in sentences for term in sentence.terms)
+    return {term: math.log(1 + len(sentences) / count) for term, count in frequencies.items()}
+
+
+def _find_terms(text: str) -> set[str]:
+    """Return the content words of a text without their endings."""
+    return {_strip_ending(word) for word in tokenize(text) if word not in _IGNORED}
+
+
+def _strip_ending(word: str) -> str:
+    for suffix in _SUFFIXES:
+        if word.endswith(suffix) and len(word) - len(suffix) >= _MIN_STEM_LENGTH:
+            return word.removesuffix(suffix).removesuffix("e")
+    return word.removesuffix("e")
+
 
 TEMPLATE_VARIANTS = ("free",)  # 'free' asks for long answers in whole sentences
 # The embedded LLM (135 million parameters) loses the answer in longer prompts; see benchmarks/handbook.py.

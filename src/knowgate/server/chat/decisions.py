@@ -21,9 +21,8 @@ from knowgate.server.schemas import DecideRequest, DecideResponse
 from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
 from knowgate.server.upstream.client import make_connection_error
-from knowgate.server.upstream.draft import build_draft_request, read_draft
+from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
-from knowgate.server.upstream.usage import measure_draft
 from knowgate.types import Completion, Decision, DecisionNote, Question
 
 

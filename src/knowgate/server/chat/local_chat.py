@@ -27,8 +27,7 @@ from knowgate.server.json_api import ApiError, json_response, parse_request
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import LocalChatRequest
 from knowgate.server.streaming import DONE_EVENT, EventStreamResponse, format_event
-from knowgate.server.telemetry.token_usage import TokenUsage
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.types import (
     Answer,
     AnswerEvent,

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from knowgate.pipeline.decisions import describe_constant
+from knowgate.pipeline.stages import describe_constant
 from knowgate.server.json_api import ApiError, json_response
 from knowgate.server.schemas import DashboardResponse
 from knowgate.server.service import Service
@@ -56,16 +56,15 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
     """Answer GET /v1/dashboard with the data of the dashboard, combined over all server processes."""
     rag = service.gate_service.rag
     snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
-    threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
     guarantee = "" if service.gate_service.staleness else rag.guarantee
     data = {
         "version": metadata.version("knowgate"),
         "gate": service.gate_service.gate_spec,
-        "threshold": threshold,
+        "threshold": rag.used_threshold,
         "model": service.model_label,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
-        "constant": describe_constant(rag.gate, threshold),
+        "constant": describe_constant(rag.gate, rag.used_threshold),
         "guarantee": guarantee,
         "promise": guarantee,
         "breakers": {breaker.name: breaker.state for breaker in service.breakers},

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -17,23 +18,29 @@ import aiohttp
 from aiohttp.client_exceptions import ClientError
 
 from knowgate.core.http_client import RetryPolicy
+from knowgate.core.text import estimate_tokens
 from knowgate.errors import KnowgateError, ModelError, UnsupportedSignal
 from knowgate.models.backend import UNNAMED_FINGERPRINT, Backend
 from knowgate.models.openai.client import ApiClient
 from knowgate.models.openai.model import OpenAIModel
 from knowgate.models.openai.responses import StreamedResponse, parse_completions
 from knowgate.models.openai.server import ModelEndpoint
-from knowgate.server.json_api import dump_json
+from knowgate.server.json_api import LARGE_BODY_BYTES, dump_json
 from knowgate.server.streaming import InvalidResponse, check_chunk, parse_event_data, read_event_lines, remove_logprobs
-from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
+from knowgate.server.telemetry.trace import TokenUsage
+from knowgate.server.upstream.response_body import (
+    iter_chunks,
+    parse_completion,
+    parse_upstream_json,
+    read_content,
+    run_for_size,
+)
 from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
 
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 CHECK_INTERVAL_PIECES = 200
-PROBE_RETRY = RetryPolicy(
-    timeout=10.0, total=20.0, retries=0
-)  # the server must start even if the upstream does not respond
+PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
 
@@ -296,3 +303,40 @@ class UpstreamDraftModel(Backend):
         raise UnsupportedSignal(
             "an upstream does not return the logits that this gate reads. Use another gate, or a local model."
         )
+
+
+def measure_draft(draft: UpstreamDraft, request: Mapping[str, Any]) -> TokenUsage:
+    """Return the tokens of a draft that is not sent to the client.
+
+    If the upstream has not reported them, as for a stream that was canceled, they are estimated.
+
+    Args:
+        draft: The draft.
+        request: The request body that the upstream got.
+    """
+    usage = _find_usage(draft)
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    text = draft.completion.text if draft.completion is not None else ""
+    return TokenUsage(
+        prompt if isinstance(prompt, int) else round(estimate_tokens(json.dumps(request.get("messages")))),
+        completion if isinstance(completion, int) else round(estimate_tokens(text)),
+    )
+
+
+def _find_usage(draft: UpstreamDraft) -> Mapping[str, Any]:
+    """Return the usage that the upstream reported for a draft, or an empty object if it reported none."""
+    chunks: list[Any] = [parse_event_data(line) for line in draft.lines if b'"usage"' in line]
+    usages = [chunk.get("usage") for chunk in (*chunks, draft.body) if isinstance(chunk, dict)]
+    return next((usage for usage in reversed(usages) if isinstance(usage, dict)), {})
+
+
+def add_usage(content: bytes, extra_usage: TokenUsage) -> bytes:
+    """Add the tokens of other calls to the usage in a JSON body. A body that is not a JSON object stays as it is."""
+    try:
+        body = parse_upstream_json(content)
+    except InvalidResponse:
+        return content
+    if not isinstance(body, dict):
+        return content
+    extra_usage.add_to(body)
+    return dump_json(body, is_large=len(content) > LARGE_BODY_BYTES)

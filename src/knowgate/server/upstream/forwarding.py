@@ -36,12 +36,18 @@ from knowgate.server.streaming import (
     format_event,
     read_event_lines,
 )
-from knowgate.server.telemetry.token_usage import TokenUsage
-from knowgate.server.telemetry.trace import RequestTrace
+from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 from knowgate.server.upstream.client import UpstreamClient, build_response_headers, make_connection_error
-from knowgate.server.upstream.draft import UpstreamDraft, build_draft_request, read_draft, read_first_tokens, read_until
+from knowgate.server.upstream.draft import (
+    UpstreamDraft,
+    add_usage,
+    build_draft_request,
+    measure_draft,
+    read_draft,
+    read_first_tokens,
+    read_until,
+)
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
-from knowgate.server.upstream.usage import add_usage, measure_draft
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
 CHAT_PATH = "/chat/completions"

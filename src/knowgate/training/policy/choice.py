@@ -38,6 +38,7 @@ DEFAULT_FOLDS = 5
 # The most valuable policy tends to lie at the limit of what it may lose, where it is often not safe on other questions.
 # Then a policy is chosen that may lose half as much, and after that one that may lose nothing.
 LOSS_SHARES = (1.0, 0.5, 0.0)
+FRONTIER_RATES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
 SIMPLER_MARGIN = 0.0005  # a policy with fewer models wins if it is worth at most this much less
 
 
@@ -71,6 +72,8 @@ class PolicyChoice:
         reason: Why this policy was chosen, in one sentence.
         required_rows: If always retrieving was chosen because no other policy is proven safe: the number of questions
             to choose on that would prove it. None otherwise, or if no number would.
+        frontier: The gate and arbiter of the choice, or of the best other policy if it is constant, at increasing shares of
+            searches.
         rejected: If a constant policy was chosen because another one failed on questions that it was not chosen on: that
             policy, cross-validated. None otherwise.
     """
@@ -85,6 +88,7 @@ class PolicyChoice:
     reason: str
     required_rows: int | None = None
     rejected: RejectedPolicy | None = None
+    frontier: Sequence[PolicyResult] = ()
 
     @property
     def is_constant(self) -> bool:
@@ -138,8 +142,8 @@ def choose_policy(
         options or ChoiceOptions(),
     )
     questions = replace(questions, reference_arbiter=_choose_reference_arbiter(questions))
-    fold_of_row = np.arange(n) % DEFAULT_FOLDS if folds is None else folds
-    return _choose(questions, fold_of_row)
+    choice = _choose(questions, np.arange(n) % DEFAULT_FOLDS if folds is None else folds)
+    return replace(choice, frontier=_trace_frontier(questions, choice))
 
 
 def _choose(questions: GradedQuestions, folds: NDArray[np.int64]) -> PolicyChoice:
@@ -212,6 +216,16 @@ def apply_policy(
     options = options or ChoiceOptions()
     questions = GradedQuestions(closed_right, open_right, {gate.name: gate}, arbiters, options, reference)
     return questions.evaluate(chosen.gate, chosen.arbiter, chosen.threshold)
+
+
+def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[PolicyResult]:
+    """Return the chosen gate and arbiter at a few shares of searches; those of the best other policy if it is constant."""
+    shown = next((item for item in (choice.chosen, *choice.tried) if not item.is_constant), None)
+    if shown is None:
+        return []
+    needs = questions.gates[shown.gate].needs
+    thresholds = dict.fromkeys(float(np.quantile(needs, 1 - rate)) for rate in FRONTIER_RATES)
+    return [questions.evaluate(shown.gate, shown.arbiter, threshold) for threshold in thresholds]
 
 
 # --- selection ------------------------------------------------------------------------------------

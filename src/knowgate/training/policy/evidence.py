@@ -33,6 +33,12 @@ class PolicyOptions(ChoiceOptions):
         "Also try a judge that is fine-tuned from this model: small (no GPU needed, minutes per 1,000 rows), smollm, "
         "hf:NAME or gguf:FILE. Default: none on a CPU; on a GPU, the LLM that was labeled, or small.",
     )
+    topics: str = option(
+        "auto",
+        "Show in the card what the LLM knows by topic: `auto` (clusters of question embeddings), a number of clusters, a "
+        "field of the data such as `dataset`, or `none`.",
+        metavar="auto|N|KEY|none",
+    )
     seed: Seed = option(0, "Random seed of splits and training.")
 
 

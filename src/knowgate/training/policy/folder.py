@@ -22,15 +22,16 @@ from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_calibration import describe_setup
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, NetLoss, evaluate_threshold
 from knowgate.stats.metrics import FloatArray
+from knowgate.stats.proportions import estimate_proportion
 from knowgate.training.examples import Examples
 from knowgate.training.fit_function import FitResult
 from knowgate.training.policy.choice import PolicyChoice
 from knowgate.training.policy.evidence import Evidence
 from knowgate.training.policy.outcomes import PolicyResult
+from knowgate.training.topics import TopicResult, build_topic_table
 from knowgate.types import SignalRequest
 
 LOSS_STEP = 0.001  # a guarantee names a loss in tenths of a point
-CARD_RATES = tuple(number / 10 for number in range(0, 11))
 ARBITER_WITH_DRAFTS = "rules:make_drafts=true"
 
 
@@ -47,6 +48,7 @@ class PolicyParts:
         arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
         confidence: Confidence of the guarantee.
         summary: What was chosen and why, one or two sentences each.
+        topics: What the LLM knows by topic, and the searches of the policy.
     """
 
     evidence: Evidence
@@ -57,6 +59,7 @@ class PolicyParts:
     arbiter_folder: Path | None = None
     confidence: float = 0.95
     summary: tuple[str, ...] = ()
+    topics: Sequence[TopicResult] = ()
 
 
 def make_constant_result(examples: Examples) -> FitResult:
@@ -88,6 +91,8 @@ def write_policy(parts: PolicyParts, gate_folder: Path, out: Path) -> None:
         held_out = [parts.evidence.table.questions[row] for row in parts.evidence.held_out]
         keys = sorted({fingerprint_question(question) for question in held_out})
         texts[CALIBRATION_KEYS_FILE] = "\n".join(keys) + "\n"
+    if parts.topics:
+        card = _add_before_notes(card, build_topic_table(parts.topics).markdown().removeprefix("#"))
     folders = {ARBITER_FOLDER: parts.arbiter_folder} if parts.arbiter_folder else {}
     revise_artifact(artifact, manifest, {**texts, CARD_FILE: card}, out, folders)
 
@@ -181,8 +186,23 @@ def render_policy_section(choice: PolicyChoice, summary: Sequence[str]) -> str:
             f"What was tried, on the {choice.always.loss.n} questions to choose on. Each gate and arbiter is shown at its "
             "best safe threshold:",
             "\n".join(lines),
+            *render_frontier(choice.frontier),
         ]
     )
+
+
+def render_frontier(frontier: Sequence[PolicyResult]) -> list[str]:
+    """Render right answers by share of searches as a title and a table; empty without a gate."""
+    if not frontier:
+        return []
+    lines = ["| searches | right | against always |", "|---|---|---|"]
+    for result in frontier:
+        n = result.loss.n
+        right = estimate_proportion([True] * round(result.right * n) + [False] * (n - round(result.right * n)))
+        interval = "" if right.low is None or right.high is None else f" [{right.low:.1%}, {right.high:.1%}]"
+        lines.append(f"| {result.searches:.0%} | {result.right:.1%}{interval} | {format_points(result.loss)} |")
+    title = f"{frontier[0].name} at other thresholds, on the same questions (right answers with 95 % intervals):"
+    return [title, "\n".join(lines)]
 
 
 def list_shown_results(choice: PolicyChoice) -> list[tuple[str, PolicyResult]]:

@@ -13,16 +13,17 @@ import numpy as np
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
+from knowgate.gates.baselines import CONSTANT_NEED
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, list_candidate_thresholds
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
 from knowgate.training.examples import Examples
-from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, ignore_progress
+from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy.candidates import (
     JUDGE,
@@ -54,9 +55,11 @@ from knowgate.training.policy.folder import (
     write_policy,
 )
 from knowgate.training.policy.outcomes import ALWAYS, NEVER, GateCandidate, PolicyResult, combine_results
+from knowgate.training.topics import TopicResult, describe_extremes, measure_topics
 
 ENOUGH_QUESTIONS = 500  # with fewer, a policy that is not better may only be poorly trained
 UNCALIBRATED_THRESHOLD = 0.5
+NO_TOPICS = "none"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,15 +123,11 @@ def fit_policy(
     if not runs:
         raise BadSetting("there are no label runs to fit a policy on. Give `labels`, made by `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
-    try:
+    with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
         _say(watch, evidence.describe())
         search = PolicySearch(evidence, options, work, watch, command)
         policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("knowgate"):
-            raise
-        raise MissingExtra("fitting a policy", "train") from error
     delete_checkpoint(folder)
     return policy
 
@@ -177,9 +176,19 @@ class PolicySearch:
         if choice.chosen.name != ALWAYS and not total.is_safe(self.options):
             return self._fit_choice(self._reject(choice, total), out)
         arbiter = _name_arbiter(choice.chosen, arbiter_folder, reads_draft=bool(result.request.draft_tokens))
+        topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
+        summary += (describe_extremes(topics),) if topics else ()
         parts = PolicyParts(
-            self.evidence, choice, threshold, outcomes, arbiter, arbiter_folder, self.options.confidence, summary
+            self.evidence,
+            choice,
+            threshold,
+            outcomes,
+            arbiter,
+            arbiter_folder,
+            self.options.confidence,
+            summary,
+            topics,
         )
         self._write(parts, result, examples, out)
         return FittedPolicy(out, choice, held_out, summary)
@@ -208,7 +217,6 @@ class PolicySearch:
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
         evidence, rows = self.evidence, self.evidence.fit_rows
-        gates = self._cross_fit_gates()
         arbiters = list(
             try_candidates(
                 list(self.arbiter_recipes.values()),
@@ -217,10 +225,11 @@ class PolicySearch:
             )
         )
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
-        return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
+        return choose_policy(self.gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
-    def _cross_fit_gates(self) -> list[GateCandidate]:
-        """Return all gates with out-of-fold needs."""
+    @cached_property
+    def gates(self) -> list[GateCandidate]:
+        """All gates with out-of-fold needs."""
         evidence, watch = self.evidence, self.watch
         recipes = list(self.gate_recipes.values())
         gates = list(try_candidates(recipes, lambda r: cross_fit_gate(r, evidence, self.work, watch), watch))
@@ -281,6 +290,24 @@ class PolicySearch:
             options=self.options,
         )
 
+    def _list_retrieved(self, chosen: PolicyResult, held_out: BoolArray) -> BoolArray:
+        """Return for which questions the policy retrieves: out of fold, and on the held-out rows as given."""
+        needs = {gate.name: gate.needs for gate in self.gates}.get(chosen.gate, CONSTANT_NEED)
+        retrieved = np.empty(len(self.evidence.table), dtype=bool)
+        retrieved[self.evidence.fit_rows], retrieved[self.evidence.held_out] = needs > chosen.threshold, held_out
+        return retrieved
+
+    def _measure_topics(self, retrieved: BoolArray | None = None) -> list[TopicResult]:
+        """Measure what the LLM knows by topic; empty if nobody wants it or the embedding model is missing."""
+        if self.options.topics == NO_TOPICS:
+            return []
+        table, embedder = self.evidence.table, self.evidence.embedder
+        try:
+            return measure_topics(table, self.options.topics, retrieve=retrieved, embedder=embedder)
+        except WeightsError as error:
+            _say(self.watch, f"topics were left out: {error}")
+            return []
+
     def _summarize(self, choice: PolicyChoice, held_out: PolicyResult, total: PolicyResult) -> tuple[str, ...]:
         """Say what was chosen and why, and what the questions show that it did not learn from."""
         lines = [f"Chosen: {choice.chosen.name}, because {choice.reason}."]
@@ -329,7 +356,7 @@ class PolicySearch:
     def fit_closed_book(self, out: Path) -> FittedPolicy:
         """Fit the gate that ranks best what the LLM knows; its threshold is not calibrated."""
         needed = self.evidence.list_needed("known")[self.evidence.fit_rows]
-        tried = self._cross_fit_gates()
+        tried = self.gates
         if not tried:
             raise BadSetting(
                 "no gate can be fitted on these label runs: nearly all answers are right, or nearly all are wrong. "
@@ -338,7 +365,8 @@ class PolicySearch:
         scores = {gate.name: auroc_or_half(needed, gate.needs) for gate in tried}
         best = max(scores, key=lambda name: scores[name])
         result, examples = self._fit_gate(best)
-        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules")
+        topics = self._measure_topics()
+        parts = PolicyParts(self.evidence, None, UNCALIBRATED_THRESHOLD, None, "rules", topics=topics)
         self._write(parts, result, examples, out)
         figures = ", ".join(f"{name} {auroc:.3f}" for name, auroc in scores.items())
         return FittedPolicy(
@@ -348,6 +376,7 @@ class PolicySearch:
             (
                 f"Chosen: {best}, which ranks best what the LLM knows (AUROC out of fold: {figures}).",
                 "Its threshold is not calibrated, because the label runs have no answers with passages.",
+                *([describe_extremes(topics)] if topics else []),
             ),
         )
 
@@ -381,6 +410,6 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:
+def _say(watch: Callable[[FitProgress], None], words: str) -> None:
     """Report a milestone."""
-    watch(SimpleFitProgress(0, 1, "steps", "policy", words, is_milestone=True))
+    watch(FitProgress(0, 1, "steps", "policy", words, is_milestone=True))

@@ -5,7 +5,7 @@ import pytest
 
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadInput, BadSetting
-from knowgate.evaluation.topics import (
+from knowgate.training.topics import (
     build_topic_table,
     cluster_vectors,
     describe_rules,

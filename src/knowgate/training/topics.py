@@ -26,7 +26,7 @@ from knowgate.retrieval.tokenizer import Tokenizer
 from knowgate.stats.bootstrap import Estimate, estimate_mean
 from knowgate.stats.metrics import BoolArray
 from knowgate.stats.proportions import Proportion, estimate_proportion, format_points_estimate
-from knowgate.types import Vector
+from knowgate.types import Embedder, Vector
 
 AUTO_TOPICS = "auto"
 MAX_TOPICS = 50
@@ -92,7 +92,12 @@ class TopicResult:
 
 
 def measure_topics(
-    table: LabelTable, topics: str = AUTO_TOPICS, *, retrieve: BoolArray | None = None, resamples: int = 1_000
+    table: LabelTable,
+    topics: str = AUTO_TOPICS,
+    *,
+    retrieve: BoolArray | None = None,
+    resamples: int = 1_000,
+    embedder: Embedder | None = None,
 ) -> list[TopicResult]:
     """Group the questions of a table into topics and measure each of them.
 
@@ -101,6 +106,7 @@ def measure_topics(
         topics: 'auto', a number of clusters, or a field of the data such as 'dataset' or 'meta.department'.
         retrieve: Whether a policy retrieves for each question; None for no policy.
         resamples: Bootstrap resamples for the intervals of the benefit.
+        embedder: Embeds the questions. Default: the packaged model.
 
     Returns:
         The topics, the one with the most questions first.
@@ -116,7 +122,7 @@ def measure_topics(
     if not table.has_text.all():
         raise BadInput("topics need the texts of the questions, which packed runs do not hold. Use the original run.")
     texts = [question.text for question in table.questions]
-    vectors = load_embedder(DEFAULT_EMBEDDER).embed(texts)
+    vectors = (embedder or load_embedder(DEFAULT_EMBEDDER)).embed(texts)
     return measure_clusters(table, vectors, _choose_count(topics, len(texts)), retrieve=retrieve, resamples=resamples)
 
 
@@ -275,6 +281,13 @@ def build_topic_table(topics: Sequence[TopicResult]) -> TextTable:
 def _format_share(share: Proportion) -> str:
     interval = "" if share.low is None or share.high is None else f" [{100 * share.low:.1f}, {100 * share.high:.1f}]"
     return f"{format_percent(share.value)}{interval}"
+
+
+def describe_extremes(topics: Sequence[TopicResult]) -> str:
+    """Name the topics that the LLM knows most and least about, in one sentence."""
+    most, least = (choose(topics, key=lambda topic: topic.closed.value or 0.0) for choose in (max, min))
+    shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
+    return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]}). The card has all {len(topics)} topics."
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
