@@ -13,7 +13,7 @@ import typer
 
 from knowgate.cli.console import inform
 from knowgate.cli.options import LimitOption, path_option
-from knowgate.cli.progress import ProgressCallback
+from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
 from knowgate.data.questions.exports import read_extra_fields

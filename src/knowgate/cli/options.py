@@ -31,12 +31,12 @@ def parse_path(text: str) -> Path:
 
 def path_option(metavar: str, help_text: str, *flags: str) -> Any:
     """Declare an option that is a path. Without `flags`, its flag is the name of the parameter."""
-    return path_option(metavar, help_text, *flags)
+    return typer.Option(*flags, parser=parse_path, metavar=metavar, help=help_text)
 
 
 def path_argument(metavar: str, help_text: str) -> Any:
     """Declare an argument that is a path."""
-    return path_argument(metavar, help_text)
+    return typer.Argument(parser=parse_path, metavar=metavar, help=help_text)
 
 
 def parse_log_location(text: str) -> Path | DatabaseAddress:
