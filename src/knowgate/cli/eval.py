@@ -120,7 +120,7 @@ def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bo
     if as_json:
         print_json(build_summary(evaluation, report))
         return
-    verdict = build_verdict(evaluation, report.assumptions, report.max_loss)
+    verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
     if verdict.recommendation.is_positive and verdict.savings.money is None:
         STDERR_CONSOLE.print("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
