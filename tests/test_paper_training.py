@@ -1,5 +1,7 @@
 """Trainings of two papers: the loss, the order of the jobs, and what the tables read from a record."""
 
+import re
+
 import numpy as np
 import pytest
 
