@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_tables
+from knowgate.cli.console import create_console, inform, print_tables
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import (
     GatesOption,
@@ -22,7 +22,7 @@ from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.offline_scoring import drop_seen_rows, score_gates
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import load_answer_prompts
@@ -108,10 +108,8 @@ def transfer(
 
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
-    try:
-        table = sweeps.sweep_transfer(fit, train, labels, STDERR_CONSOLE.print)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting", "train") from error
+    with require_extra("fitting", "train"):
+        table = sweeps.sweep_transfer(fit, train, labels, inform)
     _print([table], markdown)
 
 
@@ -173,10 +171,8 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
         fit_options=fit_options if options.epochs is None else fit_options | {"epochs": options.epochs},
         seed=options.seed,
     )
-    try:
-        table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=STDERR_CONSOLE.print)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting", "train") from error
+    with require_extra("fitting", "train"):
+        table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=inform)
     _print([table], markdown)
 
 
@@ -227,7 +223,7 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
         model=load_model(options.model) if options.model else None,
         other_gates=split_gate_specs(options.gates, labels) if options.gates else [],
         cut_questions=options.learn_cut,
-        notify=STDERR_CONSOLE.print,
+        notify=inform,
     )
     _print(tables, markdown)
 

@@ -105,8 +105,7 @@ class RowFolder:
     def make_error(self, problem: str) -> ArtifactError:
         """Make the error message for a folder that cannot be used because of a problem."""
         return ArtifactError(
-            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. "
-            f"Make a new one: {self.command}"
+            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:
@@ -138,11 +137,11 @@ class RowFolder:
 
     def _read_lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield the location and bytes of each row; an incomplete last line is left out."""
-        file = self.file(self.rows_name)
-        if self.packed_file.is_file():
-            with _open_gzip(self.packed_file) as lines:
+        file, packed = self.file(self.rows_name), self.packed_file
+        if packed.is_file():
+            with _open_gzip(packed) as lines:
                 for number, line in enumerate(lines, start=1):
-                    yield f"{self.packed_file} line {number}", line
+                    yield f"{packed} line {number}", line
         elif file.is_file():
             remaining = find_last_line_end(file)  # bytes that belong to complete lines
             with file.open("rb") as lines:
@@ -224,18 +223,22 @@ class RowFolder:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Lock the folder for writing inside a `with` block; raises BadSetting if another process has locked it."""
+        """Lock the folder for writing inside a `with` block.
+
+        Raises:
+            BadSetting: Another process has locked the folder.
+            KnowgateError: The disk is full, or the block cannot write for another reason.
+        """
         self._check_path()
-        with contextlib.ExitStack() as locks:
-            try:
-                locks.enter_context(file_lock(self.path / ".lock", wait=False))
-            except BlockingIOError:
-                raise BadSetting(
-                    f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
-                ) from None
-            except OSError as error:
-                raise explain_disk_error(error, self.path) from error
-            yield
+        try:
+            with file_lock(self.path / ".lock", wait=False):
+                yield
+        except BlockingIOError:
+            raise BadSetting(
+                f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
+            ) from None
+        except OSError as error:
+            raise _explain_disk_error(error, self.path) from error
 
     def _remove_partial_files(self) -> None:
         """Remove files that a killed process left half written."""
@@ -295,7 +298,7 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
         )
 
 
-def explain_disk_error(error: OSError, path: Path) -> KnowgateError:
+def _explain_disk_error(error: OSError, path: Path) -> KnowgateError:
     """Convert an error of the file system, such as a full disk, to a readable error.
 
     An OSError without error number comes from a library, not from the file system. It is raised again unchanged.
