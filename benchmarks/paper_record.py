@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.policy_white_box import fit_and_score
 from knowgate.stats.metrics import auroc, logit
 
 HOME = Path(__file__).parent / "runs" / "papers"
@@ -94,7 +93,7 @@ def write_closed_book(rows_folder: Path, trained: Path) -> None:
 
 
 def read_statistics(trained: Path) -> Floats:
-    """Read the token statistics of the answers, in the form that `policy_white_box` has them."""
+    """Read the token statistics of the answers; the number of tokens comes as a logarithm, with a mark for cut answers."""
     features = np.load(trained / "closed_features.npz")["features"]
     return np.column_stack([features[:, :9], np.log1p(features[:, 9] % 100), features[:, 9] >= 100])
 
@@ -118,6 +117,21 @@ def fit_fusions(
         scores = fit_and_score(inputs, right, train & ~held_out, wanted)
         results.setdefault("stack", np.full(len(right), np.nan))[wanted] = logit(scores)
     return results
+
+
+def fit_and_score(inputs: Floats, right: Any, train: Any, test: Any) -> Floats:
+    """Fit a logistic regression with standardized inputs and pairwise products; return its scores of test rows."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    model = make_pipeline(
+        StandardScaler(),
+        PolynomialFeatures(2, include_bias=False),
+        StandardScaler(),
+        LogisticRegression(C=0.03, max_iter=500),
+    )
+    return np.asarray(model.fit(inputs[train], right[train]).predict_proba(inputs[test])[:, 1])
 
 
 def choose_inputs(probes: Any, group: str, statistics: Floats, right: Floats, train: Floats, folds: Floats) -> Floats:

@@ -101,14 +101,24 @@ def fit_probes(work: Path, device: str) -> None:
         logits = {name: fit_probe(states, right, folds, train).cpu().numpy() for name, train in plans.items()}
         np.savez(file, **logits)
         print(f"probe {column + 1} of {2 * n_layers}, {time.time() - started:.0f} s", flush=True)
-    parts = [np.load(columns / f"{column}.npz") for column in range(2 * n_layers)]
+    collect_probes(work, plans, started)
+
+
+def collect_probes(work: Path, plans: dict[str, Any], started: float) -> None:
+    """Write the logits of all finished probes into one file."""
+    columns = sorted((work / "probe-columns").glob("*.npz"), key=lambda file: int(file.stem))
+    parts = [np.load(file) for file in columns]
     stacked = {
         f"{name}.logits": np.stack([part[name] for part in parts], 1).clip(-30, 30).astype(np.float16) for name in plans
     }
     members_of = {f"{name}.train": train.cpu().numpy() for name, train in plans.items()}
-    facts = np.array(json.dumps({"seconds": round(time.time() - started, 1), "strengths": STRENGTHS}))
+    facts = {
+        "seconds": round(time.time() - started, 1),
+        "strengths": STRENGTHS,
+        "columns": [int(file.stem) for file in columns],
+    }
     temporary = work / ".probes.npz"
-    np.savez_compressed(temporary, facts=facts, **stacked, **members_of)
+    np.savez_compressed(temporary, facts=np.array(json.dumps(facts)), **stacked, **members_of)
     temporary.replace(work / "probes.npz")
 
 

@@ -77,19 +77,9 @@ def plan_jobs() -> list[Job]:
     ]
     mixed = ("davinci3_nq", "gpt3_realtimeqa")
     jobs += [Job("mixed", fold, mixed, ("llama4_realtimeqa",)) for fold in range(FOLDS)]
-    wait = "closed_book.done"
-    own = {"batch": 48, "epochs": 2, "after": wait}
-    short = {"batch": 48, "epochs": 1, "rows": 6000, "after": wait}
-    jobs += [Job("white_box_short", fold, ("white_box",), **short) for fold in range(FOLDS)]
-    jobs += [Job("white_box", fold, ("white_box",), **own) for fold in range(FOLDS)]
     named = tuple(f"{name}.named" for name in recorded)
     pooled = [Job("pooled", fold, named, ("llama4_realtimeqa.named",)) for fold in range(FOLDS)]
-    curve = [
-        Job(f"white_box_{group}_{rows}", -1, (f"white_box_{group}",), rows=rows, **own)
-        for group in ("triviaqa", "nq")
-        for rows in (12000, 5000, 1500, 500)
-    ]
-    return [*jobs, *pooled, *curve]
+    return [*jobs, *pooled]
 
 
 @dataclass

@@ -1,6 +1,8 @@
 """Shared by all tests: the embedded model, loaded once per process, and how tests are spread over processes."""
 
+import functools
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,6 +51,30 @@ LONGEST_FILES = (
     "test_operations.py",
     "test_smollm.py",
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_weights(request):
+    """Load the weights of the embedded model once per process, however many models and commands use them.
+
+    Yields the function that loads weights again, for tests of the loading itself; None if no test needs the weights.
+    """
+    if not is_installed("torch") or not any(item.get_closest_marker("model") for item in request.session.items):
+        yield None
+        return
+    from knowgate.core.files import cache_dir
+    from knowgate.models.hf import local_model
+
+    load_again, converted = local_model.load_transformers, cache_dir() / "converted"
+    load_once = functools.cache(load_again)
+
+    def load(source, bits=0):
+        is_embedded = Path(source).parent == converted and Path(source).name.startswith("SmolLM")
+        return load_once(source, bits) if is_embedded else load_again(source, bits)
+
+    local_model.load_transformers = load
+    yield load_again
+    local_model.load_transformers = load_again
 
 
 @pytest.fixture(scope="session")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from benchmarks.policy_white_box import curve_table
+from benchmarks.tables.closed_book import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
 from benchmarks.tables.policy import headline_table
-from benchmarks.tables.speed import speed_table
+from benchmarks.tables.speed import labeling_table, speed_table
 from knowgate.gates import render_gate_table
 from tools.adapter_versions import version_table
 from tools.pages import EXAMPLES
@@ -23,7 +23,7 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": {"policies": headline_table},
     "docs/which-gate.md": {"learning curve": curve_table, "gates": render_gate_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
-    "docs/speed.md": {"speed": speed_table},
+    "docs/speed.md": {"speed": speed_table, "labeling": labeling_table},
     "docs/integrations.md": {"tested versions": version_table},
     "CONTRIBUTING.md": {"layers": layer_table, "gate example": example},
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +60,8 @@ def _interval(mastery: Any, certainty: Any) -> str:
     return f"{np.corrcoef(mastery, certainty)[0, 1]:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def _read_rows(model: str, name: str, splits: Sequence[str]) -> Any:
+@functools.cache
+def _read_rows(model: str, name: str, splits: tuple[str, ...]) -> Any:
     """Return (mastery, certainty, right without, right with passages) of all rows that have all four."""
     from knowgate.data.runs.folder import RunFolder
 

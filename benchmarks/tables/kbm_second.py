@@ -11,6 +11,7 @@ where the expected gain, P(right with) - P(right without), is negative. Test row
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,17 +111,23 @@ def _judge_answers(name: str, trial: Any) -> tuple[Any, Any]:
 
 def predict_right(train: Path, trial: Any, side: str) -> Any:
     """Predict from log-probabilities whether each test answer of one side is right; fitted on the train run."""
+    model = _fit_right(train, side)
+    return model.predict_proba([_features(getattr(row, side)) for row in trial.rows])[:, 1]
+
+
+@functools.cache
+def _fit_right(train: Path, side: str) -> Any:
+    """Fit the probability that an answer is right to its log-probabilities in a train run."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     from knowgate.data.runs.folder import RunFolder
 
-    rows = [row for row in RunFolder(train).rows() if (answer := getattr(row, side)) is not None and answer.tokens]
-    labels = [bool(getattr(row, side).correct) for row in rows]
+    answers = [answer for row in RunFolder(train).rows() if (answer := getattr(row, side)) is not None]
+    answers = [answer for answer in answers if answer.tokens]
     model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1_000))
-    model.fit([_features(getattr(row, side)) for row in rows], labels)
-    return model.predict_proba([_features(getattr(row, side)) for row in trial.rows])[:, 1]
+    return model.fit([_features(answer) for answer in answers], [bool(answer.correct) for answer in answers])
 
 
 def _features(answer: Any) -> tuple[float, float, float, float]:

@@ -10,7 +10,6 @@ from benchmarks.policy_evaluation import LLAMA4, evaluate_all, is_significant
 from benchmarks.policy_fits import TITLES as FITTED_TITLES
 from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import MIXED
-from benchmarks.policy_white_box import curve_table, signal_table, token_difference_lines, token_table
 from benchmarks.tables.closed_book import closed_book_tables
 from benchmarks.tables.common import Rows, table
 from knowgate.training.policy.outcomes import ALWAYS
@@ -76,13 +75,6 @@ TARGETS = (
     "38.4 % with at most 60 % (38.1 % at 64 %). GPT-4: one point above the better constant policy with at most 10 % (0.9 at 9 "
     "%). ChatGPT: at most half a point below always with 85 % (-0.54 at 69 %). text-davinci-003: the same (+0.2 points, but at "
     "85.2 %). An arbiter worth 1.5 points for ChatGPT and text-davinci-003 (-0.1 and -0.2)."
-)
-WHITE_BOX = (
-    "12,047 TriviaQA and 9,935 NQ train questions, none of which is in a test set; no samples. AUROC of known "
-    "on 1,500 and 1,333 test questions. The adapters are unfinished: 6,000 rows, one epoch, three of four "
-    "folds, since the time on the GPU ran out, and there are no probes of hidden states. The targets (.87 "
-    "and .85) are missed. A training with 20,000 rows, several seeds and probes is prepared, not run: `python -m "
-    "benchmarks.paper_training`."
 )
 
 
@@ -212,17 +204,4 @@ def policy_tables() -> list[str]:
         "",
         mixed_table(),
         *closed_book_tables(),
-        "### White box: Qwen2.5-Coder-1.5B and its own closed-book answers",
-        "",
-        WHITE_BOX,
-        "",
-        signal_table(),
-        "By the number of answer tokens that the adapters have read (IK):",
-        "",
-        token_table(),
-        *token_difference_lines(),
-        "",
-        "Learning curve of the token statistics:",
-        "",
-        curve_table() + "\n",
     ]

@@ -1,4 +1,4 @@
-"""The table of `docs/speed.md`, as `benchmarks.speed` recorded it."""
+"""The tables of `docs/speed.md`, as `benchmarks.speed` and `benchmarks.label_speed` recorded them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 RECORD = Path(__file__).parents[1] / "speed.json"
+LABELING = Path(__file__).parents[1] / "runs" / "label_speed.json"
+SETTINGS = ("closed book", "BM25", "BM25, 20 samples")
 
 
 def speed_table() -> str:
@@ -21,4 +23,19 @@ def speed_table() -> str:
         f"| {row['what']} | {row['compared_with']} | **{row['ratio']:g}** | {row['seconds']:g} | {row['other_seconds']:g} |"
         for row in record["figures"]
     ]
+    return "\n".join(lines)
+
+
+def labeling_table() -> str:
+    """Questions labeled per second on a GPU, beside plain `generate` in the same run."""
+    record = json.loads(LABELING.read_text(encoding="utf-8"))
+    lines = [
+        "| label run | questions/s | one `generate` call at a time | ratio | GPU busy |",
+        "|---|---|---|---|---|",
+    ]
+    for name in SETTINGS:
+        speed, plain = record[name]["questions_per_second"], record[f"{name}, generate"]
+        lines.append(
+            f"| {name} | {speed:.0f} | {plain:.1f} | **{speed / plain:.0f}** | {100 * record[name]['gpu_busy']:.0f} % |"
+        )
     return "\n".join(lines)

@@ -18,8 +18,9 @@ KnowgateError
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class KnowgateError(Exception):
@@ -67,6 +68,17 @@ class MissingExtra(KnowgateError):
 
     def __init__(self, feature: str, extra: str):
         super().__init__(f"{feature} needs the '{extra}' extra. Install it: pip install 'knowgate[{extra}]'")
+
+
+@contextlib.contextmanager
+def require_extra(feature: str, extra: str) -> Iterator[None]:
+    """Raise MissingExtra, whose arguments these are, if a package that the block imports is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("knowgate"):  # a mistake of ours, not a missing package
+            raise
+        raise MissingExtra(feature, extra) from error
 
 
 class BadInput(KnowgateError):

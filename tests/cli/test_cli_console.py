@@ -13,6 +13,7 @@ from knowgate.cli.console import create_console, print_json
 from knowgate.cli.main import SanitizingFormatter
 from knowgate.cli.options import format_command_line
 from knowgate.pipeline.settings import load_settings
+from tests.support.extras import needs_local
 from tests.support.hostile_server import HostileServer, http
 
 LOUD = """
@@ -56,6 +57,7 @@ def test_a_log_line_steers_no_terminal():
     assert SanitizingFormatter().format(record) == "skipped a\\x1b[2J.txt"
 
 
+@needs_local
 def test_other_packages_are_silent_beside_a_command():
     kept = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONWARNINGS", "TRANSFORMERS_VERBOSITY")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Call, Outcome
+from tests.support.extras import needs_local, needs_pdf
 
 
 def sentence(outcome: Outcome, code: int = 1) -> str:
@@ -36,8 +37,8 @@ def sentence(outcome: Outcome, code: int = 1) -> str:
         (["--lang", "fr"], "unknown language 'fr'. Known: en, zh."),
         (["--index", "x"], "--docs and --index are mutually exclusive: give only one of them."),
         (["--model", "openai:m"], "is not of the form openai:MODEL@URL"),
-        (["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist"),
-        (["--model", "hf:./none"], "there is no folder './none'"),
+        pytest.param(["--model", "gguf:none.gguf"], "the GGUF file 'none.gguf' does not exist", marks=needs_local),
+        pytest.param(["--model", "hf:./none"], "there is no folder './none'", marks=needs_local),
         (["--model", ""], "setting 'model' is empty"),
         (["--docs", ""], "a path on the command line is empty"),
         (["--config", "none.toml"], "cannot read the config file 'none.toml'"),
@@ -109,7 +110,7 @@ def test_a_question_with_half_characters_is_refused(call: Call):
     [
         ("x.txt", b"a\0b", "x.txt holds binary data"),
         ("x.txt", b"\xff\xfe\x01", "x.txt is not UTF-8 text"),
-        ("x.pdf", b"no pdf", "x.pdf cannot be read as PDF"),
+        pytest.param("x.pdf", b"no pdf", "x.pdf cannot be read as PDF", marks=needs_pdf),
         ("x.doc", b"words", "contains no documents"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 
 from knowgate.gates import FITTED_GATES
 from tests.cli.conftest import Call
+from tests.support.extras import needs_train
 from tests.support.planted_run import planted_rows, write_run
 
 FITTABLE = {name: entry for name, entry in FITTED_GATES.items() if entry.fit}
@@ -68,6 +69,7 @@ def test_help_needs_no_training_package():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@needs_train
 def test_a_probe_is_fitted_as_ever(call: Call, tmp_path: Path):
     run = write_run(tmp_path / "run", *planted_rows(120))
     fitted = call("fit", "probe", "--labels", run, "--target", "known", "--layer", "4", "--kind", "linear", "--out", "probe")  # fmt: skip  # noqa: E501
@@ -110,6 +112,7 @@ def test_wrong_usage_is_a_sentence(call: Call, arguments: list[str], code: int, 
     assert len(done.err.splitlines()) == 1
 
 
+@needs_train
 def test_a_pooled_fit_shows_every_run(call, tmp_path):
     for seed, name in enumerate(("one", "two")):
         write_run(tmp_path / name, *planted_rows(80, seed=seed))

@@ -9,6 +9,7 @@ import pytest
 
 from knowgate.cli.doctor import Finding, summarize_findings
 from tests.cli.conftest import Call
+from tests.support.extras import needs_local
 
 KEYS = {"question", "answer", "retrieve", "need", "threshold", "gate", "model", "passages", "tokens"}
 
@@ -91,6 +92,7 @@ def test_gates_models_and_doctor_print_their_tables(call: Call):
     assert "not downloaded yet" in call("doctor").out
 
 
+@needs_local
 def test_doctor_is_short_and_ends_with_a_verdict(call: Call):
     lines = call("doctor").out.splitlines()
     assert len(lines) < 25

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.extras import needs_train
 from tests.support.trials_by_hand import varied_run
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -51,7 +52,13 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("eval", "--labels", "run", "--resamples", "50"), ("report", "run"), ("gates",), ("models",), ("rules",)],
+    [
+        pytest.param(("eval", "--labels", "run", "--resamples", "50"), marks=needs_train),
+        ("report", "run"),
+        ("gates",),
+        ("models",),
+        ("rules",),
+    ],
     ids=lambda arguments: arguments[0],
 )
 def test_tables_stay_within_the_terminal(folder: Path, arguments: tuple[str, ...]):

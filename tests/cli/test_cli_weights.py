@@ -11,8 +11,10 @@ import pytest
 
 from knowgate.models import embedded_weights as weights
 from tests.cli.conftest import Call
+from tests.support.extras import needs_local
 
 
+@needs_local
 def test_a_damaged_weight_file_is_refused_not_converted(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
     file = weights.locate_weights("smollm") / weights.get_weights("smollm").checked

@@ -84,6 +84,7 @@ def test_workers_take_a_gpu_each_or_the_cores_of_a_machine():
 
 
 def test_a_cluster_that_does_not_answer_is_reported(tmp_path):
+    pytest.importorskip("ray", reason="needs the extra 'ray'")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -4,6 +4,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoModelForCausalLM
 
 from knowgate.errors import BadSetting
@@ -60,6 +62,10 @@ def test_transformers_reads_the_written_file(tiny, kind, tolerance):
     assert margins(again, model, labels(model)) == pytest.approx(before, abs=tolerance)
 
 
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.18"),
+    reason="older versions of transformers read no GGUF file of a Llama without a token for the beginning of a text",
+)
 def test_the_gguf_backend_reads_the_written_tokenizer(tmp_path):
     model = load_model(f"hf:{save_spoken_llama(tmp_path / 'model')}")
     again = load_model(f"gguf:{write((model, tmp_path), 'q8_0')}")

@@ -10,6 +10,7 @@ from knowgate.errors import MissingExtra
 from knowgate.retrieval import load_retriever
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.retrieval.index import build_index
+from tests.support.extras import needs_local
 from tests.support.retrieval_fakes import write_records
 
 
@@ -19,6 +20,7 @@ def test_embedding_without_sentence_transformers_names_the_extra(tmp_path: Path,
         SentenceEmbedder(str(tmp_path)).embed(["text"])
 
 
+@needs_local
 def test_the_fingerprint_of_a_folder_depends_on_its_files_and_not_on_its_path(tmp_path: Path):
     for name in ["x", "y", "z"]:
         (tmp_path / name).mkdir()

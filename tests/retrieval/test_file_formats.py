@@ -9,6 +9,7 @@ import pytest
 from knowgate.errors import BadInput, MissingExtra
 from knowgate.retrieval.documents import Document, find_documents
 from knowgate.retrieval.file_formats import read_pdf
+from tests.support.extras import needs_pdf
 
 
 def read_only_document(folder: Path) -> Document:
@@ -44,6 +45,7 @@ def test_a_pdf_has_its_file_name_as_title(tmp_path: Path):
     assert read_only_document(tmp_path) == Document("manual.pdf", "manual", "Hello from a page")
 
 
+@needs_pdf
 def test_a_broken_pdf_is_a_problem(tmp_path: Path):
     (tmp_path / "bad.pdf").write_bytes(b"%PDF-1.4 and then nothing")
     assert "bad.pdf cannot be read as PDF" in read_only_document(tmp_path).problem

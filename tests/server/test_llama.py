@@ -80,10 +80,11 @@ def test_tools_their_results_and_json_mode_reach_llama_cpp(in_front):
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": "rain", "tool_call_id": "c1"},
     ]
-    fields = {"model": NAME, "max_tokens": 40, "temperature": 0}
+    fields = {"model": NAME, "max_tokens": 8, "temperature": 0}
     offered = in_front.chat.completions.create(messages=FRANCE, tools=[TOOL], **fields)
     after = in_front.chat.completions.create(messages=[*FRANCE, *done], tools=[TOOL], **fields)
-    shaped = in_front.chat.completions.create(messages=FRANCE, response_format={"type": "json_object"}, **fields)
+    json_mode = {**fields, "max_tokens": 40, "response_format": {"type": "json_object"}}
+    shaped = in_front.chat.completions.create(messages=FRANCE, **json_mode)
     assert offered.model_extra["knowgate"]["gated"] is True
     assert "role 'tool'" in after.model_extra["knowgate"]["why_not"]
     assert shaped.choices[0].message.content.lstrip().startswith("{")

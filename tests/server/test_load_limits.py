@@ -78,22 +78,20 @@ def test_json_values_are_counted_outside_strings():
     assert count_json_values(b'{"a": ",,,,', 1) == 1  # a string without an end
 
 
-@pytest.mark.parametrize("text", [b'"' * 4_000_000, b'\\"' * 2_000_000, b'"\\' * 2_000_000], ids=ascii)
-def test_counting_values_takes_linear_time(text):
+@pytest.mark.parametrize("piece", [b'""', b'\\"', b'"\\'], ids=["quotes", "escaped quotes", "escapes"])
+def test_counting_values_takes_linear_time(piece):
+    text = b"[" * 60_000 + piece * 2_000_000
     start = time.thread_time()
-    count_json_values(b"[" * 60_000 + text, 50_000)
+    count_json_values(text, 50_000)
     assert time.thread_time() - start < 2
 
 
-@pytest.mark.parametrize(
-    "values",
-    ["[" + "1," * 1_300_000 + "1]", "[" + "[]," * 900_000 + "[]]", "[" + '"",' * 900_000 + '""]'],
-    ids=["numbers", "lists", "texts"],
-)
-def test_a_request_of_many_values_is_rejected_at_once(values):
+@pytest.mark.parametrize(("value", "count"), [("1", 1_300_000), ("[]", 900_000), ('""', 900_000)])
+def test_a_request_of_many_values_is_rejected_at_once(value, count):
+    body = (CHAT + "[" + f"{value}," * count + f"{value}]" + "}").encode()
     start = time.thread_time()
     with pytest.raises(ApiError, match="more than 50,000 JSON values"):
-        parse_json_object((CHAT + values + "}").encode())
+        parse_json_object(body)
     assert time.thread_time() - start < 2
 
 
@@ -113,10 +111,11 @@ def test_many_values_are_allowed_where_no_gate_decides(serve):
 # --- filters and searches -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("patterns", [[f"a{number}*b" for number in range(300_000)], ["*a" * 200], "*a" * 200])
+@pytest.mark.parametrize("patterns", [range(300_000), ["*a" * 200], "*a" * 200], ids=["many", "long", "long alone"])
 def test_a_filter_of_many_or_long_patterns_is_rejected(serve, patterns):
     address, _ = serve(gate="always")
-    reply = ask(address, knowgate={"filter": {"id": patterns}})
+    given = [f"a{number}*b" for number in patterns] if isinstance(patterns, range) else patterns
+    reply = ask(address, knowgate={"filter": {"id": given}})
     assert reply.status_code in (400, 413)
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.cli.conftest import call  # noqa: F401 - a fixture
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_for_audits
+from tests.support.extras import needs_train
 from tests.support.invented import write_invented
 
 
@@ -47,6 +48,7 @@ def test_decisions_of_another_gate_are_skipped_and_counted(serve, many, tmp_path
     assert "1 of another gate or threshold" in outcome.err
 
 
+@needs_train
 def test_one_command_refits_a_gate_from_the_decision_log(serve, many, tmp_path, call):  # noqa: F811
     file, address, ids = served(serve, many, tmp_path, canary=1.0)
     gold = many.questions[1].answers[0]

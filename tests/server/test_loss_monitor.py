@@ -17,6 +17,7 @@ from knowgate.server.learning.loss_monitor import LossMonitor
 from knowgate.server.options import ServeOptions
 from tests.server.conftest import KNOWN
 from tests.server.test_learning import audit_options, wait_until
+from tests.support.extras import needs_train
 from tests.support.hand_gate import varied_rows, write_gate, write_rows
 
 
@@ -103,6 +104,7 @@ def make_population(changed_share=0.8, n=4000):
     return Population("made up", needs, closed_right, open_right, differs)
 
 
+@needs_train
 def test_the_alarm_is_quiet_while_the_guarantee_holds_and_finds_twice_the_loss(monkeypatch):
     monkeypatch.setattr("benchmarks.alarm.STEADY_REQUESTS", 1000)
     rate = simulate(make_population(), 0.1, 2000, 20)

@@ -16,7 +16,9 @@ from knowgate.training.policy import candidates
 from knowgate.training.policy.search import fit_policy
 from knowgate.types import Question
 from tests.server.conftest import UNKNOWN
+from tests.support.extras import needs_train
 
+pytestmark = needs_train
 TALK = "Thanks!"
 
 

@@ -46,7 +46,9 @@ def serve(port: int, *, embeddings: bool = False) -> None:
 
     given = CommonParams()
     (given.model.path,) = (str(path) for path in weights.fetch_weights("smollm").glob("*.gguf"))
-    given.n_ctx, given.n_parallel, given.cpuparams.n_threads = 4096, 2, 2
+    given.n_ctx, given.n_parallel = 4096, 2
+    # Several threads would wait for each other in a loop, which costs most where the cores are busy.
+    given.cpuparams.n_threads = given.cpuparams_batch.n_threads = 1
     given.hostnames, given.port, given.model_alias, given.use_jinja = ["127.0.0.1"], port, {NAME}, True
     if embeddings:
         given.embedding, given.pooling_type = True, llama_pooling_type.LLAMA_POOLING_TYPE_MEAN

@@ -26,7 +26,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from knowgate.training.examples import Examples
-from knowgate.training.fit_function import ExampleRequirements, FitResult, SimpleFitProgress
+from knowgate.training.fit_function import ExampleRequirements, FitResult, FitProgress
 from knowgate.types import SignalRequest
 
 
@@ -43,7 +43,7 @@ def fit_length(
 
     More that the help does not show.
     """
-    watch(SimpleFitProgress(1, 1))
+    watch(FitProgress(1, 1))
     lengths = np.array([len(question.text.split()) for question in examples.questions])
 
     def raw(places):

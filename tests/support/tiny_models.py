@@ -84,8 +84,7 @@ def _save_llama(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int, win
 def save_tiny_cross_encoder(folder: Path, words: Sequence[str] = PAIRS, seed: int = 0, **settings: Any) -> Path:
     """Save a BERT cross-encoder whose tokens are words; `settings` go to BertConfig."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
+    BertTokenizer({word: number for number, word in enumerate(words)}).save_pretrained(folder)
     torch.manual_seed(seed)
     usual = {"num_labels": 1, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = BertConfig(

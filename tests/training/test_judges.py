@@ -115,16 +115,15 @@ def test_an_interrupted_training_continues_and_ends_where_an_uninterrupted_one_d
     seen = []
 
     def stop_in_second_epoch(step):
-        if step.epoch == 2:
+        if step.words.startswith("epoch 2,"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=stop_in_second_epoch)
     assert not out.exists()
     resumed = fit_ik_judge(examples, tokens=0, training=SHORT, work=checkpoint_folder(out), watch=seen.append)
-    assert {step.epoch for step in seen} == {2}
+    assert all(re.fullmatch(r"epoch 2, loss .*, \d+\.\d examples/s", step.words) for step in seen)
     assert seen[-1].done == seen[-1].total
-    assert seen[0].rate > 0
     straight = fit_ik_judge(examples, tokens=0, training=SHORT, work=tmp_path / "straight")
     assert resumed.files == straight.files
     assert [untimed(note) for note in resumed.notes] == [untimed(note) for note in straight.notes]

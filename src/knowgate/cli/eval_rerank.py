@@ -140,8 +140,7 @@ def parse_named_specs(texts: Sequence[str]) -> dict[str, str]:
         name, spec = (match[1], match[2]) if match else (Path(text).name, text)
         if name in specs:
             raise BadSetting(
-                f"two rerankers have the name '{name}'. Give each its own: "
-                f"--rerank one={specs[name]} --rerank two={spec}"
+                f"two rerankers have the name '{name}'. Give each its own: --rerank one={specs[name]} --rerank two={spec}"
             )
         specs[name] = spec
     return specs

@@ -34,14 +34,12 @@ class FitRerankerOptions(Options):
     )
     relevance: list[str] | None = option(
         None,
-        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the "
-        "answer; may be repeated. Without preferences this is the only training, and the result can be aligned to an "
-        "LLM later.",
+        "Question set with gold answers (data spec), on which the reranker first learns which passages contain the answer; "
+        "may be repeated. Without preferences this is the only training, and the result can be aligned to an LLM later.",
     )
     relevance_index: str | None = option(
         None,
-        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set "
-        "itself.",
+        "Index in which `relevance` finds passages without the answer. Default: the passages of the question set itself.",
     )
     limit: Count | None = option(None, "Maximum number of questions to use of each `relevance` set.")
     temperature: float = option(1.0, "Temperature of the training loss; lower values weigh the hardest passages more.")
@@ -178,8 +176,7 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
             f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages."
         )
     STDERR_CONSOLE.print(
-        f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. "
-        f"Use it: knowgate ask --rerank {out}"
+        f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
     )
 
 

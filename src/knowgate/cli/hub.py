@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
@@ -11,8 +11,13 @@ from rich.text import Text
 from knowgate.cli.console import STDERR_CONSOLE
 from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
+from knowgate.core.registry import load_target
 from knowgate.integrations.hub import pull_artifact, push_artifact
-from knowgate.training.judges.gguf_export import ExportedJudge, export_judge
+
+if TYPE_CHECKING:
+    from knowgate.training.judges.gguf_export import ExportedJudge
+
+JUDGE_EXPORT = "knowgate.training.judges.gguf_export:export_judge"  # needs torch; push and pull do not
 
 
 def export_judge_command(
@@ -29,6 +34,7 @@ def export_judge_command(
 
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
+    export_judge = load_target(JUDGE_EXPORT, "exporting a judge", "train")
     with show_progress("writing the judge", "tensors", STDERR_CONSOLE) as show:
         exported = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
     STDERR_CONSOLE.print(Text(_describe(exported)))

@@ -22,7 +22,7 @@ from knowgate.core.display import TextTable, render_markdown_tables
 from knowgate.core.options import Count, Options, Seed, option
 from knowgate.data.questions import load_questions
 from knowgate.data.runs.table import load_label_table
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.offline_scoring import drop_seen_rows, score_gates
 from knowgate.models import load_model
 from knowgate.models.prompts.answers import load_answer_prompts
@@ -108,10 +108,8 @@ def transfer(
 
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
-    try:
+    with require_extra("fitting", "train"):
         table = sweeps.sweep_transfer(fit, train, labels, STDERR_CONSOLE.print)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting", "train") from error
     _print([table], markdown)
 
 
@@ -173,10 +171,8 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
         fit_options=fit_options if options.epochs is None else fit_options | {"epochs": options.epochs},
         seed=options.seed,
     )
-    try:
+    with require_extra("fitting", "train"):
         table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=STDERR_CONSOLE.print)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("fitting", "train") from error
     _print([table], markdown)
 
 

@@ -105,8 +105,7 @@ class RowFolder:
     def make_error(self, problem: str) -> ArtifactError:
         """Make the error message for a folder that cannot be used because of a problem."""
         return ArtifactError(
-            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. "
-            f"Make a new one: {self.command}"
+            f"the {self.folder_type} '{self.path}' cannot be used: {problem.rstrip('.')}. Make a new one: {self.command}"
         )
 
     def _validate(self, kind: type[Any], value: Any, where: str) -> None:
@@ -138,11 +137,11 @@ class RowFolder:
 
     def _read_lines(self) -> Iterator[tuple[str, bytes]]:
         """Yield the location and bytes of each row; an incomplete last line is left out."""
-        file = self.file(self.rows_name)
-        if self.packed_file.is_file():
-            with _open_gzip(self.packed_file) as lines:
+        file, packed = self.file(self.rows_name), self.packed_file
+        if packed.is_file():
+            with _open_gzip(packed) as lines:
                 for number, line in enumerate(lines, start=1):
-                    yield f"{self.packed_file} line {number}", line
+                    yield f"{packed} line {number}", line
         elif file.is_file():
             remaining = find_last_line_end(file)  # bytes that belong to complete lines
             with file.open("rb") as lines:

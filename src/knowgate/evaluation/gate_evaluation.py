@@ -13,7 +13,7 @@ from knowgate.core.validation import check_integer
 from knowgate.data.questions import QuestionSource
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.data.runs.table import MAX_ROWS_IN_MEMORY, LabelTable, load_label_table
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, require_extra
 from knowgate.evaluation.gate_comparison import Evaluation, compare_gates, read_guarantees
 from knowgate.evaluation.gate_results import build_baselines
 from knowgate.evaluation.live_decisions import AUTO_GATES, LiveOptions, decide_on_runs, label_and_decide
@@ -129,10 +129,8 @@ def evaluate(
         runs, scored = live.runs, live.gates
     elif options.model is not None:
         scored = decide_on_runs(named, resolve_run_paths(runs or []), options=options)
-    try:
+    with require_extra("evaluating", "train"):
         return _evaluate_runs(named, scored, resolve_run_paths(runs or []), options, on_arbitrated)
-    except ModuleNotFoundError as error:
-        raise MissingExtra("evaluating", "train") from error
 
 
 def _check_source(

@@ -172,9 +172,8 @@ def evaluate_actions(
     several_right = table.iterative_right
     if several_right is None:
         raise BadSetting(
-            f"`{option}` needs answers after several rounds of retrieval, and no row has one: it chooses between "
-            "skipping, one search and several. Leave it out, or label the questions with the option 'iterative' of "
-            "`knowgate label`."
+            f"`{option}` needs answers after several rounds of retrieval, and no row has one: it chooses between skipping, "
+            "one search and several. Leave it out, or label the questions with the option 'iterative' of `knowgate label`."
         )
     dev = table.is_dev
     if not dev.any() or dev.all():

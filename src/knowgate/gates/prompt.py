@@ -126,8 +126,7 @@ class SelfragGate(Gate):
         if missing:
             raise BadSetting(
                 f"gate 'selfrag' needs an LLM trained with the tokens {NO_RETRIEVAL_TOKEN} and {RETRIEVAL_TOKEN}; "
-                f"{' and '.join(missing)} is not a single token of {model.name}. Use a Self-RAG model, or another "
-                "gate."
+                f"{' and '.join(missing)} is not a single token of {model.name}. Use a Self-RAG model, or another gate."
             )
         return self
 

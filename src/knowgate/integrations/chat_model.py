@@ -120,8 +120,7 @@ class ChatModel(Backend):
         """
         if request.layers or request.sample_layer is not None:
             raise UnsupportedSignal(
-                f"{self.name} is a chat interface and returns no hidden states. Use an hf: model, or a gate that needs "
-                "none."
+                f"{self.name} is a chat interface and returns no hidden states. Use an hf: model, or a gate that needs none."
             )
         tokens = request.draft_tokens
         drafts = self._map(lambda prompt: self._complete_greedily(prompt, tokens) if tokens else None, prompts)

@@ -99,7 +99,7 @@ class Decider:
             return None
         reason = f"{ruling.reason} (rule '{ruling.rule}')"
         need = float(ruling.retrieve)
-        return Decision(ruling.retrieve, need, self._threshold, rag.gate.name, reason, rule=ruling.rule)
+        return Decision(ruling.retrieve, need, rag.used_threshold, rag.gate.name, reason, rule=ruling.rule)
 
     def _handle_failure(self, decide: Callable[[], Decision]) -> Decision:
         """Call `decide`; if it fails and `fall_open` is set, log a warning and decide to retrieve."""
@@ -110,12 +110,7 @@ class Decider:
                 raise
             logger.warning("The gate failed, retrieving: %s", error)
             reason = f"the gate failed, retrieving: {error.brief}"
-            return Decision(True, 1.0, self._threshold, self.rag.gate.name, reason, notes=(GATE_FAILED,))
-
-    @property
-    def _threshold(self) -> float:
-        """The need above which the pipeline retrieves; its own threshold overrides that of the gate."""
-        return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
+            return Decision(True, 1.0, self.rag.used_threshold, self.rag.gate.name, reason, notes=(GATE_FAILED,))
 
 
 def open_decider(config: str | Path | None = None, *, fall_open: bool = False, **settings: Any) -> Decider:

@@ -13,7 +13,7 @@ from typing import Any
 
 from knowgate.core import VERSION
 from knowgate.core.frameworks import wrap_errors
-from knowgate.errors import MissingExtra
+from knowgate.errors import require_extra
 from knowgate.evaluation.gate_comparison import Evaluation
 
 DEFAULT_PROJECT = "knowgate"
@@ -96,7 +96,5 @@ def log_to_wandb(evaluation: Evaluation, name: str = DEFAULT_PROJECT) -> str:
 
 def _import_tracker(name: str) -> Any:
     """Import `mlflow` or `wandb`; raise MissingExtra if it is not installed."""
-    try:
+    with require_extra(f"logging evaluations to {name}", name):
         return importlib.import_module(name)
-    except ModuleNotFoundError:
-        raise MissingExtra(f"logging evaluations to {name}", name) from None

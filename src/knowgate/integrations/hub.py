@@ -18,7 +18,7 @@ from knowgate.core.artifacts import walk_files
 from knowgate.core.files import atomic_folder
 from knowgate.core.frameworks import wrap_errors
 from knowgate.core.validation import expand_path
-from knowgate.errors import ArtifactError, BadSetting, MissingExtra
+from knowgate.errors import ArtifactError, BadSetting, require_extra
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.artifacts.gate_folder import REFERENCE_FILE, read_artifact
 from knowgate.retrieval.rerankers.cross_encoder import read_reranker_manifest
@@ -140,8 +140,6 @@ def _parse_repository(target: str) -> str:
 
 def _import_hub() -> Any:
     """Import `huggingface_hub`; raise MissingExtra if it is not installed."""
-    try:
+    with require_extra("the Hugging Face hub", "hub"):
         import huggingface_hub
-    except ModuleNotFoundError:
-        raise MissingExtra("the Hugging Face hub", "hub") from None
     return huggingface_hub

@@ -162,11 +162,10 @@ class McpTools:
         readme = gate.artifact.path / "README.md" if isinstance(gate, FittedGate) else None
         if readme is not None and readme.is_file():
             return readme.read_text(encoding="utf-8", errors="replace")
-        threshold = gate.threshold if rag.threshold is None else rag.threshold
         lines = [
             f"# Gate {gate.name}\n",
             f"- LLM: {rag.model.name}",
-            f"- retrieves if need is above {threshold:g}",
+            f"- retrieves if need is above {rag.used_threshold:g}",
             f"- reads: {', '.join(sorted(gate.needs)) or 'nothing from the LLM'}",
             f"- {rag.guarantee or 'its threshold has no guarantee'}",
         ]

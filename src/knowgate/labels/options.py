@@ -72,8 +72,7 @@ class LabelOptions(AnswerOptions):
     )
     open_samples: WholeNumber | None = option(
         None,
-        "Number of sampled answers with passages (open-book). 0 makes the run much faster. Default: the same as "
-        "`samples`.",
+        "Number of sampled answers with passages (open-book). 0 makes the run much faster. Default: the same as `samples`.",
     )
     temperature: float = option(1.0, "Temperature of sampled answers.", ge=0, le=100, allow_inf_nan=False)
     top_p: float = option(

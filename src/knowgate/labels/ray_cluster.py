@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 from knowgate.core import VERSION
 from knowgate.core.registry import parse_options, split_spec
 from knowgate.core.validation import check_number
-from knowgate.errors import BadSetting, MissingExtra, ServerError
+from knowgate.errors import BadSetting, ServerError, require_extra
 
 LOCAL_CLUSTER, ANY_CLUSTER = "local", "auto"
 CONNECT_TIMEOUT = 5.0  # seconds; Ray itself would try for minutes
@@ -113,10 +113,8 @@ def import_ray() -> Any:
     """
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
+    with require_extra("the Ray runner", "ray"):
         import ray
-    except ModuleNotFoundError:
-        raise MissingExtra("the Ray runner", "ray") from None
     return ray
 
 

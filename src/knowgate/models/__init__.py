@@ -17,41 +17,22 @@ from knowgate.types import Model
 __all__ = ["MODELS", "load_model", "resolve_model"]
 
 MODELS = {
-    "smollm": RegistryEntry(
-        "knowgate.models.gguf:open_smollm",
-        "SmolLM2-135M-Instruct, the embedded LLM; needs no API key and no model hub",
-        extra="local",
-    ),
-    "hf": RegistryEntry(
-        "knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"
-    ),
-    "gguf": RegistryEntry(
-        "knowgate.models.gguf:open_gguf",
-        "gguf:FILE, a GGUF file run by transformers; converted to safetensors on first use",
-        extra="local",
-    ),
-    "llamacpp": RegistryEntry(
-        "knowgate.models.llamacpp.model:open_llamacpp",
-        "llamacpp:FILE.gguf or llamacpp:smollm, a GGUF file run by llama.cpp inside this process",
-        extra="llamacpp",
-    ),
-    "openai": RegistryEntry(
-        "knowgate.models.openai.model:open_openai",
-        "openai:MODEL@URL, any OpenAI-compatible server; options follow a #, as in #concurrency=32&layers=15,23",
-    ),
-    "langchain": RegistryEntry(
-        "knowgate.integrations.langchain:open_langchain",
-        "langchain:PROVIDER:MODEL, any LangChain chat model",
-        extra="langchain",
-    ),
-    "litellm": RegistryEntry(
-        "knowgate.integrations.litellm:open_litellm", "litellm:MODEL, any model that LiteLLM supports", extra="litellm"
-    ),
+    "smollm": RegistryEntry("knowgate.models.gguf:open_smollm",
+        "SmolLM2-135M-Instruct, the embedded LLM; needs no API key and no model hub", extra="local"),
+    "hf": RegistryEntry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
+    "gguf": RegistryEntry("knowgate.models.gguf:open_gguf",
+        "gguf:FILE, a GGUF file run by transformers; converted to safetensors on first use", extra="local"),
+    "llamacpp": RegistryEntry("knowgate.models.llamacpp.model:open_llamacpp",
+        "llamacpp:FILE.gguf or llamacpp:smollm, a GGUF file run by llama.cpp inside this process", extra="llamacpp"),
+    "openai": RegistryEntry("knowgate.models.openai.model:open_openai",
+        "openai:MODEL@URL, any OpenAI-compatible server; options follow a #, as in #concurrency=32&layers=15,23"),
+    "langchain": RegistryEntry("knowgate.integrations.langchain:open_langchain",
+        "langchain:PROVIDER:MODEL, any LangChain chat model", extra="langchain"),
+    "litellm": RegistryEntry("knowgate.integrations.litellm:open_litellm",
+        "litellm:MODEL, any model that LiteLLM supports", extra="litellm"),
     "replay": RegistryEntry("knowgate.models.replay:ReplayModel", "replay:DIR, the recorded outputs of an earlier run"),
-    "fake": RegistryEntry(
-        "knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"
-    ),
-}
+    "fake": RegistryEntry("knowgate.models.fake:open_fake", "fake[:FILE], answers from a table; for tests and examples"),
+}  # fmt: skip
 SPECS_WITHOUT_VALUE = {"smollm"}
 SPECS_WITH_OPTIONAL_VALUE = {"fake"}
 HOSTED_MODEL_PREFIXES = ("gpt-", "chatgpt", "o1", "o3", "o4", "claude", "gemini", "mistral-", "deepseek-", "qwen-")

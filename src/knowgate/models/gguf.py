@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from knowgate.core.files import atomic_folder, cache_dir, cached_sha256_file, file_lock, write_json
 from knowgate.core.registry import split_spec
 from knowgate.core.validation import expand_path
-from knowgate.errors import BadSetting, MissingExtra, WeightsError
+from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.models.embedded_weights import fetch_verified_file
 from knowgate.models.hf.loader import SOURCE_FILE, silence_transformers, translate_loading_errors
 from knowgate.models.hf.model import HFModel
@@ -88,10 +88,8 @@ def convert_gguf(file: Path) -> Path:
 
 def _convert(file: Path, sha256: str, target: Path) -> None:
     """Convert a GGUF file to a folder that transformers can load."""
-    try:
+    with require_extra("a GGUF file", "local"):
         import gguf  # noqa: F401 - transformers needs it, but its error does not say so clearly
-    except ModuleNotFoundError:
-        raise MissingExtra("a GGUF file", "local") from None
     LOGGER.info("converting %s to safetensors (only once) ...", file.name)
     model, tokenizer = _load_dequantized(file)
     with atomic_folder(target) as folder:
@@ -169,10 +167,8 @@ def write_gguf(
     Raises:
         BadSetting: The model or its tokenizer cannot be written.
     """
-    try:
+    with require_extra("writing a GGUF file", "local"):
         import gguf
-    except ModuleNotFoundError:
-        raise MissingExtra("writing a GGUF file", "local") from None
     check_exportable(model.config)
     writer = gguf.GGUFWriter(file, model.config.model_type)
     writer.add_type("model")

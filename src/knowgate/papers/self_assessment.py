@@ -68,9 +68,8 @@ class SelfAssessmentSets:
                 "Label more questions."
             )
         return (
-            f"No entity was swapped: {with_entity} of the {len(known)} known questions contain one, but no other "
-            f"question in the same language contains a different one of the same kind ({ENTITY_RULE}). "
-            "Label more questions."
+            f"No entity was swapped: {with_entity} of the {len(known)} known questions contain one, but no other question in "
+            f"the same language contains a different one of the same kind ({ENTITY_RULE}). Label more questions."
         )
 
 

@@ -125,7 +125,7 @@ class AdaptiveRAG:
         object.__setattr__(self, "_lock", threading.Lock())
 
     def __repr__(self) -> str:
-        parts = [self.model.name, f"gate {self.gate.name} with threshold {self._threshold:.3g}"]
+        parts = [self.model.name, f"gate {self.gate.name} with threshold {self.used_threshold:.3g}"]
         parts += [f"{self.k} passages from {self.retriever.name}"] if self.retriever else ["no documents"]
         parts += [f"reranked by {self.reranker.name}"] if self.reranker else []
         return f"<AdaptiveRAG: {', '.join(parts)}>"
@@ -311,7 +311,8 @@ class AdaptiveRAG:
     # --- stages -----------------------------------------------------------------------------------
 
     @property
-    def _threshold(self) -> float:
+    def used_threshold(self) -> float:
+        """The need above which the pipeline retrieves: its own threshold, or that of the gate."""
         return self.gate.threshold if self.threshold is None else self.threshold
 
     @property
@@ -374,7 +375,7 @@ class AdaptiveRAG:
             state.reading = reading
         lock = nullcontext() if gate.is_pure else self._lock  # a pure gate changes no state, so threads can share it
         with lock, measure_time(states, "gate"):
-            stages.apply_gate(gate, self._threshold, states)
+            stages.apply_gate(gate, self.used_threshold, states)
         if self.rules is not None and gate.obeys_rules:
             stages.apply_rules(self.rules, states)
         if self.shadow and self.retriever:

@@ -218,7 +218,6 @@ def _find_probe_folder(gate: str) -> str:
     if manifest.get("target", "known") != "known":
         raise BadSetting(
             f"preset='cbdr' needs a probe fitted with target='known', but gate='{gate}' was fitted with "
-            f"target='{manifest['target']}'. "
-            f"{FIT_PROBE_ADVICE}"
+            f"target='{manifest['target']}'. {FIT_PROBE_ADVICE}"
         )
     return spec.folder

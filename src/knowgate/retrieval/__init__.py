@@ -19,27 +19,17 @@ _ENGINES = "knowgate.retrieval.engines"
 RETRIEVERS: dict[str, Entry] = {
     "bm25": Entry("knowgate.retrieval.index_folder:open_bm25", "shared words", paper="Robertson and Zaragoza 2009"),
     "dense": Entry("knowgate.retrieval.index_folder:open_dense", "nearest meaning", extra="local"),
-    "hybrid": Entry(
-        "knowgate.retrieval.index_folder:open_hybrid",
-        "bm25 and dense, fused by rank",
-        extra="local",
-        paper="Cormack, Clarke and Büttcher 2009",
-    ),
-    "pgvector": Entry(
-        f"{_ENGINES}.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"
-    ),
+    "hybrid": Entry("knowgate.retrieval.index_folder:open_hybrid",
+        "bm25 and dense, fused by rank", extra="local", paper="Cormack, Clarke and Büttcher 2009"),
+    "pgvector": Entry(f"{_ENGINES}.pgvector:PgvectorRetriever", "your own table in PostgreSQL (pgvector)", extra="postgres"),
     "http": Entry(f"{_ENGINES}.http:HttpRetriever", "your own search endpoint"),
-    "qdrant": Entry(
-        f"{_ENGINES}.qdrant:open_qdrant", "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="qdrant"
-    ),
-    "chroma": Entry(
-        f"{_ENGINES}.chroma:open_chroma", "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="chroma"
-    ),
+    "qdrant": Entry(f"{_ENGINES}.qdrant:open_qdrant", "qdrant:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="qdrant"),
+    "chroma": Entry(f"{_ENGINES}.chroma:open_chroma", "chroma:URL_OR_FOLDER/COLLECTION, nearest meaning", extra="chroma"),
     "lancedb": Entry(f"{_ENGINES}.lancedb:open_lancedb", "lancedb:FOLDER/TABLE, nearest meaning", extra="lancedb"),
     "elastic": Entry(f"{_ENGINES}.elastic:open_elastic", "elastic:URL/INDEX, Elasticsearch: BM25 or kNN"),
     "opensearch": Entry(f"{_ENGINES}.elastic:open_opensearch", "opensearch:URL/INDEX, BM25 or kNN"),
     "web": Entry(f"{_ENGINES}.web:open_web", "web:searxng@URL, web:tavily, web:brave: a web search engine"),
-}
+}  # fmt: skip
 
 
 def as_retriever(index: str | Path | Retriever) -> Retriever:

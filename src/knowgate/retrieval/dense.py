@@ -155,6 +155,16 @@ def has_faiss() -> bool:
     return importlib.util.find_spec("faiss") is not None
 
 
+def train_ann_index(vectors: Vector, lists: int) -> Any:
+    """Create an empty faiss index whose lists are trained on a sample of the vectors."""
+    import faiss
+
+    index = faiss.index_factory(vectors.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+    step = max(1, len(vectors) // (_TRAINING_ROWS_PER_LIST * lists))
+    index.train(np.ascontiguousarray(vectors[::step]))
+    return index
+
+
 def build_ann_index(vectors: Vector, path: Path) -> None:
     """Build a faiss inverted file for approximate search and write it to `path`.
 
@@ -162,11 +172,8 @@ def build_ann_index(vectors: Vector, path: Path) -> None:
     """
     import faiss
 
-    rows, width = vectors.shape
-    lists = max(1, int(_LISTS_PER_ROOT * rows**0.5))
-    index = faiss.index_factory(width, f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
-    step = max(1, rows // (_TRAINING_ROWS_PER_LIST * lists))
-    index.train(np.ascontiguousarray(vectors[::step]))
+    rows = len(vectors)
+    index = train_ann_index(vectors, max(1, int(_LISTS_PER_ROOT * rows**0.5)))
     for start in range(0, rows, _ANN_BLOCK_ROWS):
         index.add(np.ascontiguousarray(vectors[start : start + _ANN_BLOCK_ROWS]))
     faiss.write_index(index, str(path))

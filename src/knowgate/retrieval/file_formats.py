@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from knowgate.errors import BadInput, MissingExtra
+from knowgate.errors import BadInput, require_extra
 
 _HIDDEN_TAGS = frozenset({"script", "style", "template", "noscript"})
 _RAW_TEXT_END = {tag: re.compile(rf"</{tag}(?=[\s/>])", re.IGNORECASE) for tag in ("script", "style")}
@@ -199,10 +199,8 @@ def read_pdf(path: Path, *, timeout: float = PDF_TIMEOUT) -> str:
         BadInput: The file is encrypted, damaged or takes longer than `timeout` seconds.
         MissingExtra: pypdf is not installed.
     """
-    try:
+    with require_extra(f"reading {path}", "pdf"):
         import pypdf  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingExtra(f"reading {path}", "pdf") from error
     response = _get_pdf_process().read(path, timeout)
     if response.get("problem") == "encrypted":
         raise BadInput(f"{path} is encrypted. Save it without a password or remove it from the folder.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from knowgate.errors import MissingExtra
+from knowgate.errors import require_extra
 
 # Characters written without spaces between words, for use inside a character class: kana, CJK extension A, unified,
 # compatibility, extensions B to G. Korean is not among them because it is written with spaces.
@@ -62,10 +62,8 @@ class Tokenizer:
     @cached_property
     def _stemmer(self) -> Any:
         """The stemmer of PyStemmer; raises MissingExtra if it is not installed."""
-        try:
+        with require_extra("searching an index of stemmed words", "stem"):
             import Stemmer
-        except ModuleNotFoundError as error:
-            raise MissingExtra("searching an index of stemmed words", "stem") from error
         return Stemmer.Stemmer("english", _STEM_CACHE_SIZE)
 
 

@@ -43,8 +43,7 @@ DECISION_TABLES = (
     "record TEXT NOT NULL)",
 )
 RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier versions have them
-    "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, "
-    "tokens BIGINT NOT NULL)",
+    "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, tokens BIGINT NOT NULL)",
 )
 SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
 # Version 2 adds the owner of each row (the name of an API key), and an index that finds decisions by their question.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from knowgate.errors import BadSetting, KnowgateError, MissingExtra
+from knowgate.errors import BadSetting, KnowgateError, require_extra
 from knowgate.pipeline.settings import PipelineOptions
 from knowgate.server.options import ServeOptions
 
@@ -44,13 +44,11 @@ def run_server(
             f"host='{options.host}' can be reached from other machines, so the server needs API keys. "
             "Create a key with `knowgate keys add NAME`, then set `keys` to the file of keys."
         )
-    try:
+    with require_extra("knowgate serve", "serve"):
         import uvicorn
 
         from knowgate.server.app import create_app
         from knowgate.server.connection_limits import AnnouncedServer
-    except ImportError:
-        raise MissingExtra("knowgate serve", "serve") from None
     uvicorn_options = {"host": options.host, "port": options.port, **build_uvicorn_options(options)}
     if options.workers == 1:
         config = uvicorn.Config(create_app(settings, options, read_settings), **uvicorn_options)

@@ -100,9 +100,8 @@ class ServeOptions(Options):
 
     audit: Share = option(
         0.0,
-        "Share of requests to audit. If an audited request was answered without passages, the server also answers it "
-        "with passages, after the response is sent, to measure how many answers skipping retrieval changes. Needs "
-        "`decisions`.",
+        "Share of requests to audit. If an audited request was answered without passages, the server also answers it with "
+        "passages, after the response is sent, to measure how many answers skipping retrieval changes. Needs `decisions`.",
     )
     audit_budget: Count = option(60, "With `audit`: maximum number of additional LLM calls per hour.")
     audit_compare: Literal["words", "llm"] = option(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.display import MISSING_VALUE, format_percent, format_points
-from knowgate.errors import MissingExtra
+from knowgate.errors import require_extra
 from knowgate.stats.bootstrap import Estimate
 from knowgate.stats.metrics import BoolArray
 
@@ -208,10 +208,8 @@ def mcnemar_test(first: BoolArray, second: BoolArray) -> tuple[float, int, int]:
         The p-value, the number of questions that only the first system answers correctly, and the number that only the
         second system answers correctly.
     """
-    try:
+    with require_extra("comparing gates", "train"):
         from scipy.stats import binomtest
-    except ModuleNotFoundError:
-        raise MissingExtra("comparing gates", "train") from None
     only_first, only_second = int(np.sum(first & ~second)), int(np.sum(second & ~first))
     n = only_first + only_second
     return (float(binomtest(only_first, n, 0.5).pvalue) if n else 1.0), only_first, only_second

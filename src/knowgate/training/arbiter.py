@@ -15,7 +15,7 @@ from knowgate.core.registry import load_target
 from knowgate.core.validation import check_seed
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
 from knowgate.data.splits import Split
-from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.errors import BadSetting, UnknownName, require_extra
 from knowgate.gates.arbiters import FITTED_ARBITERS, load_arbiter
 from knowgate.gates.arbiters import features as arbiter_features
 from knowgate.gates.arbiters.fitted_arbiter import (
@@ -217,7 +217,7 @@ def fit_arbiter(
     check_replaceable(folder, ARBITER_MANIFEST, ARBITER_KIND)  # Fail before the training, not after it.
     _check_mode(mode, options)
     check_fit_options(f"arbiter (mode={mode})", function, options)
-    try:
+    with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
         injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
 
@@ -236,10 +236,6 @@ def fit_arbiter(
         if comparison is not None:
             result = replace(result, notes=[comparison.describe(), *result.notes])
         save_arbiter(result, pairs, folder, command=command)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("knowgate"):
-            raise
-        raise MissingExtra("fitting an arbiter", EXTRA) from error
     delete_checkpoint(folder)
     loaded: Any = load_arbiter(str(folder))
     arbiter: FittedArbiter = loaded

@@ -116,8 +116,7 @@ def load_answer_pairs(runs: Sequence[Path], seed: int = 0) -> AnswerPairs:
     table = load_label_table(runs, layers=(), required_equal=SHARED_SETTINGS)
     if any(not row.question for row in table.rows):
         raise BadInput(
-            "the label runs are packed and do not contain questions and answers. Fit on the original label runs "
-            "instead."
+            "the label runs are packed and do not contain questions and answers. Fit on the original label runs instead."
         )
     indices = [i for i, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
     if not indices:

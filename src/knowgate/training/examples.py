@@ -233,9 +233,8 @@ def _check_classes(needed: BoolArray, target: Target, target_reason: str, cause:
     positive, negative = int(needed.sum()), int((~needed).sum())
     if min(positive, negative) < MIN_ROWS_PER_CLASS:
         raise BadInput(
-            f"fitting with target='{target}'{target_reason} needs {MIN_ROWS_PER_CLASS} questions of each class, but "
-            f"the label runs have {positive} that need retrieval and {negative} that do not. "
-            f"{cause or LABEL_MORE_ADVICE}"
+            f"fitting with target='{target}'{target_reason} needs {MIN_ROWS_PER_CLASS} questions of each class, but the "
+            f"label runs have {positive} that need retrieval and {negative} that do not. {cause or LABEL_MORE_ADVICE}"
         )
 
 

@@ -18,7 +18,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ConfigDict, create_model
 
@@ -69,38 +69,13 @@ class FitResult:
 # --- progress -------------------------------------------------------------------------------------
 
 
-class FitProgress(Protocol):
+@dataclass(frozen=True)
+class FitProgress:
     """Progress of a fit: how many units (such as examples) of a stage are done.
 
     `words` holds details such as the speed. `is_milestone` is true for progress that should be printed on a line of its
     own, such as the end of an epoch.
     """
-
-    @property
-    def done(self) -> int: ...
-
-    @property
-    def total(self) -> int: ...
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def stage(self) -> str: ...
-
-    @property
-    def words(self) -> str: ...
-
-    @property
-    def is_milestone(self) -> bool: ...
-
-
-FitProgressCallback = Callable[[FitProgress], None]
-
-
-@dataclass(frozen=True)
-class SimpleFitProgress:
-    """Progress of a fit without details such as the speed."""
 
     done: int
     total: int
@@ -108,6 +83,9 @@ class SimpleFitProgress:
     stage: str = "fitting"
     words: str = ""
     is_milestone: bool = False
+
+
+FitProgressCallback = Callable[[FitProgress], None]
 
 
 def ignore_progress(progress: FitProgress) -> None:

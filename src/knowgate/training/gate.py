@@ -15,7 +15,7 @@ from knowgate.core.files import check_replaceable
 from knowgate.core.options import Options, Seed, Share, option, with_options
 from knowgate.core.registry import find_plugins, load_plugin, load_target
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.errors import BadSetting, UnknownName, require_extra
 from knowgate.gates import FITTED_GATES, load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
 from knowgate.gates.fitted_gate import FittedGate
@@ -52,8 +52,7 @@ class FitOptions(Options):
     )
     max_loss: float | None = option(
         None,
-        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: "
-        "0.01.",
+        "Maximum accuracy that the default threshold may lose on questions that the gate did not learn from. Default: 0.01.",
         ge=0,
         lt=1,
         metavar="0..1",
@@ -108,7 +107,7 @@ def fit(
         )
     check_fit_options(name, function, gate_options)
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
-    try:
+    with require_extra(f"fitting {name}", EXTRA):
         from knowgate.training.gate_artifact import save_fitted
 
         examples = _load_examples(resolve_run_paths(runs), function, options)
@@ -124,10 +123,6 @@ def fit(
             max_loss=options.max_loss,
             keep_questions=options.keep_questions,
         )
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("knowgate"):
-            raise
-        raise MissingExtra(f"fitting {name}", EXTRA) from error
     delete_checkpoint(folder)
     return load_fitted_gate(str(folder))
 

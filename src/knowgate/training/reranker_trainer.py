@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knowgate.core.validation import MAX_COUNT, check_seed, format_value
-from knowgate.errors import BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.errors import BadInput, BadSetting, ModelError, WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.retrieval.rerankers.cross_encoder import RERANKER_SUFFIXES, check_reranker_files
 
@@ -143,10 +143,8 @@ def train_groups(
     """
     if not groups:
         raise BadInput("there is nothing to train the reranker on: no question has both helpful and harmful passages.")
-    try:
+    with require_extra("training a reranker", "train"):
         import torch
-    except ModuleNotFoundError as error:
-        raise MissingExtra("training a reranker", "train") from error
     optimizer = RerankerOptimizer.create(model, training, training.epochs * math.ceil(len(groups) / training.batch))
     losses: list[float] = []
     done, start, total = 0, time.perf_counter(), len(groups) * training.epochs
@@ -251,11 +249,9 @@ def _link_or_copy(source: Path, target: Path) -> None:
 
 
 def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any) -> Any:
-    try:
+    with require_extra("a cross-encoder", "train"):
         from sentence_transformers import CrossEncoder
         from transformers.utils import logging
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a cross-encoder", "train") from error
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it would list the new head's weights
     logging.disable_progress_bar()
@@ -273,8 +269,7 @@ def _load_cross_encoder(path: str, device: str | None, name: str, **options: Any
         logging.set_verbosity(level)
     if model.num_labels != 1:
         raise ModelError(
-            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another "
-            "one."
+            f"the cross-encoder '{name}' returns {model.num_labels} scores per pair, but one is needed. Use another one."
         )
     return model
 

@@ -27,9 +27,9 @@ from knowgate.training.classifiers import Tensors, fit_logistic, fit_platt_scali
 from knowgate.training.examples import MIN_GRADED_ROWS, MIN_ROWS_PER_CLASS, Examples
 from knowgate.training.fit_function import (
     ExampleRequirements,
+    FitProgress,
     FitProgressCallback,
     FitResult,
-    SimpleFitProgress,
     ignore_progress,
 )
 from knowgate.types import Model, Question, Signal, SignalRequest, Vector
@@ -142,7 +142,7 @@ class StateReader:
         for start in range(0, len(questions), READ_BATCH_SIZE):
             prompts = [self.prompts.closed(question) for question in questions[start : start + READ_BATCH_SIZE]]
             states += [reading.hidden[self.layer] for reading in self.model.read(prompts, request)]
-            self.watch(SimpleFitProgress(len(states), len(questions), stage=stage))
+            self.watch(FitProgress(len(states), len(questions), stage=stage))
         return np.stack(states)
 
 
@@ -204,8 +204,7 @@ def _check_inputs(
     if (model.fingerprint, prompts.fingerprint) != (settings["model_fingerprint"], settings["prompts_fingerprint"]):
         raise BadSetting(
             f"the label run is of {settings['model']} ({settings['model_fingerprint']}, prompts "
-            f"{settings['prompts_fingerprint']}), not of {model.name} ({model.fingerprint}, prompts "
-            f"{prompts.fingerprint})."
+            f"{settings['prompts_fingerprint']}), not of {model.name} ({model.fingerprint}, prompts {prompts.fingerprint})."
         )
     if model.depth - 1 not in examples.readings[0].hidden:
         raise BadSetting(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from knowgate.core.postgres.address import DatabaseAddress
-from knowgate.errors import KnowgateError, MissingExtra
+from knowgate.errors import KnowgateError, require_extra
 
 if TYPE_CHECKING:
     from knowgate.core.postgres.database import PostgresDatabase
@@ -56,10 +56,8 @@ def open_postgres(
         schema: Tables to create or upgrade on first use; None to use tables that knowgate does not manage.
         settings: Names and values of PostgreSQL settings for every connection.
     """
-    try:
+    with require_extra(f"the database {address.redacted}", "postgres"):
         from knowgate.core.postgres.database import PostgresDatabase
-    except ModuleNotFoundError:
-        raise MissingExtra(f"the database {address.redacted}", "postgres") from None
     key = (os.getpid(), address, schema.name if schema is not None else "")  # connections do not survive a fork
     with _OPEN_LOCK:
         if not _OPEN:

@@ -11,15 +11,10 @@ from knowgate.types import Embedder
 PLUGIN_GROUP = "knowgate.history"  # entry points of other packages
 SPEC_PREFIX = "history:"  # optional prefix of any spec
 HISTORY_STORES = {
-    "sqlite": RegistryEntry(
-        "knowgate.data.history.sqlite_store:SqliteHistory", "sqlite:FILE, or just FILE", extra="local"
-    ),
-    "postgresql": RegistryEntry(
-        "knowgate.data.history.postgres_store:PostgresHistory",
-        "postgresql://USER@HOST/DATABASE?schema=NAME",
-        extra="postgres",
-    ),
-}
+    "sqlite": RegistryEntry("knowgate.data.history.sqlite_store:SqliteHistory", "sqlite:FILE, or just FILE", extra="local"),
+    "postgresql": RegistryEntry("knowgate.data.history.postgres_store:PostgresHistory",
+        "postgresql://USER@HOST/DATABASE?schema=NAME", extra="postgres"),
+}  # fmt: skip
 
 
 def open_history(spec: str, embedder: str | Embedder | None = None) -> HistoryStore:

@@ -12,6 +12,7 @@ from typing import Any
 
 from knowgate.core.files import create_private_file
 from knowgate.core.validation import check_regular_file
+from knowgate.data.history.entries import SELECTED_COLUMNS
 from knowgate.errors import ArtifactError, BadInput, KnowgateError
 
 LOG_FORMAT = 1
@@ -30,23 +31,7 @@ CREATE TRIGGER IF NOT EXISTS count_deletions AFTER DELETE ON entries BEGIN
 END;
 INSERT OR IGNORE INTO meta VALUES ('deletions', '0'), ('stamp', hex(randomblob(16))), ('version', '{LOG_FORMAT}');
 """
-ENTRY_COLUMNS = frozenset(
-    [
-        "id",
-        "key",
-        "question",
-        "label",
-        "outcome",
-        "source",
-        "weight",
-        "model",
-        "prompts",
-        "tenant",
-        "created",
-        "expires",
-        "vector",
-    ]
-)
+ENTRY_COLUMNS = frozenset({*SELECTED_COLUMNS.split(", "), "key", "vector"})
 DAMAGE_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # raised by sqlite for damaged files
 LOCK_TIMEOUT = 30.0  # seconds to wait for another writer
 

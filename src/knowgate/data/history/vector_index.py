@@ -8,7 +8,6 @@ they are moved into the faiss index.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import math
 import threading
@@ -26,6 +25,7 @@ from knowgate.core.nearest_neighbors import NearestHits, find_nearest_rows, max_
 from knowgate.core.schema import read_record
 from knowgate.core.validation import check_regular_file, read_json
 from knowgate.errors import BadInput
+from knowgate.retrieval.dense import has_faiss, train_ann_index
 from knowgate.types import Vector
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ FRESH_ROWS = 20_000  # rows searched exactly beside the faiss index before they 
 GROWTH_FACTOR = 1.5  # arrays that are full are replaced by ones this many times larger
 MIN_PROBED_ROWS = 16_384  # rows compared per query: 25 MB of 384 numbers each, read in a few milliseconds
 EXTRA_RESCORED = 32  # rows scored exactly in addition to those requested
-SAMPLES_PER_CENTROID = 64  # rows that k-means sees
 RETRAIN_FACTOR = 4.0  # train centroids again when there are this many times the rows of the last training
 LOCK_FILE = ".lock"
 RowIds = NDArray[np.int64]
@@ -117,11 +116,6 @@ class AnnIndex:
         return _make_hits(ids[order], hits)
 
 
-def has_faiss() -> bool:
-    """Return whether faiss is installed."""
-    return importlib.util.find_spec("faiss") is not None
-
-
 def _import_faiss() -> Any:
     """Import faiss, whose type hints lack many overloads."""
     import faiss
@@ -171,20 +165,11 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
         if old is not None:
             old_ids, old_vectors = _extract_rows(old.index)
             ids, vectors = np.concatenate([old_ids, ids]), np.concatenate([old_vectors, vectors])
-        index, trained = _train_index(vectors), total
+        index, trained = train_ann_index(vectors, max(1, round(2 * len(vectors) ** 0.5))), total
         index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
     last = max(int(ids.max(initial=0)), old.manifest.last if old else 0)
     # `_store` sets the token and the size of the file.
     _store(location, index, AnnManifest("", location.stamp, index.d, index.ntotal, trained, last, 0))
-
-
-def _train_index(vectors: Vector) -> Any:
-    faiss = _import_faiss()
-    n_lists = max(1, round(2 * len(vectors) ** 0.5))
-    index = faiss.index_factory(vectors.shape[1], f"IVF{n_lists},Flat", faiss.METRIC_INNER_PRODUCT)
-    step = max(1, len(vectors) // (SAMPLES_PER_CENTROID * n_lists))
-    index.train(np.ascontiguousarray(vectors[::step]))
-    return index
 
 
 def _extract_rows(index: Any) -> tuple[RowIds, Vector]:

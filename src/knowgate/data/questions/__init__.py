@@ -27,11 +27,10 @@ DATASETS = {
     "langfuse": RegistryEntry(f"{EXPORTS}:read_langfuse", "langfuse:FILE, exported traces"),
     "phoenix": RegistryEntry(f"{EXPORTS}:read_phoenix", "phoenix:FILE, exported spans"),
     "openai-batch": RegistryEntry(f"{EXPORTS}:read_openai_batch", "openai-batch:REQUESTS?closed=RESULTS&gold=FILE"),
-    "hub": RegistryEntry(
-        "knowgate.data.questions.hub:read_hub_dataset", "hub:NAME?split=..., a Hugging Face data set", extra="hub"
-    ),
+    "hub": RegistryEntry("knowgate.data.questions.hub:read_hub_dataset",
+        "hub:NAME?split=..., a Hugging Face data set", extra="hub"),
     "bench": RegistryEntry(f"{FILES}:read_benchmark", "bench:NAME/SPLIT from the folder in KNOWGATE_BENCH"),
-}
+}  # fmt: skip
 
 
 def load_questions(spec: str, limit: int | None = None) -> list[Question]:

@@ -32,7 +32,7 @@ from knowgate.data.questions.records import (
     parse_query_options,
     read_question_file,
 )
-from knowgate.errors import BadInput, BadSetting, MissingExtra, UnknownName
+from knowgate.errors import BadInput, BadSetting, UnknownName, require_extra
 from knowgate.types import Question
 
 BENCHMARK_VARIABLE = "KNOWGATE_BENCH"
@@ -132,11 +132,9 @@ def parse_file_spec(value: str, *, has_options: bool = True) -> tuple[Path, str]
 
 def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of a Parquet file, each after its location for error messages."""
-    try:
+    with require_extra("reading Parquet files", "parquet"):
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError:
-        raise MissingExtra("reading Parquet files", "parquet") from None
     number = 0
     try:
         with ParquetFile(path) as file:

@@ -214,8 +214,7 @@ def check_label_runs(runs: Sequence[Path]) -> None:
     errors = [row.error for row in rows if row.error is not None]
     if rows and len(errors) == len(rows):
         raise BadInput(
-            f"the LLM could not answer any of the {len(rows)} questions. The first error: {errors[0]} Fix it and start "
-            "again."
+            f"the LLM could not answer any of the {len(rows)} questions. The first error: {errors[0]} Fix it and start again."
         )
     if all(row.open is None for row in rows):
         raise BadInput(

@@ -72,10 +72,9 @@ def _build_summary_section(runs: Sequence[RunReport]) -> str:
 
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
     intro = (
-        "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the "
-        "gold answers in the passages replaced. Closed and open book are compared on the questions that found "
-        "passages. Lines are 95 % Wilson intervals. Below: how often retrieval turned a "
-        "wrong answer right (+1) or a right one wrong (-1)."
+        "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the gold "
+        "answers in the passages replaced. Closed and open book are compared on the questions that found passages. Lines are "
+        "95 % Wilson intervals. Below: how often retrieval turned a wrong answer right (+1) or a right one wrong (-1)."
     )
     has_grades = any(run.boundary.accuracy.closed.n or run.boundary.accuracy.open.n for run in runs)
     figures = [html.render_figure(draw_accuracy_chart(runs), "Accuracy")] if has_grades else []
@@ -115,10 +114,9 @@ def _draw_run_effects(run: RunReport) -> str:
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
     intro = (
         "If retrieval is skipped where the closed-book indicator reaches a threshold: how much of it is saved, and how "
-        "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at "
-        "random: an indicator is worth what it gains over that line. Mastery knows the gold answers, so its curve is "
-        "what a perfect predictor of mastery would reach; certainty can be had without them. "
-        "Differences are in percentage points."
+        "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at random: an "
+        "indicator is worth what it gains over that line. Mastery knows the gold answers, so its curve is what a perfect "
+        "predictor of mastery would reach; certainty can be had without them. Differences are in percentage points."
     )
     drawings = {name: draw_saving_chart(runs, name) for name in INDICATORS}
     figures = [html.render_figure(svg, f"Skipping by {name}") for name, svg in drawings.items() if svg]

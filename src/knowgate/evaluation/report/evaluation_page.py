@@ -40,9 +40,8 @@ MAX_ROC_CURVES = 5
 MIN_SLICE_QUESTIONS = 10
 EXAMPLES_PER_KIND = 5
 RECOMMENDATION_STEPS = (
-    "A gate whose folder holds a guarantee that applies here (same LLM, wording, passages, answer length) is used at "
-    "its own threshold; of several, the one that skips most. Grades do not influence this choice, so all questions "
-    "measure it.",
+    "A gate whose folder holds a guarantee that applies here (same LLM, wording, passages, answer length) is used at its own "
+    "threshold; of several, the one that skips most. Grades do not influence this choice, so all questions measure it.",
     "Otherwise every gate is tried at every threshold, and so is doing without retrieval. A skip wins if only the "
     "closed-book answer is right, and loses if only the open-book one is.",
     "A threshold is acceptable if (wins - losses - 1) / n, minus 1.645 standard errors, is above minus half of the "
@@ -51,20 +50,18 @@ RECOMMENDATION_STEPS = (
     "tested on that fifth. Difference, gain and their intervals (paired bootstrap over questions) come from these "
     "held-out fifths. They are slightly pessimistic for the choice made on all questions.",
     "The gain is the accuracy minus that of skipping as many searches at random: what a gate must beat to be useful.",
-    "'Worth using': the interval of the difference ends above minus the accepted loss, and the gain, with one loss "
-    f"added, is more than {Z_CERTAIN} standard errors above 0. 'Worth a try': the estimates satisfy this, but not with "
-    f"certainty. 'Not worth it': the loss is larger, or fewer than {100 * MIN_SKIPPED:g} % of the searches are "
-    "skipped, or the gain is not above 0, or answers are certainly lost while the gain might be 0. Also only 'worth a "
-    f"try': fewer than {MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least "
-    f"{MIN_SLICE_ROWS} questions certainly loses more than accepted. With fewer than "
-    f"{MIN_QUESTIONS} different questions there is no verdict.",
+    "'Worth using': the interval of the difference ends above minus the accepted loss, and the gain, with one loss added, is "
+    f"more than {Z_CERTAIN} standard errors above 0. 'Worth a try': the estimates satisfy this, but not with certainty. 'Not "
+    f"worth it': the loss is larger, or fewer than {100 * MIN_SKIPPED:g} % of the searches are skipped, or the gain is not "
+    "above 0, or answers are certainly lost while the gain might be 0. Also only 'worth a try': fewer than "
+    f"{MIN_AGREEING_FOLDS} of the {FOLDS} repeats choose the same gate, or a slice of at least {MIN_SLICE_ROWS} questions "
+    f"certainly loses more than accepted. With fewer than {MIN_QUESTIONS} different questions there is no verdict.",
     "Both also take money: what is saved must be more than 0 at your prices or the assumed ones. If it is not, or if the "
     "gate makes more LLM calls at an unknown price, the verdict is 'Saves searches' or 'May save searches', with the "
     "price at which it pays.",
-    "How often chance passes: with shuffled needs, so that no gate knew anything, 3 of 400 evaluations came out as "
-    "worth using and 108 as worth a try, so the latter is only a hint. A bootstrap interval of the gain above 0 would "
-    "have let 32 through. The cutoff was picked from three on shuffles of four recorded runs; these counts are from "
-    "four other runs.",
+    "How often chance passes: with shuffled needs, so that no gate knew anything, 3 of 400 evaluations came out as worth "
+    "using and 108 as worth a try, so the latter is only a hint. A bootstrap interval of the gain above 0 would have let 32 "
+    "through. The cutoff was picked from three on shuffles of four recorded runs; these counts are from four other runs.",
 )
 
 

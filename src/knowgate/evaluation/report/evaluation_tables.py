@@ -46,8 +46,7 @@ COLUMN_DEFINITIONS = {
     "retrievals": "searches per question",
     "generated tokens": "per question: the answer, the draft of a retrieved question, samples; prompts are not in it",
     "seconds": "of deciding, per question, where it was timed",
-    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all "
-    "gates",
+    "difference in points": "difference of accuracy with a 95 % paired bootstrap interval: the same resamples for all gates",
     "only it right": "questions only this gate's final answer has right",
     "only the other": "questions only the other's final answer has right",
     "p": "McNemar's exact test on those two counts",

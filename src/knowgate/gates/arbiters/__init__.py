@@ -16,37 +16,23 @@ from knowgate.gates.artifacts.gate_folder import read_artifact
 from knowgate.types import Arbiter
 
 ARBITERS = {
-    "rules": RegistryEntry(
-        "knowgate.gates.arbiters.abstention:RulesArbiter",
-        "uses the closed-book answer if the answer with passages says that it cannot tell",
-        cost="nothing",
-    )
-}
+    "rules": RegistryEntry("knowgate.gates.arbiters.abstention:RulesArbiter",
+        "uses the closed-book answer if the answer with passages says that it cannot tell", cost="nothing"),
+}  # fmt: skip
 
 # Arbiters that must be fitted first. `fit` names the training function.
 FITTED_ARBITERS = {
-    "features": RegistryEntry(
-        "knowgate.gates.arbiters.features:FeaturesArbiter",
+    "features": RegistryEntry("knowgate.gates.arbiters.features:FeaturesArbiter",
         "two logistic regressions over log-probabilities, lengths, agreement and passages",
-        cost="nothing",
-        extra="train",
-        fit="knowgate.training.arbiter:fit_features_arbiter",
-    ),
-    "lora": RegistryEntry(
-        "knowgate.gates.arbiters.lora:LoraArbiter",
+        cost="nothing", extra="train", fit="knowgate.training.arbiter:fit_features_arbiter"),
+    "lora": RegistryEntry("knowgate.gates.arbiters.lora:LoraArbiter",
         "a fine-tuned judge sees both answers and says for each whether it is right",
-        cost="two prefills of the judge of 100 tokens; none where the answers agree",
-        extra="train",
-        fit="knowgate.training.arbiter_lora:fit_lora_arbiter",
-    ),
-    "fitted-rules": RegistryEntry(
-        "knowgate.gates.arbiters.fitted_arbiter:FittedRulesArbiter",
+        cost="two prefills of the judge of 100 tokens; none where the answers agree", extra="train",
+        fit="knowgate.training.arbiter_lora:fit_lora_arbiter"),
+    "fitted-rules": RegistryEntry("knowgate.gates.arbiters.fitted_arbiter:FittedRulesArbiter",
         "the arbiter `rules`, written as a folder because no trained arbiter was better",
-        cost="nothing",
-        extra="train",
-        fit="knowgate.training.arbiter:fit_rules_arbiter",
-    ),
-}
+        cost="nothing", extra="train", fit="knowgate.training.arbiter:fit_rules_arbiter"),
+}  # fmt: skip
 
 
 def load_arbiter(spec: str, *, plug_in: bool = False) -> Arbiter:

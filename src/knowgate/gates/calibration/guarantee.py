@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, require_extra
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration.threshold_choice import GateOutcomes
 from knowgate.stats.metrics import BoolArray, FloatArray
@@ -152,10 +152,8 @@ def compute_harm_p_values(harmed: Any, n: int, epsilon: float) -> FloatArray:
         n: Number of questions.
         epsilon: Maximum loss of accuracy.
     """
-    try:
+    with require_extra("a guarantee", "train"):
         from scipy.stats import binom
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a guarantee", "train") from error
     return np.asarray(binom.cdf(harmed, n, epsilon))
 
 
@@ -263,8 +261,6 @@ def compute_net_required_rows(epsilon: float, delta: float) -> int:
 @functools.cache
 def _load_special() -> Any:
     """Import scipy.special, which is an optional dependency."""
-    try:
+    with require_extra("a guarantee", "train"):
         from scipy import special
-    except ModuleNotFoundError as error:
-        raise MissingExtra("a guarantee", "train") from error
     return special

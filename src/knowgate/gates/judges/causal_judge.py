@@ -233,9 +233,8 @@ def load_judge_base(spec: str, fingerprint: str = "", adapter: Path | None = Non
         )
     if adapter is not None and model.fingerprint != fingerprint:
         raise ArtifactError(
-            f"the judge in '{adapter.parent}' was fine-tuned from {spec} with fingerprint {fingerprint}, but the "
-            f"weights of {spec} now have fingerprint {model.fingerprint}. Use the original weights, or fit the judge "
-            "again."
+            f"the judge in '{adapter.parent}' was fine-tuned from {spec} with fingerprint {fingerprint}, but the weights of "
+            f"{spec} now have fingerprint {model.fingerprint}. Use the original weights, or fit the judge again."
         )
     return replace(model, bits=bits) if bits else model
 
@@ -342,8 +341,7 @@ def compute_adapter_digest(folder: Path) -> str:
     if unexpected or not files:
         problem = f"it contains {', '.join(unexpected)}" if unexpected else "the folder is empty or missing"
         raise ArtifactError(
-            f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: "
-            f"{', '.join(ADAPTER_SUFFIXES)}."
+            f"'{folder}' is not an adapter that knowgate wrote: {problem}. Allowed file types: {', '.join(ADAPTER_SUFFIXES)}."
         )
     return sha256_text(*(part for path in files for part in (path.relative_to(folder).as_posix(), sha256_file(path))))
 

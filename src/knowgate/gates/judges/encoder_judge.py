@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knowgate.errors import MissingExtra, WeightsError
+from knowgate.errors import WeightsError, require_extra
 from knowgate.models import embedded_weights
 from knowgate.models.tokenization import LabelPromptTokens
 from knowgate.stats.metrics import FloatArray, sigmoid
@@ -61,11 +61,9 @@ class PairEncoder:
         Raises:
             MissingExtra: torch or transformers is not installed.
         """
-        try:
+        with require_extra("a judge", "local"):
             import torch
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
-        except ModuleNotFoundError:
-            raise MissingExtra("a judge", "local") from None
         from knowgate.models.hf.loader import silence_transformers, translate_loading_errors
 
         torch.manual_seed(self.seed)

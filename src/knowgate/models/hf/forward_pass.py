@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -37,9 +38,12 @@ _active_cache: ContextVar[Cache] = ContextVar(ATTENTION_NAME)
 def pad_left(ids: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return token ids padded on the left to equal length, and their attention mask."""
     width = max(map(len, ids))
-    tokens = torch.tensor([[pad_id] * (width - len(row)) + list(row) for row in ids], device=device)
-    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=device)
-    return tokens, mask
+    tokens = np.full((len(ids), width), pad_id)  # filled row by row: torch.tensor is slow with nested lists
+    mask = np.zeros_like(tokens)
+    for number, row in enumerate(ids):
+        tokens[number, width - len(row) :] = row
+        mask[number, width - len(row) :] = 1
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
 
 
 def compute_positions(mask: torch.Tensor) -> torch.Tensor:

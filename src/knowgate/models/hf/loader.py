@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from knowgate.core.validation import read_json
-from knowgate.errors import BadSetting, MissingExtra, OutOfMemory, WeightsError
+from knowgate.errors import BadSetting, MissingExtra, OutOfMemory, WeightsError, require_extra
 from knowgate.models.embedded_weights import is_hub_reachable
 from knowgate.models.hf.batching import is_memory_error, translate_device_errors
 
@@ -248,10 +248,8 @@ class LoraAdapters:
         with self.lock:
             if self.peft_model is not None and name in self.peft_model.peft_config:
                 return
-            try:
+            with require_extra("a LoRA judge", "train"):
                 from peft import PeftModel
-            except ModuleNotFoundError:
-                raise MissingExtra("a LoRA judge", "train") from None
             with translate_loading_errors(str(folder)):
                 if self.peft_model is None:
                     self.peft_model = PeftModel.from_pretrained(self.model, str(folder), adapter_name=name)

@@ -13,7 +13,7 @@ from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64,
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import MissingExtra, UnsupportedSignal
+from knowgate.errors import UnsupportedSignal, require_extra
 
 TESTED_RELEASE = "2026.10"  # of xllamacpp
 # Defaults of n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq, n_threads and
@@ -115,10 +115,8 @@ def load_library() -> Any:
 
 def _find_library_file() -> Path:
     """Return the shared library inside the xllamacpp package."""
-    try:
+    with require_extra("llamacpp:FILE.gguf", "llamacpp"):
         import xllamacpp
-    except ModuleNotFoundError:
-        raise MissingExtra("llamacpp:FILE.gguf", "llamacpp") from None
     files = [*Path(str(xllamacpp.__file__)).parent.glob("*.so")]
     if not files:  # the case on Windows
         raise _make_release_error("its library exports no functions on this system")

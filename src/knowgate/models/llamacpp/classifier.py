@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import secrets
 import threading
 from collections.abc import Sequence
@@ -12,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from knowgate.errors import BadInput, MissingExtra, ModelError, WeightsError
+from knowgate.errors import BadInput, ModelError, WeightsError, require_extra
+from knowgate.models.llamacpp.engine import count_usable_cores
 
 # Added to the two label logits. It lifts them above all other tokens, and float32 still resolves their difference to
 # 1e-5.
@@ -31,7 +31,7 @@ class LlamaCppClassifier:
     Args:
         file: The GGUF file, opened on first use.
         tokenizer_file: The tokenizer.json.
-        cores: Number of threads; 0 for all cores.
+        cores: Number of threads; 0 for all cores that this process may use.
     """
 
     file: Path
@@ -42,10 +42,8 @@ class LlamaCppClassifier:
     @functools.cached_property
     def tokenizer(self) -> Any:
         """The tokenizer of the `tokenizers` package."""
-        try:
+        with require_extra("running a judge from a GGUF file", "llamacpp"):
             from tokenizers import Tokenizer
-        except ModuleNotFoundError:
-            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         try:
             return Tokenizer.from_str(self.tokenizer_file.read_text(encoding="utf-8"))
         except Exception as error:  # noqa: BLE001 - tokenizers raises nothing narrower
@@ -56,14 +54,12 @@ class LlamaCppClassifier:
     @functools.cached_property
     def server(self) -> Any:
         """The in-process server of xllamacpp."""
-        try:
+        with require_extra("running a judge from a GGUF file", "llamacpp"):
             from xllamacpp import CommonParams, Server
-        except ModuleNotFoundError:
-            raise MissingExtra("running a judge from a GGUF file", "llamacpp") from None
         params = CommonParams()
         params.model.path = str(self.file)
         params.n_ctx, params.n_parallel, params.n_batch, params.n_ubatch = CONTEXT_TOKENS, 1, CONTEXT_TOKENS, 512
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or os.cpu_count() or 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.cores or count_usable_cores()
         # The server also listens on a port, so it gets a key that nobody knows.
         params.hostnames, params.api_keys = ["127.0.0.1"], [secrets.token_hex(16)]
         params.verbosity, params.warmup, params.endpoint_slots = LOG_QUIET, False, False

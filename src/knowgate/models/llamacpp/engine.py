@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.errors import MissingExtra, ModelError, WeightsError
+from knowgate.errors import ModelError, WeightsError, require_extra
 from knowgate.models.llamacpp.bindings import (
     CALLBACK_OFFSET,
     EVAL_CALLBACK_TYPE,
@@ -315,11 +315,9 @@ class EngineTokenizer:
     @functools.cached_property
     def _compiled_template(self) -> Any:
         """The chat template, compiled in a sandbox with the options that transformers uses."""
-        try:
+        with require_extra("a chat template", "llamacpp"):
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
-        except ModuleNotFoundError:
-            raise MissingExtra("a chat template", "llamacpp") from None
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         try:
             return environment.from_string(self.template)

@@ -173,8 +173,7 @@ class WebReplayRetriever:
         results = self._recording.find(_make_recording_key(query), expired=True)
         if results is None:
             raise BadInput(
-                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with "
-                "web:ENGINE?record=DIR."
+                f"the recording '{self._folder}' contains no search for '{query[:80]}'. Record it with web:ENGINE?record=DIR."
             )
         return results
 

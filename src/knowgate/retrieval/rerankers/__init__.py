@@ -15,20 +15,12 @@ RERANKER_GROUP = "knowgate.rerankers"
 
 # Each target is called with the part of a spec after "name:" and returns a Reranker.
 RERANKERS: dict[str, RegistryEntry] = {
-    "cross-encoder": RegistryEntry(
-        "knowgate.retrieval.rerankers.cross_encoder:CrossEncoderReranker",
-        "reads question and passage together",
-        extra="local",
-        paper="Nogueira and Cho 2019",
-    ),
-    "api": RegistryEntry(
-        "knowgate.retrieval.rerankers.remote:RemoteReranker",
-        "api:MODEL@URL, a server with the rerank API of Cohere and Jina",
-    ),
-    "tei": RegistryEntry(
-        "knowgate.retrieval.rerankers.remote:TeiReranker", "tei:URL, a server of text-embeddings-inference"
-    ),
-}
+    "cross-encoder": RegistryEntry("knowgate.retrieval.rerankers.cross_encoder:CrossEncoderReranker",
+        "reads question and passage together", extra="local", paper="Nogueira and Cho 2019"),
+    "api": RegistryEntry("knowgate.retrieval.rerankers.remote:RemoteReranker",
+        "api:MODEL@URL, a server with the rerank API of Cohere and Jina"),
+    "tei": RegistryEntry("knowgate.retrieval.rerankers.remote:TeiReranker", "tei:URL, a server of text-embeddings-inference"),
+}  # fmt: skip
 
 
 def as_reranker(reranker: str | Path | Reranker) -> Reranker:

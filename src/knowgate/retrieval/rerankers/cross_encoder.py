@@ -21,7 +21,7 @@ from knowgate.core.artifacts import PICKLE_SUFFIXES, check_artifact_folder, chec
 from knowgate.core.files import sha256_file, sha256_text
 from knowgate.core.schema import read_record
 from knowgate.core.validation import expand_path, read_json
-from knowgate.errors import ArtifactError, BadInput, BadSetting, MissingExtra, ModelError, WeightsError
+from knowgate.errors import ArtifactError, BadInput, BadSetting, ModelError, WeightsError, require_extra
 from knowgate.retrieval.passages import format_passage
 from knowgate.types import Passage
 
@@ -88,8 +88,7 @@ def read_reranker_manifest(path: str | Path) -> Mapping[str, Any]:
     folder = expand_path(path)
     if not is_aligned_reranker(folder):
         raise ArtifactError(
-            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with "
-            "`knowgate fit reranker`."
+            f"'{path}' is not an aligned reranker: it has no {RERANKER_MANIFEST}. Train one with `knowgate fit reranker`."
         )
     try:
         manifest: Mapping[str, Any] = read_json(folder / RERANKER_MANIFEST)
@@ -218,18 +217,15 @@ class CrossEncoderReranker:
         scores = self._model.predict(pairs, batch_size=size, activation_fn=torch.nn.Identity(), show_progress_bar=False)
         if not np.isfinite(scores).all():
             raise ModelError(
-                f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite). Use another "
-                "reranker."
+                f"the reranker '{self.spec}' returned a score that is not a number (NaN or infinite). Use another reranker."
             )
         return [float(score) for score in scores]
 
     @cached_property
     def _model(self) -> Any:
         """The loaded `CrossEncoder`, whose files are checked first."""
-        try:
+        with require_extra("the cross-encoder", "local"):
             from sentence_transformers import CrossEncoder
-        except ModuleNotFoundError as error:
-            raise MissingExtra("the cross-encoder", "local") from error
         is_local = Path(self.spec).is_dir()
         if is_local:
             check_reranker_files(self.spec)

@@ -143,7 +143,7 @@ class GateService:
             return None
         reason = f"{ruling.reason} (rule '{ruling.rule}')"
         decision = Decision(
-            ruling.retrieve, float(ruling.retrieve), _get_threshold(rag), rag.gate.name, reason, rule=ruling.rule
+            ruling.retrieve, float(ruling.retrieve), rag.used_threshold, rag.gate.name, reason, rule=ruling.rule
         )
         if decision.retrieve or not rag.shadow:
             return decision
@@ -274,12 +274,7 @@ class GateService:
 
 def _make_fallback_decision(rag: AdaptiveRAG, reason: str) -> Decision:
     """Return a decision to retrieve that was made without the gate."""
-    return Decision(True, 1.0, _get_threshold(rag), rag.gate.name, f"retrieved as a fallback: {reason}")
-
-
-def _get_threshold(rag: AdaptiveRAG) -> float:
-    """Return the threshold of the pipeline, which defaults to that of its gate."""
-    return rag.gate.threshold if rag.threshold is None else rag.threshold
+    return Decision(True, 1.0, rag.used_threshold, rag.gate.name, f"retrieved as a fallback: {reason}")
 
 
 def describe_error(error: BaseException, timeout: float) -> str:

@@ -56,16 +56,15 @@ async def get_dashboard(service: Service, request: Request, trace: RequestTrace)
     """Answer GET /v1/dashboard with the data of the dashboard, combined over all server processes."""
     rag = service.gate_service.rag
     snapshot = service.get_snapshot().combine(await service.snapshot_exchange.read_others())
-    threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
     guarantee = "" if service.gate_service.staleness else rag.guarantee
     data = {
         "version": metadata.version("knowgate"),
         "gate": service.gate_service.gate_spec,
-        "threshold": threshold,
+        "threshold": rag.used_threshold,
         "model": service.model_label,
         "retriever": rag.retriever.name if rag.retriever else None,
         "stale": service.gate_service.staleness,
-        "constant": describe_constant(rag.gate, threshold),
+        "constant": describe_constant(rag.gate, rag.used_threshold),
         "guarantee": guarantee,
         "promise": guarantee,
         "breakers": {breaker.name: breaker.state for breaker in service.breakers},

@@ -42,11 +42,6 @@ class ExperimentArm:
     gate_spec: str = ""
     _shadow_pipelines: dict[str, AdaptiveRAG] = field(default_factory=dict)
 
-    @property
-    def threshold(self) -> float:
-        """Threshold of the pipeline, which defaults to that of its gate."""
-        return self.rag.gate.threshold if self.rag.threshold is None else self.rag.threshold
-
     def get_pipeline(self, shadow: str) -> AdaptiveRAG:
         """Return the pipeline of this arm.
 

@@ -166,7 +166,7 @@ class TrafficLearner:
     def _arm_to_json(self, arm: ExperimentArm) -> dict[str, Any]:
         """Return the results of one arm, as in `ArmReport`."""
         audits = {result: count for (name, result), count in self.auditor.counts.items() if name == arm.name}
-        return {"gate": arm.gate_spec, "threshold": arm.threshold, "audits": audits, **arm.monitor.to_json()}
+        return {"gate": arm.gate_spec, "threshold": arm.rag.used_threshold, "audits": audits, **arm.monitor.to_json()}
 
 
 def _get_full_draft(trace: RequestTrace) -> str | None:
@@ -336,7 +336,12 @@ def _read_changed_bound(rag: AdaptiveRAG) -> float | None:
 def _compute_scope(rag: AdaptiveRAG) -> str:
     """Return a hash of everything that the loss depends on: gate, threshold, k, index, LLM and prompts."""
     manifest = rag.gate.artifact.manifest if isinstance(rag.gate, FittedGate) else {}
-    threshold = rag.gate.threshold if rag.threshold is None else rag.threshold
     index = rag.retriever.fingerprint if rag.retriever else ""
-    gate = (rag.gate.name, json.dumps(manifest, sort_keys=True, default=str), f"{threshold}", f"{rag.k}", str(index))
+    gate = (
+        rag.gate.name,
+        json.dumps(manifest, sort_keys=True, default=str),
+        f"{rag.used_threshold}",
+        f"{rag.k}",
+        str(index),
+    )
     return sha256_text(*gate, rag.model.fingerprint, rag.prompts.fingerprint)[:16]

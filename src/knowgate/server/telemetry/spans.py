@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from knowgate.errors import MissingExtra
+from knowgate.errors import require_extra
 from knowgate.server.telemetry.trace import RequestTrace, StageTiming
 
 if TYPE_CHECKING:
@@ -29,13 +29,11 @@ def create_tracer_provider() -> TracerProvider:
     Raises:
         MissingExtra: The packages of the extra `otel` are not installed.
     """
-    try:
+    with require_extra("otel=True", "otel"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError:
-        raise MissingExtra("otel=True", "otel") from None
     name = os.environ.get("OTEL_SERVICE_NAME", "knowgate")
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

@@ -40,9 +40,7 @@ from knowgate.types import Arbiter, Completion, Gate, LabelPrompt, Prompt, Readi
 MIN_TOP_LOGPROBS = 2  # some gates compare the two most probable tokens
 MAX_DRAFT_BYTES = 32 << 20  # maximum size of a stream whose beginning is a draft
 CHECK_INTERVAL_PIECES = 200
-PROBE_RETRY = RetryPolicy(
-    timeout=10.0, total=20.0, retries=0
-)  # the server must start even if the upstream does not respond
+PROBE_RETRY = RetryPolicy(timeout=5.0, total=5.0, retries=0)  # a silent upstream must not delay the start
 STREAM_END_TIMEOUT = 2.0  # maximum seconds from the last text of an answer to the end of its stream
 
 

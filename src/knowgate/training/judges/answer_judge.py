@@ -27,7 +27,6 @@ from knowgate.training.examples import OPEN_BOOK_TARGETS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import EnsembleMember, FittedJudge, fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import TrainingExample, select_judge_kind
-from knowgate.training.judges.trainer import JudgeProgressCallback
 from knowgate.training.judges.training_options import AnswerJudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Signal, SignalRequest
 
@@ -98,7 +97,7 @@ def train_answer_judge(
     members: Sequence[EnsembleMember],
     *,
     work: Path,
-    watch: JudgeProgressCallback | None = None,
+    watch: FitProgressCallback | None = None,
 ) -> FitResult:
     """Fine-tune a judge on the closed-book answers.
 
@@ -313,6 +312,5 @@ def _check_teacher(folder: str, gate: FittedGate) -> None:
         )
     if missing := gate.needs - {Signal.DRAFT}:
         raise BadSetting(
-            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge or ik "
-            "gate."
+            f"teacher='{folder}' needs {', '.join(sorted(missing))}, but only texts are available. Use a judge or ik gate."
         )

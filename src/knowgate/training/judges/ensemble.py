@@ -20,9 +20,9 @@ from knowgate.errors import BadInput, BadSetting
 from knowgate.gates.judges.causal_judge import ADAPTER_FOLDER, compute_adapter_digest, list_adapter_folders
 from knowgate.models.prompts.templates import load_packaged_templates
 from knowgate.stats.metrics import BoolArray, FloatArray
-from knowgate.training.fit_function import ignore_progress
+from knowgate.training.fit_function import FitProgressCallback, ignore_progress
 from knowgate.training.judges.trainable_models import JudgeKind, JudgeType, TrainingExample, drop_long_examples
-from knowgate.training.judges.trainer import JudgeProgressCallback, TrainedJudge, train_judge
+from knowgate.training.judges.trainer import TrainedJudge, train_judge
 from knowgate.training.judges.training_options import MAX_MEMBERS, JudgeTrainingOptions
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def fit_judge(
     kind: JudgeKind[JudgeType],
     base: str,
     work: Path,
-    watch: JudgeProgressCallback | None,
+    watch: FitProgressCallback | None,
 ) -> FittedJudge[JudgeType]:
     """Train every member and load the result.
 
@@ -199,7 +199,7 @@ def _train_member(
     make_examples: ExampleFactory[JudgeType],
     member: EnsembleMember,
     work: Path,
-    watch: JudgeProgressCallback,
+    watch: FitProgressCallback,
 ) -> TrainedMember:
     """Run one training. The model is freed afterwards: the judge is loaded from its files."""
     setup, max_tokens = kind.start(base, labels, member.training.seed), member.training.max_tokens

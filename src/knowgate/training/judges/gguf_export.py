@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knowgate.core.files import check_replaceable
-from knowgate.errors import BadSetting, MissingExtra
+from knowgate.errors import BadSetting, MissingExtra, require_extra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_folder import CARD_FILE, GATE_KIND, GATE_MANIFEST, revise_artifact
 from knowgate.gates.fitted_gate import FittedGate
@@ -151,10 +151,8 @@ def merge_adapter(folder: Path, options: Mapping[str, Any]) -> HFModel:
     if not causal_judge.is_adapter_folder(folder):
         return causal_judge.load_full_judge(folder)
     model = causal_judge.load_judge_base(str(options["base"]), str(options["base_fingerprint"]), folder)
-    try:
+    with require_extra("a LoRA judge", "train"):
         from peft import PeftModel
-    except ModuleNotFoundError:
-        raise MissingExtra("a LoRA judge", "train") from None
     PeftModel.from_pretrained(model.loaded.model, str(folder)).merge_and_unload()
     return model
 

@@ -20,7 +20,6 @@ from knowgate.training.examples import MIN_GRADED_ROWS, Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.answer_judge import AnswerTask, make_answer_training, train_answer_judge
 from knowgate.training.judges.ensemble import plan_ensemble
-from knowgate.training.judges.trainer import JudgeProgressCallback
 from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import Embedder, Signal, SignalRequest
 
@@ -59,7 +58,7 @@ def fit_ik_judge(
     base: str | None = None,
     training: JudgeTrainingOptions | None = None,
     work: Path,
-    watch: JudgeProgressCallback | None = None,
+    watch: FitProgressCallback | None = None,
 ) -> FitResult:
     """Fine-tune a judge of answers with IK's question: can you answer, given the question and part of the draft?
 

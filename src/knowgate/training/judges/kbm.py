@@ -25,7 +25,6 @@ from knowgate.training.examples import Examples
 from knowgate.training.fit_function import ExampleRequirements, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.ensemble import fit_judge, plan_ensemble
 from knowgate.training.judges.trainable_models import CAUSAL_JUDGE, TrainingExample
-from knowgate.training.judges.trainer import JudgeProgressCallback
 from knowgate.training.judges.training_options import JudgeFitOptions, JudgeTrainingOptions
 from knowgate.types import SignalRequest
 
@@ -74,7 +73,7 @@ def fit_kbm_judge(
     base: str | None = None,
     training: JudgeTrainingOptions | None = None,
     work: Path,
-    watch: JudgeProgressCallback | None = None,
+    watch: FitProgressCallback | None = None,
 ) -> FitResult:
     """Fine-tune a judge to write the JSON of mastery and certainty; the gate reads one of the two.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from knowgate.data.runs.folder import RECORDED_PREFIX
-from knowgate.errors import BadSetting, MissingExtra, UnknownName
+from knowgate.errors import BadSetting, UnknownName, require_extra
 from knowgate.gates.judges.causal_judge import (
     ADAPTER_SUFFIXES,
     CausalJudge,
@@ -163,10 +163,8 @@ def prepare_for_training(base: HFModel, training: JudgeTrainingOptions) -> Any:
     """Return the model with fp32 LoRA layers, or with all weights trainable in fp32."""
     if training.full:
         return base.loaded.model.float().requires_grad_(True)
-    try:
+    with require_extra("LoRA", "train"):
         from peft import LoraConfig, get_peft_model
-    except ModuleNotFoundError:
-        raise MissingExtra("LoRA", "train") from None
     config = LoraConfig(
         r=training.rank,
         lora_alpha=2 * training.rank,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from knowgate.core.files import atomic_folder, sha256_text
 from knowgate.errors import BadInput, BadSetting, OutOfMemory
 from knowgate.stats.metrics import auroc
+from knowgate.training.fit_function import FitProgress, FitProgressCallback
 from knowgate.training.judges import checkpoint
 from knowgate.training.judges.checkpoint import BEST_FOLDER, DevEvaluation, TrainingSegment, TrainingState
 from knowgate.training.judges.trainable_models import TrainableModel, TrainingExample
@@ -30,38 +31,6 @@ OUT_OF_MEMORY_MESSAGE = (
     "not enough GPU memory to train on a single example: end other programs that use the GPU, use a smaller `base`, or "
     "load it in fewer bits (bits=4). Finished segments are saved: the same command continues from there."
 )
-
-
-@dataclass(frozen=True)
-class JudgeProgress:
-    """Progress of a training; `done` and `total` count examples over all epochs, `dev` is set after a segment."""
-
-    epoch: float
-    done: int
-    total: int
-    rate: float  # examples per second since the start
-    loss: float
-    dev: DevEvaluation | None = None
-    is_milestone: bool = False
-
-    @property
-    def unit(self) -> str:
-        """What is counted."""
-        return "examples"
-
-    @property
-    def stage(self) -> str:
-        """Name of the stage."""
-        return "training"
-
-    @property
-    def words(self) -> str:
-        """Epoch, losses and speed as text."""
-        dev = "" if self.dev is None else format_dev_evaluation(self.dev)
-        return f"epoch {self.epoch:g}, loss {self.loss:.3f}{dev}, {self.rate:.1f} examples/s"
-
-
-JudgeProgressCallback = Callable[[JudgeProgress], None]
 
 
 def format_dev_evaluation(dev: DevEvaluation) -> str:
@@ -99,7 +68,7 @@ def train_judge(
     dev: Sequence[TrainingExample],
     training: JudgeTrainingOptions,
     work: Path,
-    watch: JudgeProgressCallback,
+    watch: FitProgressCallback,
 ) -> TrainedJudge:
     """Train a model, or continue an interrupted training in the folder `work`.
 
@@ -144,7 +113,7 @@ class _TrainingRun:
     dev: Sequence[TrainingExample]
     training: JudgeTrainingOptions
     work: Path
-    watch: JudgeProgressCallback
+    watch: FitProgressCallback
     parameters: list[Any] = field(default_factory=list)
     optimizer: Any = None
     portion_size: int = 0  # examples that are run at once
@@ -167,9 +136,17 @@ class _TrainingRun:
             state = state.add(segment, dev)
             self._save(state)
             epoch, n = state.n_done / self.training.checks, len(self.examples)
-            total = self.training.epochs * n
-            self.watch(JudgeProgress(epoch, round(epoch * n), total, segment.rate, segment.loss, dev, True))
+            evaluation = "" if dev is None else format_dev_evaluation(dev)
+            self._report(epoch, round(epoch * n), segment.rate, segment.loss, evaluation, is_end=True)
         return state
+
+    def _report(
+        self, epoch: float, done: int, rate: float, loss: float, after: str = "", *, is_end: bool = False
+    ) -> None:
+        """Report epoch, loss and speed (examples per second); `is_end` at the end of a segment."""
+        words = f"epoch {epoch:g}, loss {loss:.3f}{after}, {rate:.1f} examples/s"
+        total = self.training.epochs * len(self.examples)
+        self.watch(FitProgress(done, total, "examples", "training", words, is_end))
 
     def _is_finished(self, state: TrainingState) -> bool:
         return state.is_finished(self.training.n_segments, self.training.patience)
@@ -199,7 +176,7 @@ class _TrainingRun:
             n_seen += len(batch.indices)
             rate = n_seen / max(1e-9, time.perf_counter() - start)
             epoch, done = number // self.training.checks + 1, batch.n_before + len(batch.indices)
-            self.watch(JudgeProgress(epoch, done, self.training.epochs * len(self.examples), rate, losses[-1]))
+            self._report(epoch, done, rate, losses[-1])
         finite = [loss for loss in losses if math.isfinite(loss)]
         n_skipped = len(losses) - len(finite)
         if len(finite) < (1 - MAX_SKIPPED_SHARE) * len(losses):

@@ -28,7 +28,7 @@ from knowgate.training.arbiter import load_arbiter_fit_function
 from knowgate.training.arbiter_pairs import ArbiterResult, check_answer_pairs
 from knowgate.training.classifiers import fit_linear, fit_platt_scaling
 from knowgate.training.examples import MIN_ROWS_PER_CLASS, Examples, Target
-from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, select_injected_arguments
+from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, select_injected_arguments
 from knowgate.training.fusion import fit_fusion
 from knowgate.training.gate import list_fittable_gates, load_fit_function
 from knowgate.training.policy.evidence import FOLDS, Evidence, PolicyOptions
@@ -192,13 +192,13 @@ def cross_fit_gate(recipe: GateRecipe, evidence: Evidence, work: Path, watch: Fi
     if needs is None:
         scores = np.full(len(evidence.table), np.nan)
         for fold in range(FOLDS):
-            watch(SimpleFitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
+            watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
             examples = evidence.make_examples(recipe.target, fold)
             result = fit_recipe(recipe, examples, evidence, work / f"{key}-{fold}", watch)
             scores[examples.split.test] = score_calibrated(result, examples, examples.split.test)
         needs = scores[evidence.fit_rows]
         _write_numbers(file, needs)
-    watch(SimpleFitProgress(FOLDS, FOLDS, "folds", f"trying {recipe.name}"))
+    watch(FitProgress(FOLDS, FOLDS, "folds", f"trying {recipe.name}"))
     return make_candidate(recipe, needs)
 
 
@@ -219,7 +219,7 @@ def cross_fit_stack(
     margins = {name_judge(0): compute_margin(scores)}
     needs = np.full(len(evidence.table), np.nan)
     for fold in range(FOLDS):
-        watch(SimpleFitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
+        watch(FitProgress(fold, FOLDS, "folds", f"trying {recipe.name}"))
         examples = evidence.make_examples(recipe.target, fold)
         result = fit_fusion(examples, cheap=True, margins=margins, embedder=evidence.embedder)
         needs[examples.split.test] = score_calibrated(result, examples, examples.split.test)
@@ -246,7 +246,7 @@ def cross_fit_arbiter(
         takes_closed = choose_by_rules(evidence)
         return ArbiterCandidate("rules", takes_closed[evidence.fit_rows])
     for fold in range(FOLDS):
-        watch(SimpleFitProgress(fold, FOLDS, "folds", f"trying arbiter {recipe.name}"))
+        watch(FitProgress(fold, FOLDS, "folds", f"trying arbiter {recipe.name}"))
         pairs = evidence.make_pairs(fold)
         result = fit_arbiter_recipe(recipe, evidence, fold, work, watch)
         takes_closed[pairs.split.test] = choose_closed(result, pairs.differ, pairs.split.test)
@@ -293,7 +293,7 @@ def try_candidates(
         try:
             yield cross_fit(recipe)
         except (BadInput, BadSetting, UnsupportedSignal, WeightsError) as error:
-            watch(SimpleFitProgress(0, 1, "folds", recipe.name, f"{recipe.name} was left out: {error}", True))
+            watch(FitProgress(0, 1, "folds", recipe.name, f"{recipe.name} was left out: {error}", True))
 
 
 def _make_key(evidence: Evidence, recipe: GateRecipe) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from knowgate.core.files import check_replaceable
 from knowgate.core.options import with_options
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.errors import BadSetting, MissingExtra, WeightsError
+from knowgate.errors import BadSetting, WeightsError, require_extra
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.arbiters.policy_arbiter import ARBITER_FOLDER, NO_ARBITER
 from knowgate.gates.artifacts.gate_folder import GATE_KIND, GATE_MANIFEST
@@ -23,7 +23,7 @@ from knowgate.gates.fitted_gate import FittedGate
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.training.classifiers import auroc_or_half
 from knowgate.training.examples import Examples
-from knowgate.training.fit_function import FitProgressCallback, FitResult, SimpleFitProgress, ignore_progress
+from knowgate.training.fit_function import FitProgress, FitProgressCallback, FitResult, ignore_progress
 from knowgate.training.judges.checkpoint import checkpoint_folder, delete_checkpoint
 from knowgate.training.policy.candidates import (
     JUDGE,
@@ -123,15 +123,11 @@ def fit_policy(
     if not runs:
         raise BadSetting("there are no label runs to fit a policy on. Give `labels`, made by `knowgate label`.")
     check_replaceable(folder, GATE_MANIFEST, GATE_KIND)  # Fail before the training, not after it.
-    try:
+    with require_extra("fitting a policy", "train"):
         evidence = load_evidence(resolve_run_paths(runs), options.seed)
         _say(watch, evidence.describe())
         search = PolicySearch(evidence, options, work, watch, command)
         policy = search.fit_both(folder) if evidence.has_both else search.fit_closed_book(folder)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("knowgate"):
-            raise
-        raise MissingExtra("fitting a policy", "train") from error
     delete_checkpoint(folder)
     return policy
 
@@ -414,6 +410,6 @@ def _name_arbiter(chosen: PolicyResult, folder: Path | None, *, reads_draft: boo
     return chosen.arbiter if reads_draft else ARBITER_WITH_DRAFTS
 
 
-def _say(watch: Callable[[SimpleFitProgress], None], words: str) -> None:
+def _say(watch: Callable[[FitProgress], None], words: str) -> None:
     """Report a milestone."""
-    watch(SimpleFitProgress(0, 1, "steps", "policy", words, is_milestone=True))
+    watch(FitProgress(0, 1, "steps", "policy", words, is_milestone=True))
