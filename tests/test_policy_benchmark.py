@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import policy, policy_evaluation
+from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
 from benchmarks.tables import policy as policy_tables
 from knowgate.training.policy import choice
@@ -30,7 +31,7 @@ def printed(monkeypatch, capsys):
 def test_prints_one_object_per_recorded_llm_and_one_for_mixed_traffic(printed):
     assert list(printed) == [
         "llama3_8b", "gpt4_nq", "chatgpt_nq", "davinci3_nq", "gpt3_realtimeqa", "llama4_realtimeqa", MIXED,
-        "fit_qwen", "fit_smollm", "fit_handbook",
+        *list_fitted(),
     ]  # fmt: skip
     for result in printed.values():
         assert result["oracle"] >= max(result["never"], result["always"])
