@@ -5,7 +5,8 @@ python benchmarks/llamacpp.py [--questions 8] [--file OTHER.gguf]
 Both take turns question group by question group, so that other work on the machine slows both. Prints, for labelling
 (a draft, 5 samples, states) and for asking (one question at a time), seconds of each and their ratio. llama.cpp's
 threads wait for each other by counting: with more threads than idle cores (OMP_NUM_THREADS says how many) that counts,
-too. --agreement: how the needs of two gates, of as many questions, go together (aim: r >= .98).
+too. --agreement: how the needs of two gates, of as many questions, go together (aim: r >= .98). --decisions DATA: how often
+the packaged gate, which reads hidden states before and after the draft, decides the same with both (aim: 99 %).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from knowgate.gates import load_gate
+from knowgate.data.questions import load_questions
+from knowgate.gates import PACKAGED_GATES, load_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_with_raw
 from knowgate.models import load_model
 from knowgate.models.gguf import find_gguf_file
@@ -43,6 +45,7 @@ PLACES = [
 ]
 FORMS = ["What is the capital of {}?", "Who was the first ruler of {}?", "In which year did {} last go to war?"]
 ROUNDS = 3
+GROUP = 20  # questions read at once
 
 
 def main() -> None:
@@ -50,7 +53,11 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=8)
     parser.add_argument("--file", default=str(find_gguf_file("smollm")))
     parser.add_argument("--agreement", action="store_true")
+    parser.add_argument("--decisions", metavar="DATA", help="questions, such as jsonl:train.jsonl.gz")
     given = parser.parse_args()
+    if given.decisions:
+        compare_decisions(given.decisions, given.questions, given.file)
+        return
     models = {"llama.cpp": load_model(f"llamacpp:{given.file}"), "transformers": load_model("smollm")}
     asked = [Question(form.format(place)) for form in FORMS for place in PLACES][: given.questions]
     prompts = [AnswerPrompts().closed(question) for question in asked]
@@ -87,6 +94,23 @@ def agree(models: dict[str, Model], asked: list[Question]) -> None:
         ]
         print(f"{name}: r = {np.corrcoef(*needs)[0, 1]:.4f} of {len(asked)} needs, "
               f"at most {np.abs(np.subtract(*needs)).max():.3f} apart", flush=True)  # fmt: skip
+
+
+def compare_decisions(data: str, n: int, file: str) -> None:
+    """Print how often the packaged gate decides the same on both, group by group, so that a run can be stopped."""
+    models, prompts = [load_model(f"llamacpp:{file}"), load_model("smollm")], AnswerPrompts()
+    gates = [bind_gate(load_gate(str(PACKAGED_GATES / "smollm"), plug_in=True), model, prompts) for model in models]
+    questions = load_questions(data)
+    drawn = np.random.default_rng(0).permutation(len(questions))[:n]
+    needs: list[list[float]] = [[], []]
+    for start in range(0, len(drawn), GROUP):
+        group = [questions[i] for i in drawn[start : start + GROUP]]
+        for own, gate, model in zip(needs, gates, models, strict=True):
+            own += score_with_raw(gate, group, read_questions(model, [gate], group, prompts)).needs
+        retrieves = [np.array(own) > gate.threshold for own, gate in zip(needs, gates, strict=True)]
+        print(f"{len(needs[0])} questions: {np.mean(retrieves[0] == retrieves[1]):.1%} of the decisions agree, llama.cpp "
+              f"retrieves {retrieves[0].mean():.1%}, transformers {retrieves[1].mean():.1%}, "
+              f"r = {np.corrcoef(*needs)[0, 1]:.3f}", flush=True)  # fmt: skip
 
 
 def label(model: Model, prompts: list[Prompt]) -> None:

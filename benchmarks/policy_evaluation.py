@@ -117,7 +117,8 @@ def compare(right: Array, other: Array, comparisons: int = 1) -> Json:
     counts = np.random.default_rng(0).multinomial(n, shares, RESAMPLES)
     means = (counts[:, 2] - counts[:, 0]) / n
     low, high = np.quantile(means, [0.025, 0.975])
-    p_value = float(min(1.0, 2 * min((means <= 0).mean(), (means >= 0).mean())))
+    share = min((means <= 0).mean(), (means >= 0).mean())
+    p_value = float(min(1.0, 2 * max(share, 1 / RESAMPLES)))  # a bootstrap cannot show a p value of zero
     return {
         "value": round(float(difference.mean()), 5),
         "low": round(float(low), 5),

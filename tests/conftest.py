@@ -1,6 +1,7 @@
 """Shared by all tests: the embedded model, loaded once per process, and how tests are spread over processes."""
 
 import functools
+import gc
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -92,6 +93,17 @@ def smollm_llamacpp():
     from knowgate.models import load_model
 
     return load_model("llamacpp:smollm")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Keep what collecting the tests imported out of later garbage collections, which take half a second with it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import knowgate
-from benchmarks import speed
 from tests import conftest
 from tools import adapter_versions, ci, dist, release_check
 
@@ -110,9 +109,3 @@ def test_every_adapter_of_the_extra_integrations_has_tested_versions():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     names = set(re.search(r"\[(.*)\]", extras["integrations"][0])[1].split(",")) - {"parquet"}  # a file format
     assert names == set(json.loads(adapter_versions.RECORD.read_text(encoding="utf-8"))["adapters"])
-
-
-def test_a_ratio_is_worse_when_it_grew_by_more_than_a_third():
-    record = {"figures": [{"what": "a", "compared_with": "b", "ratio": 1.5}]}
-    assert speed.list_worse([speed.Figure("a", "b", 1.9, 1.0), speed.Figure("new", "b", 9.0, 1.0)], record) == []
-    assert speed.list_worse([speed.Figure("a", "b", 4.2, 2.0)], record) == ["a, compared with b: 2.10, recorded 1.50"]

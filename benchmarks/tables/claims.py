@@ -1,8 +1,8 @@
 """The first table of RESULTS.md: what each paper claims, what is measured here, the ceiling, and whether it holds.
 
 Every number of the column "here" is computed from a record and links to it. The ceiling is no gate: it skips retrieval
-in the order of the gold mastery, the share of sampled answers that are right. `RUN` in a command stands for the linked
-folder; `make results` stands where the record is not a label run, or where no command prints that figure.
+in the order of the gold mastery, the share of sampled answers that are right. `make results` stands where the record is
+not a label run, or where no command prints that figure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Claim:
         here: Figures measured here, each with the record that it comes from (a path in `benchmarks/runs`).
         ceiling: What gold answers allow; empty if that is not defined.
         verdict: Whether the claim holds here, and why if not.
-        command: The command that prints the first figure; RUN stands for a linked folder.
+        command: The command that prints the first figure; RUN stands for the folder of its record.
     """
 
     paper: str
@@ -58,7 +58,8 @@ class Claim:
         """Return the cells of the line."""
         here = "; ".join(f"[{figure}](runs/{record})" for figure, record in self.here)
         paper = f"[{self.paper}](results/{PAGES[self.paper]})"
-        return (paper, self.claim, self.there, here, self.ceiling or "–", self.verdict, f"`{self.command}`")
+        command = self.command.replace("RUN", f"benchmarks/runs/{self.here[0][1]}")
+        return (paper, self.claim, self.there, here, self.ceiling or "–", self.verdict, f"`{command}`")
 
 
 def claims_table() -> str:
@@ -205,7 +206,7 @@ def _freshness() -> Claim:
     rates = " / ".join(f"{100 * retrieve[kinds == kind].mean():.0f}" for kind in KINDS)
     return Claim(
         "KBM", "the faster facts change, the more it retrieves (fast / slow / never)", "95 / 92 / 76 %",
-        ((f"{rates} %", run_of("freshqa")),), "", "order yes, spread no", FROM_RECORD,
+        ((f"{rates} %", run_of("freshqa")),), "", "fast above the rest; slow and never are level", FROM_RECORD,
     )  # fmt: skip
 
 
@@ -275,7 +276,8 @@ def _cbdr() -> Iterator[Claim]:
         points.append((f"{short(name)} {point_text(decision_point(trial, retrieve))}", run_of(name)))
     yield Claim(
         "CBDR", "beta = .95 skips some searches at little loss (NQ)", "17 % at -.8", tuple(points),
-        f"NQ {gold_saved(trial_of(QWEN, NQ), 0.008)}", "no: the probe overfits, so its raw confidence means little",
+        f"NQ {gold_saved(trial_of(QWEN, NQ), 0.008)}",
+        "no: the probe overfits, so its raw confidence means little; another probe skips nothing",
         f'knowgate sweep beta --labels RUN --gates "{PROBES[0]}"',
     )  # fmt: skip
     ranked = json.loads(RERANKED.read_text())
@@ -302,7 +304,7 @@ def _answers(answers: dict[str, Any]) -> Claim:
         ((f"{100 * values['base']['value']:.1f} to {100 * values['aligned-confidence']['value']:.1f}", "cbdr/rerank.json"),
          (f"by likelihood {100 * gap['value']:+.1f} [{100 * gap['low']:+.1f}, {100 * gap['high']:+.1f}]",
           "cbdr/rerank.json")),
-        f"{100 * values['oracle, likelihood']['value']:.1f}", "no", FROM_RECORD,
+        f"{100 * values['oracle, likelihood']['value']:.1f} (oracle of likelihood)", "no", FROM_RECORD,
     )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
 """Circuit breakers: a component that fails repeatedly is not called, probed after a pause, and used again."""
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -62,13 +64,52 @@ def test_a_gate_is_used_again_after_it_recovers(serve):
 
 
 def test_an_upstream_is_used_again_after_it_recovers(serve, stub):
-    stub.status = 500
     address, app = serve(gate="never")
-    assert [ask(address).status_code for _ in range(6)] == [500] * 5 + [503]
-    stub.status = 200
+    upstream = app.state.service.forwarder.upstream
+    url, upstream.url = upstream.url, "http://127.0.0.1:1/v1"
+    assert [ask(address).status_code for _ in range(6)] == [502] * 5 + [503]
+    upstream.url = url
     assert ask(address).status_code == 503
-    skip_recovery_time(app.state.service.forwarder.upstream.breaker)
+    skip_recovery_time(upstream.breaker)
     assert [ask(address).status_code for _ in range(2)] == [200, 200]
+
+
+def test_error_responses_of_the_upstream_do_not_open_its_breaker(serve, stub):
+    stub.status = 500
+    address, _ = serve(gate="never")
+    assert [ask(address).status_code for _ in range(7)] == [500] * 7
+
+
+def test_slow_requests_do_not_open_the_breaker_of_an_upstream_that_lists_its_models(serve, stub):
+    address, app = serve(gate="never", options={"first_byte_seconds": 0.1})
+    stub.waits_for = threading.Event()
+    assert [ask(address).status_code for _ in range(7)] == [504] * 7
+    stub.waits_for = None
+    assert ask(address).status_code == 200
+    assert app.state.service.forwarder.upstream.breaker.state == "closed"
+
+
+def test_a_failure_counts_only_if_no_call_succeeded_meanwhile():
+    now = [0.0]
+    breaker = CircuitBreaker("upstream", failure_threshold=2, clock=lambda: now[0])
+    now[0] = 5.0
+    breaker.record_success()
+    for _ in range(3):
+        breaker.record_failure(start=4.0)
+    assert breaker.state == "closed"
+    for _ in range(2):
+        breaker.record_failure(start=6.0)
+    assert breaker.state == "open"
+
+
+def test_a_breaker_that_a_probe_confirms_is_opened_by_trip_alone():
+    breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True, failure_threshold=2)
+    for _ in range(2):
+        breaker.record_failure()
+    assert breaker.state == "half-open"
+    breaker.trip()
+    breaker.record_failure()
+    assert breaker.state == "open"
 
 
 class BlockedRetriever(FlakyRetriever):
@@ -79,6 +120,32 @@ class BlockedRetriever(FlakyRetriever):
     def search(self, queries, k):
         self.let_go.wait(PATIENCE)
         return [FOUND for _ in queries]
+
+
+class SlowDeepRetriever(FlakyRetriever):
+    """Takes long for many passages, as searches with a filter do."""
+
+    def search(self, queries, k):
+        time.sleep(0.4 if k > 1 else 0)
+        return [FOUND for _ in queries]
+
+
+def test_slow_searches_with_a_filter_neither_open_the_breaker_nor_delay_others(serve):
+    address, _ = serve(gate="always", change=use_parts(seconds=0.3, retriever=SlowDeepRetriever()))
+    filtered = {"filter": {"id": "*z"}}
+    reports = [ask(address, knowgate=filtered).json()["knowgate"] for _ in range(6)]
+    assert all(report["degraded"] == ["retriever"] for report in reports)
+    report = ask(address).json()["knowgate"]
+    assert (report["degraded"], len(report["passages"])) == ([], 1)
+
+
+def test_a_search_that_waits_for_others_does_not_count_as_a_failure(serve):
+    held = BlockedRetriever()
+    address, app = serve(gate="always", change=use_parts(seconds=0.3, retriever=held))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: ask(address), range(8)))
+    held.let_go.set()
+    assert app.state.service.gate_service.retriever_breaker.failure_count < 5
 
 
 def test_a_search_that_times_out_is_answered_without_passages(serve):

@@ -148,3 +148,104 @@ def test_connections_per_address_are_limited(serve, monkeypatch):
             return False
 
     until(is_free)
+
+
+# --- requests of one connection ---------------------------------------------------------------------
+
+BODY = b'{"model": "m", "messages": [{"role": "user", "content": "Who wrote Emma?"}]}'
+SMUGGLED = b"GET /health?smuggled HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+
+
+def make_upgrade(protocol, body, connection=b"Upgrade, HTTP2-Settings"):
+    """Return the headers of a chat request that asks for another protocol, as Java's client does."""
+    lines = [
+        b"POST /v1/chat/completions HTTP/1.1", b"Host: 127.0.0.1", b"Content-Type: application/json",
+        b"Content-Length: %d" % len(body), b"Connection: " + connection, b"Upgrade: " + protocol,
+        b"HTTP2-Settings: AAMAAABkAAQAAP__", b"", b"",
+    ]  # fmt: skip
+    return b"\r\n".join(lines)
+
+
+def get_statuses(response):
+    return [int(part[:3]) for part in response.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_the_body_of_a_request_with_an_upgrade_is_read(serve, protocol):
+    request_bytes = make_upgrade(protocol, BODY, b"close, Upgrade, HTTP2-Settings") + BODY
+    assert get_statuses(send(serve(gate="never")[0], request_bytes)) == [200]
+
+
+def test_the_body_of_a_request_with_an_upgrade_is_not_taken_for_a_request(serve):
+    with connect(serve(gate="never")[0]) as connection:
+        connection.sendall(make_upgrade(b"h2c", SMUGGLED))
+        time.sleep(0.2)  # the body arrives in a later packet
+        connection.sendall(SMUGGLED + HEAD + b"\r\n")
+        response = read_all(connection)
+    assert get_statuses(response) == [400, 200]  # the body is not JSON; the request after it is answered
+
+
+def test_queued_requests_of_a_connection_are_limited(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_QUEUED_REQUESTS", 3)
+    get = HEAD.replace(b"Connection: close\r\n", b"") + b"\r\n"
+    assert get_statuses(send(serve(gate="never")[0], get * 1000)) == [200] * 4
+
+
+def test_a_few_queued_requests_are_answered_in_order(serve):
+    get = HEAD.replace(b"Connection: close\r\n", b"") + b"\r\n"
+    wrong = get.replace(b"/health", b"/nothing")
+    assert get_statuses(send(serve(gate="never")[0], get + wrong + get + HEAD + b"\r\n")) == [200, 404, 200, 200]
+
+
+def test_requests_before_an_invalid_one_are_answered(serve):
+    get = HEAD.replace(b"Connection: close\r\n", b"") + b"\r\n"
+    assert get_statuses(send(serve(gate="never")[0], get + get + b"nonsense\r\n\r\n")) == [200, 200]
+
+
+@pytest.mark.parametrize("start", [b"CONNECT example.com:443 HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: a\r\n"])
+def test_connect_and_two_hosts_are_bad_requests(serve, start):
+    assert get_statuses(send(serve(gate="never")[0], start + b"Host: 127.0.0.1\r\n\r\n")) == [400]
+
+
+def test_a_body_that_trickles_after_the_response_does_not_keep_the_connection(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "LINGER_SECONDS", 0.5)
+    head = b"POST /v1/nothing HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000000\r\n\r\n"
+    with connect(serve(gate="never")[0]) as connection:
+        connection.sendall(head)
+        response = connection.recv(65536)
+        assert response.startswith(b"HTTP/1.1 404")
+        assert b"connection: close" in response.lower()
+
+        def is_closed():
+            try:
+                connection.send(b"a")
+            except ConnectionError:
+                return True
+            return False
+
+        until(is_closed)
+
+
+def test_a_client_that_sends_a_large_body_reads_the_early_response(serve):
+    response = httpx.post(f"{serve(gate='never')[0]}/v1/nothing", content=b"a" * (20 << 20), timeout=30)
+    assert (response.status_code, response.headers["connection"]) == (404, "close")
+
+
+def test_a_new_connection_gets_the_place_of_the_one_that_it_replaces(serve, monkeypatch):
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS_PER_ADDRESS", 3)
+    monkeypatch.setattr(connection_limits, "MAX_WAITING_PER_ADDRESS", 2)
+    monkeypatch.setattr(connection_limits, "MIN_EVICTION_SECONDS", 0.0)
+    address, _ = serve(gate="never")
+    connections = [connect(address) for _ in range(3)]
+    time.sleep(0.1)
+    assert get_statuses(send(address, HEAD + b"\r\n")) == [200]
+    for connection in connections:
+        connection.close()
+
+
+def test_rejected_requests_are_logged_once_a_second(serve, caplog):
+    address, _ = serve(gate="never")
+    for _ in range(5):
+        send(address, b"nonsense\r\n\r\n")
+    lines = [line for line in caplog.messages if "rejected with status 400" in line]
+    assert 1 <= len(lines) <= 2

@@ -10,6 +10,7 @@ from knowgate.data.history import open_history
 from knowgate.data.history.entries import HistoryScope, KnowledgeLabel, LogEntry
 from knowgate.errors import ServerError
 from knowgate.pipeline.traffic_log import TrafficLog
+from knowgate.server.chat import request_options
 from knowgate.server.chat.gate_service import FingerprintCachingRetriever
 from knowgate.server.chat.request_options import FilteredRetriever
 from knowgate.server.schemas import PassageFilter
@@ -117,7 +118,16 @@ def test_a_filter_searches_deeper_until_enough_passages_match():
     assert Many.asked == [12, 48]
 
 
-@pytest.mark.parametrize("wish", [{"max_loss": 2}, {"max_loss": "little"}, {"filter": {"author": "x"}}, {"filter": 3}])
+def test_a_filter_that_takes_too_long_is_a_bad_request(serve, monkeypatch):
+    monkeypatch.setattr(request_options, "FILTER_SECONDS", 0.0)
+    reply = ask(serve(gate="always")[0], model="knowgate", knowgate={"filter": {"id": "*"}})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "slow_filter")
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{"max_loss": 2}, {"max_loss": "little"}, {"filter": {"author": "x"}}, {"filter": 3}, {"filter": {"id": []}}],
+)
 def test_invalid_loss_and_filter_are_rejected(serve, wish):
     address, _ = serve(gate="always")
     reply = ask(address, knowgate=wish)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
+from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
@@ -75,7 +75,7 @@ def cost_command(
         print_tables([build_cost_table(comparison)])
         _print_summary(comparison)
     if are_assumed:
-        STDERR_CONSOLE.print(ASSUMED_PRICES_MESSAGE)
+        inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
 
 
@@ -128,8 +128,8 @@ def _print_summary(comparison: CostComparison) -> None:
         saved = COST_QUESTIONS * (always - gated)
         verb = "saves" if saved >= 0 else "costs"
         subject = "" if comparison.prices.include_llm else " in searches"
-        STDERR_CONSOLE.print(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
-    STDERR_CONSOLE.print(describe_break_even(comparison))
+        inform(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
+    inform(describe_break_even(comparison))
 
 
 def describe_break_even(comparison: CostComparison) -> str:

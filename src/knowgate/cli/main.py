@@ -171,14 +171,14 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
     """
     from rich.text import Text
 
-    from knowgate.cli.console import STDERR_CONSOLE
+    from knowgate.cli.console import inform
 
     error = sys.exception()
     line = Text.assemble(("Error:", "red"), " ", sanitize_text(" ".join(message.split())))
     with contextlib.suppress(OSError):  # stderr is closed or its disk is full; the exit code still shows the error
         if is_debug and error is not None:
             sys.stderr.write(format_traceback(error))
-        STDERR_CONSOLE.print(line)
+        inform(line)
     return code
 
 

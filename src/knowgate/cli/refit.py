@@ -8,38 +8,35 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.options import ConfigFile, parse_log_location
 from knowgate.cli.progress import show_progress
 from knowgate.cli.start import ConsoleReporter, print_result
 from knowgate.core.files import write_text
-from knowgate.core.options import Count, Options, Seed, option
+from knowgate.core.options import Count, option
 from knowgate.core.postgres.address import DatabaseAddress
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.evaluation.first_run.options import DEFAULT_MAX_LOSS, FirstRunOptions
+from knowgate.evaluation.first_run.options import FirstRunOptions
 from knowgate.evaluation.first_run.runner import first_run
 from knowgate.evaluation.server_log import is_server_log, read_logged_questions
 from knowgate.pipeline.settings import PipelineOptions, load_settings
 from knowgate.server.options import load_serve_options
 
 
-class RefitOptions(Options):
-    """Options of `knowgate refit`."""
+class RefitOptions(FirstRunOptions):
+    """Options of `knowgate refit`: those of a first run, without those that the log and the settings file replace."""
 
-    docs: str | None = option(None, "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
-    index: str | None = option(None, "Index to search, instead of `docs`.", metavar="DIR|http:URL")
-    model: str | None = option(None, "LLM that answers. Default: the one in the settings file.")
+    docs: str = option("", "Documents to retrieve from. Default: those of the settings file.", metavar="DIR")
+    model: str = option("", "LLM that answers. Default: the one in the settings file.")
+    questions: str = option("", "Questions to label.", flag=None)
     count: Count = option(500, "Maximum number of logged questions to label; the newest are used.")
-    max_loss: float = option(
-        DEFAULT_MAX_LOSS,
-        "Maximum share of right answers that skipping retrieval may lose; proven with 95 % confidence.",
-    )
+    writer: str = option("", "LLM that writes questions.", flag=None)
     out: Path = option(
         Path("knowgate-refit"),
         "Folder for the gate, the report and the settings. An interrupted run continues there.",
         metavar="DIR",
     )
-    seed: Seed = option(0, "Random seed of splits, samples and training.")
+    config: Path = option(Path("knowgate.toml"), "Settings file to write.", flag=None)
 
 
 def refit(
@@ -63,14 +60,21 @@ def refit(
         raise BadSetting(
             f"'{log}' is not a log of the server. Start the server with --decisions FILE --keep-questions."
         )
-    settings = load_settings(config, model=options.model, docs=options.docs, index=options.index)
-    questions = _write_logged_questions(source, options.count, options.out)
-    first_run_options = _make_first_run_options(settings, questions, options)
+    sources = {"model": options.model or None, "docs": options.docs or None, "index": options.index or None}
+    settings = load_settings(config, **sources)
+    first_run_options = options.replace(
+        docs=str(settings.docs or ""),
+        index=settings.index or "",
+        model=get_served_model(settings),
+        questions=str(_write_logged_questions(source, options.count, options.out)),
+        out=options.out / "run",  # A first run requires a folder that contains nothing else.
+        config=options.out / "knowgate.toml",
+    )
     try:
-        with show_progress("refitting", "questions", STDERR_CONSOLE) as show:
+        with show_progress("refitting", "questions") as show:
             result = first_run(first_run_options, ConsoleReporter(show))
     except (KeyboardInterrupt, KnowgateError):
-        STDERR_CONSOLE.print(f"Finished work is kept in {options.out}. Run the same command again to continue.")
+        inform(f"Finished work is kept in {options.out}. Run the same command again to continue.")
         raise
     print_result(result, first_run_options)
     create_console().print(f"knowgate serve --config {result.config}")
@@ -85,21 +89,6 @@ def _write_logged_questions(log: Path | DatabaseAddress, count: int, out: Path) 
         lines.append(json.dumps({"id": question.id, "question": question.text, **answers}))
     write_text(out / "questions.jsonl", "\n".join(lines) + "\n")
     return out / "questions.jsonl"
-
-
-def _make_first_run_options(settings: PipelineOptions, questions: Path, options: RefitOptions) -> FirstRunOptions:
-    """Make the options of the first run that labels the logged questions and fits the gate."""
-    return FirstRunOptions(
-        docs=str(settings.docs or ""),
-        index=settings.index or "",
-        model=get_served_model(settings),
-        questions=str(questions),
-        count=options.count,
-        max_loss=options.max_loss,
-        out=options.out / "run",  # A first run requires a folder that contains nothing else.
-        config=options.out / "knowgate.toml",
-        seed=options.seed,
-    )
 
 
 def get_served_model(settings: PipelineOptions) -> str:

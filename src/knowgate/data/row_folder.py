@@ -223,18 +223,22 @@ class RowFolder:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Lock the folder for writing inside a `with` block; raises BadSetting if another process has locked it."""
+        """Lock the folder for writing inside a `with` block.
+
+        Raises:
+            BadSetting: Another process has locked the folder.
+            KnowgateError: The disk is full, or the block cannot write for another reason.
+        """
         self._check_path()
-        with contextlib.ExitStack() as locks:
-            try:
-                locks.enter_context(file_lock(self.path / ".lock", wait=False))
-            except BlockingIOError:
-                raise BadSetting(
-                    f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
-                ) from None
-            except OSError as error:
-                raise explain_disk_error(error, self.path) from error
-            yield
+        try:
+            with file_lock(self.path / ".lock", wait=False):
+                yield
+        except BlockingIOError:
+            raise BadSetting(
+                f"another process is writing to '{self.path}'. Wait until it has finished, or stop it."
+            ) from None
+        except OSError as error:
+            raise _explain_disk_error(error, self.path) from error
 
     def _remove_partial_files(self) -> None:
         """Remove files that a killed process left half written."""
@@ -294,7 +298,7 @@ def _check_same_settings(started: Mapping[str, Any], current: Mapping[str, Any],
         )
 
 
-def explain_disk_error(error: OSError, path: Path) -> KnowgateError:
+def _explain_disk_error(error: OSError, path: Path) -> KnowgateError:
     """Convert an error of the file system, such as a full disk, to a readable error.
 
     An OSError without error number comes from a library, not from the file system. It is raised again unchanged.

@@ -8,19 +8,18 @@ search are assumptions.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from knowgate.core.display import UNKNOWN_AMOUNT
-from knowgate.core.options import read_options
+from knowgate.core.options import Options, option, read_options
 from knowgate.core.validation import parse_toml, read_text
 from knowgate.data.runs.table import LabelTable
-from knowgate.errors import BadSetting
 from knowgate.evaluation.gate_results import GateResult
-from knowgate.evaluation.replay import CLOSED_ONLY, SECONDS_PER_HOUR, Prices, Traffic, make_proportion
+from knowgate.evaluation.replay import CLOSED_ONLY, SECONDS_PER_HOUR, Price, Prices, Traffic, make_proportion
 from knowgate.stats.metrics import BoolArray, FloatArray
 from knowgate.stats.proportions import Proportion
 
@@ -215,31 +214,26 @@ def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
 # --- label runs -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class CostAssumptions:
-    """Prices in dollars, and times that label runs do not contain.
+class CostAssumptions(Options):
+    """Prices in dollars, and times that label runs do not contain."""
 
-    Attributes:
-        price_search: Price of one search.
-        price_token: Price of one token that the LLM reads or generates.
-        search_seconds: Duration of a search.
-        price_llm_call: Price of one LLM call, which replaces the price of tokens; None to count tokens.
-    """
-
-    price_search: float = DEFAULT_SEARCH_PRICE
-    price_token: float = DEFAULT_TOKEN_PRICE
-    search_seconds: float = DEFAULT_SEARCH_SECONDS
-    price_llm_call: float | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and not (math.isfinite(value) and value >= 0):
-                raise BadSetting(f"{name}={value:g} is not allowed. Use a number of at least 0.")
+    price_search: Price = option(
+        DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
+    )
+    price_token: Price = option(
+        DEFAULT_TOKEN_PRICE, "Price of one token that the LLM reads or writes. The report computes savings from it."
+    )
+    price_llm_call: Price | None = option(
+        None, "Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages."
+    )
+    search_seconds: Price = option(
+        DEFAULT_SEARCH_SECONDS, "Duration of a search in seconds. The report computes waiting times from it."
+    )
 
     @property
     def are_defaults(self) -> bool:
         """Whether these are the default assumptions, whose prices are in US dollars."""
-        return self == CostAssumptions()
+        return all(getattr(self, name) == field.default for name, field in CostAssumptions.model_fields.items())
 
 
 @dataclass(frozen=True)
@@ -282,7 +276,7 @@ class QuestionCost:
 
         None if it skips nothing, or if the tokens are unknown or have no price although it makes more LLM calls.
         """
-        free_search = replace(assumptions, price_search=0.0)
+        free_search = assumptions.replace(price_search=0.0)
         always_money, money = always.money(free_search), self.money(free_search)
         has_llm_price = assumptions.price_token or assumptions.price_llm_call is not None
         is_unpriced = not has_llm_price and self.llm_calls > always.llm_calls

@@ -7,13 +7,12 @@ import logging
 import platform
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Any
 
 from knowgate.core.files import sha256_text
-from knowgate.data.row_folder import explain_disk_error
 from knowgate.data.runs.folder import RunFolder, hash_settings
 from knowgate.data.runs.rows import LabelRow
 from knowgate.labels.labeler import LabeledBatch, Labeler
@@ -84,7 +83,7 @@ def run_labeling(
         The final progress.
     """
     settings = describe_label_run(labeler, questions, data)
-    with folder.exclusive(), _explain_disk_errors(folder):
+    with folder.exclusive():
         about = {**describe_environment(), "depth": labeler.model.depth}
         folder.start(match_started_settings(folder, settings), about)
         if retry_failed and (dropped := folder.drop_failed()):
@@ -244,12 +243,3 @@ def describe_environment() -> dict[str, Any]:
 
 def _format_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-@contextlib.contextmanager
-def _explain_disk_errors(folder: RunFolder) -> Iterator[None]:
-    """Convert errors of the file system, such as a full disk, to a readable error."""
-    try:
-        yield
-    except OSError as error:
-        raise explain_disk_error(error, folder.path) from error

@@ -24,6 +24,8 @@ MODELS = {
         "gguf:FILE, a GGUF file run by transformers; converted to safetensors on first use", extra="local"),
     "llamacpp": RegistryEntry("knowgate.models.llamacpp.model:open_llamacpp",
         "llamacpp:FILE.gguf or llamacpp:smollm, a GGUF file run by llama.cpp inside this process", extra="llamacpp"),
+    "vllm": RegistryEntry("knowgate.models.vllm:VllmModel",
+        "vllm:NAME_OR_DIR, any causal LLM run by vLLM inside this process, on a GPU (experimental)", extra="vllm"),
     "openai": RegistryEntry("knowgate.models.openai.model:open_openai",
         "openai:MODEL@URL, any OpenAI-compatible server; options follow a #, as in #concurrency=32&layers=15,23"),
     "langchain": RegistryEntry("knowgate.integrations.langchain:open_langchain",

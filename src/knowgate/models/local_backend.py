@@ -1,4 +1,4 @@
-"""Base class for backends that run a model in this process (transformers and llama.cpp).
+"""Base class for backends that run a model in this process (transformers, llama.cpp and vLLM).
 
 It implements generation, streaming, and the checks of prompt lengths and layer numbers.
 """
@@ -24,14 +24,14 @@ class TokenStep:
     Args:
         token: The token id.
         logprob: Log-probability of the chosen token.
-        entropy: Entropy of the distribution in nats.
+        entropy: Entropy of the distribution in nats; None if the engine lists too few tokens to compute it.
         margin: Probability of the most probable token minus that of the second.
     """
 
     token: int
     logprob: float
-    entropy: float
-    margin: float
+    entropy: float | None
+    margin: float | None
 
 
 class GeneratedTokens(Protocol):

@@ -1,23 +1,32 @@
-"""HTTP connections with limits on the size, number and time of headers, and on connections per client address.
+"""HTTP connections with limits on headers, on queued requests, and on connections per client address.
 
-Uvicorn itself reads headers of any size, for any time. These limits hold before a request is authenticated.
+Uvicorn itself reads headers of any size, for any time, and queues any number of requests of a connection. These limits
+hold before a request is authenticated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 32 << 10  # request line and headers together
 MAX_HEADERS = 100
 HEADER_SECONDS = 10.0  # maximum time from the first byte of a request to the end of its headers
 WRITE_SECONDS = 60.0  # maximum time in which a client reads nothing of its response
+MAX_QUEUED_REQUESTS = 16  # requests of a connection that wait for the responses to earlier ones (pipelining)
+LINGER_SECONDS = 5.0  # time for a client to send the rest of a body after an early response, such as a 413
+LOG_SECONDS = 1.0  # minimum time between two log lines about rejected requests
 MAX_CONNECTIONS_PER_ADDRESS = 512
 MAX_WAITING_PER_ADDRESS = 64  # connections that wait for headers; above this number, old ones are closed
 MIN_EVICTION_SECONDS = 1.0  # connections younger than this are not closed to make room for others
@@ -46,7 +55,7 @@ class AddressConnections:
     """The open connections of one client address."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.open: set[LimitedHttpProtocol] = set()
         self.waiting: dict[LimitedHttpProtocol, float] = {}  # connections without complete headers -> since when
 
     def evict(self, now: float) -> None:
@@ -56,6 +65,7 @@ class AddressConnections:
         oldest, since = next(iter(self.waiting.items()))
         if now - since >= MIN_EVICTION_SECONDS:
             self.waiting.pop(oldest)
+            self.open.discard(oldest)  # now, so that the new connection gets its place
             oldest.transport.abort()
 
 
@@ -68,6 +78,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._parsed_bytes = 0  # of the request line, headers and trailers of the current request
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._ignores_input = False  # whether further requests of this connection are not read
+        self._responded_early = False  # whether a response started before the body of its request was complete
         self._address = ""
         # All connections of a server process share its state, so the connections by address are stored there.
         shared = vars(self.server_state)
@@ -81,9 +94,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
         connections = self._addresses[self._address]
-        connections.count += 1
+        connections.open.add(self)
         connections.evict(self.loop.time())
-        if connections.count > MAX_CONNECTIONS_PER_ADDRESS:
+        if len(connections.open) > MAX_CONNECTIONS_PER_ADDRESS:
             transport.abort()
             return
         self._wait_for_headers()
@@ -91,9 +104,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
         self._stop_timer("_write_timer")
+        self._stop_timer("_linger_timer")
         connections = self._addresses[self._address]
-        connections.count -= 1
-        if not connections.count:
+        connections.open.discard(self)
+        if not connections.open:
             del self._addresses[self._address]
         super().connection_lost(exc)
 
@@ -120,19 +134,43 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._reject(408, f"The headers did not arrive within {HEADER_SECONDS:g} seconds.")
 
     def data_received(self, data: bytes) -> None:
+        if self._ignores_input or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
         is_between_requests = self.cycle is None or not self.cycle.more_body
         if is_between_requests:
             self._wait_for_headers()
         self._header_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
         if self._header_timer is not None and self._header_bytes > MAX_HEADER_BYTES:
             self._reject_large_headers()
 
-    def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():  # otherwise the request has already been rejected
-            super().send_400_response(msg)
+    def _parse(self, data: bytes) -> None:
+        """Parse a part of a request, or several requests, and reject what is not valid HTTP."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._reject(400, "The request is not valid HTTP.")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Parse a request again without its Upgrade header, as HTTP/1.1 allows.
+
+        The parser stops after the headers of a request that asks for another protocol, such as HTTP/2 in the default
+        settings of Java's client. Its body would be taken for the next request.
+
+        Args:
+            rest: Bytes after the headers.
+        """
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        headers = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(headers)) + rest)
 
     def on_message_begin(self) -> None:
+        if self._ignores_input or self.transport.is_closing():
+            raise ValueError("the connection is being closed")  # stops the parser
         self._parsed_bytes = 0
         super().on_message_begin()
 
@@ -155,22 +193,74 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
+        if self.parser.get_method() == b"CONNECT" or sum(name == b"host" for name, _ in self.headers) > 1:
+            raise ValueError("CONNECT, or several Host headers")
+        if self.parser.should_upgrade():
+            return  # `_parse_without_upgrade` parses the request again
+        if len(self.pipeline) >= MAX_QUEUED_REQUESTS:
+            self._close_after_responses()
+            raise ValueError("too many queued requests")
         super().on_headers_complete()
+        self.cycle.send = partial(self._send, self.cycle)  # type: ignore[method-assign]
+
+    def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        super().on_message_complete()
+        if self._responded_early and self.cycle.response_complete:
+            self.transport.close()
 
     def _reject_large_headers(self) -> None:
         self._reject(431, f"The headers exceed {MAX_HEADER_BYTES:,} bytes.")
 
     def _reject(self, status: int, message: str) -> None:
-        """Answer with an error, if no response is being sent, and close the connection."""
+        """Answer with an error, after the responses to earlier requests, and close the connection."""
         self._stop_waiting()
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._ignores_input:
             return
+        self._log_rejection(status, message)
         if self.cycle is None or self.cycle.response_complete:
             head = f"content-type: text/plain\r\ncontent-length: {len(message)}\r\nconnection: close\r\n\r\n{message}"
             self.transport.write(STATUS_LINE[status] + head.encode())
+        elif not self.cycle.more_body:
+            self._close_after_responses()
+            return
         self.transport.close()
 
+    def _log_rejection(self, status: int, message: str) -> None:
+        """Log that a request was rejected, at most once in LOG_SECONDS for each status."""
+        rejections: dict[int, tuple[float, int]] = vars(self.server_state).setdefault("rejections", {})
+        last_time, skipped = rejections.get(status, (float("-inf"), 0))
+        if self.loop.time() < last_time + LOG_SECONDS:
+            rejections[status] = (last_time, skipped + 1)
+            return
+        rejections[status] = (self.loop.time(), 0)
+        log.warning("A request was rejected with status %d: %s (%d more since the last line)", status, message, skipped)
+
+    def _close_after_responses(self) -> None:
+        """Read no further requests, and close the connection after the responses to all complete ones."""
+        self._ignores_input = True
+        self.cycle.keep_alive = False  # the latest request, whose response is the last one
+
     # --- responses --------------------------------------------------------------------------------
+
+    async def _send(self, cycle: RequestResponseCycle, message: Any) -> None:
+        """Send a part of a response. If it starts before the request's body is complete, the connection ends with it."""
+        is_early = message["type"] == "http.response.start" and cycle.more_body
+        if is_early:
+            cycle.keep_alive = False  # adds the header "Connection: close"
+        await RequestResponseCycle.send(cycle, message)
+        if is_early:
+            # Closing at once would reset the connection while the client sends, and it would not see the response.
+            cycle.keep_alive, self._responded_early = True, True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._responded_early and self.cycle.more_body:
+            self._addresses[self._address].waiting[self] = self.loop.time()
+            self._linger_timer = self.loop.call_later(LINGER_SECONDS, self.transport.close)
+        elif self._responded_early:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -24,14 +24,19 @@ class CircuitBreaker:
     In state "closed", calls are allowed. After `failure_threshold` failures in a row, the breaker is "open" and rejects
     calls for `recovery_seconds`. Then it is "half-open" and allows one call as a probe. If the probe succeeds, the
     breaker closes; if it fails, the breaker opens again. Not thread-safe: use it from the event loop only.
+
+    With `is_confirmed_by_probe`, failures lead to the state "half-open", and only `trip` opens the breaker. The owner
+    of the breaker probes the component then, so that slow calls of one client cannot stop the calls of others.
     """
 
     name: str
+    is_confirmed_by_probe: bool = False
     failure_threshold: int = FAILURE_THRESHOLD
     recovery_seconds: float = RECOVERY_SECONDS
     clock: Callable[[], float] = time.monotonic
     failure_count: int = 0
     last_failure: float = 0.0
+    last_success: float = float("-inf")
     is_probing: bool = False
 
     @property
@@ -60,11 +65,23 @@ class CircuitBreaker:
     def record_success(self) -> None:
         """Report that a call succeeded, which closes the breaker."""
         self.failure_count, self.is_probing = 0, False
+        self.last_success = self.clock()
 
-    def record_failure(self) -> None:
-        """Report that a call failed, which may open the breaker."""
-        self.failure_count, self.is_probing = self.failure_count + 1, False
-        self.last_failure = self.clock()
+    def record_failure(self, start: float | None = None) -> None:
+        """Report that a call failed, which may open the breaker.
+
+        Args:
+            start: Time at which the call started. If another call succeeded since then, the component works for
+                others, and the failure does not count.
+        """
+        self.is_probing = False
+        if start is not None and start <= self.last_success:
+            return
+        self.failure_count += 1
+        if not self.is_confirmed_by_probe:
+            self.last_failure = self.clock()
+        elif self.failure_count == self.failure_threshold:
+            self.last_failure = float("-inf")  # half-open now
 
     def trip(self) -> None:
         """Open the breaker now, whatever was reported before."""

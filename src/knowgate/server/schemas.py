@@ -6,14 +6,12 @@ fields are allowed.
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 from typing_extensions import TypedDict
 
 from knowgate.core.options import option
-from knowgate.types import Passage
 
 MAX_DECIDED_QUESTIONS = 256
 MAX_RERANKED_DOCUMENTS = 1000
@@ -32,7 +30,7 @@ def _check_not_blank(text: str) -> str:
 Text = Annotated[str, Field(min_length=1), AfterValidator(_check_not_blank)]
 TextOrList = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array"}]})]
 Pattern = Annotated[str, Field(max_length=MAX_PATTERN_CHARS)]
-Patterns = Annotated[tuple[Pattern, ...], Field(max_length=MAX_FILTER_PATTERNS)] | Pattern
+Patterns = Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=MAX_FILTER_PATTERNS)] | Pattern
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -41,23 +39,14 @@ Patterns = Annotated[tuple[Pattern, ...], Field(max_length=MAX_FILTER_PATTERNS)]
 class PassageFilter(BaseModel):
     """Restricts a search to documents whose id and title match the patterns.
 
-    Patterns are file name patterns such as `hr/*`. A field without patterns matches every document. If both fields have
-    patterns, a document must match one pattern of each.
+    Patterns are file name patterns such as `hr/*`. A field that is left out matches every document. If there are both
+    fields, a document must match one pattern of each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    id: Patterns = ()
-    title: Patterns = ()
-
-    def matches(self, passage: Passage) -> bool:
-        return _matches_any(passage.id, self.id) and _matches_any(passage.title, self.title)
-
-
-def _matches_any(text: str, patterns: Patterns) -> bool:
-    """Return whether a text matches one of the patterns, or there are no patterns."""
-    pattern_list = (patterns,) if isinstance(patterns, str) else patterns
-    return not pattern_list or any(fnmatchcase(text, pattern) for pattern in pattern_list)
+    id: Patterns = "*"
+    title: Patterns = "*"
 
 
 class GateRequest(BaseModel):

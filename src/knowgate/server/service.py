@@ -95,6 +95,7 @@ class Service:
                 stores_questions=options.keep_questions,
                 retain_days=options.retain_days,
                 on_loss=self.metrics.add_lost_decisions,
+                is_shared=options.workers > 1,
             )
         self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)

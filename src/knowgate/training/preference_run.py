@@ -15,7 +15,6 @@ from knowgate.core.files import atomic_file
 from knowgate.core.options import Count, Options, Seed, option, with_options
 from knowgate.data.preferences import DEFAULT_TOP, PAIRS_FILE, Preference, PreferenceFolder, to_cbdr_record
 from knowgate.data.questions import load_questions
-from knowgate.data.row_folder import explain_disk_error
 from knowgate.data.runs.folder import RunFolder, RunLike
 from knowgate.data.runs.storage import question_from_row
 from knowgate.errors import BadInput, BadSetting
@@ -258,12 +257,9 @@ def run_preferences(
         BadInput: No question has both helpful and harmful passages, so nothing can be learned from the run.
     """
     with folder.exclusive():
-        try:
-            folder.start(describe_preference_run(labeler, questions, data), describe_environment())
-            progress = _run_batches(folder, questions, labeler, runner, on_progress)
-            _write_pairs(folder)
-        except OSError as error:
-            raise explain_disk_error(error, folder.path) from error
+        folder.start(describe_preference_run(labeler, questions, data), describe_environment())
+        progress = _run_batches(folder, questions, labeler, runner, on_progress)
+        _write_pairs(folder)
     _check_useful(progress, labeler)
     return progress
 

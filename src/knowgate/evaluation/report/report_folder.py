@@ -7,15 +7,14 @@ from typing import Any
 
 from knowgate.core.display import render_markdown_tables
 from knowgate.core.files import check_output_folder, write_json, write_text
-from knowgate.core.options import Options, Share, option, with_options
+from knowgate.core.options import Share, option, with_options
 from knowgate.core.validation import expand_path
 from knowgate.data.runs.folder import RunsLike, resolve_run_paths
-from knowgate.evaluation import cost
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
+from knowgate.evaluation.cost import CostAssumptions
 from knowgate.evaluation.evaluation_summary import DECISIONS_FILE, SUMMARY_FILE, decisions_to_dict
 from knowgate.evaluation.gate_comparison import Evaluation, evaluation_to_dict
 from knowgate.evaluation.recommendation import MAX_LOSS, recommend, recommendation_to_dict
-from knowgate.evaluation.replay import Price
 from knowgate.evaluation.report.boundary_page import write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
@@ -26,29 +25,11 @@ PAGE_FILE, TABLES_FILE = "report.html", "table.md"
 RUNS_FOLDER = "runs"  # where an evaluation stores the questions it answered
 
 
-class ReportOptions(Options):
+class ReportOptions(CostAssumptions):
     """Options of `write_report`."""
 
     html: bool = option(True, "Whether to write the HTML page.")
     max_loss: Share = option(MAX_LOSS, "Maximum share of correct answers that the recommended gate may lose.")
-    price_search: Price = option(
-        cost.DEFAULT_SEARCH_PRICE, "Price of one search in dollars. The report computes savings from it."
-    )
-    price_token: Price = option(
-        cost.DEFAULT_TOKEN_PRICE,
-        "Price of one token that the LLM reads or writes. The report computes savings from it.",
-    )
-    price_llm_call: Price | None = option(
-        None, "Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages."
-    )
-    search_seconds: Price = option(
-        cost.DEFAULT_SEARCH_SECONDS, "Duration of a search in seconds. The report computes waiting times from it."
-    )
-
-    @property
-    def assumptions(self) -> cost.CostAssumptions:
-        """Prices and times as cost assumptions."""
-        return cost.CostAssumptions(self.price_search, self.price_token, self.search_seconds, self.price_llm_call)
 
 
 @with_options(ReportOptions)
@@ -83,13 +64,13 @@ def write_report(content: Evaluation | RunsLike, out: str | Path, *, options: Re
     write_text(folder / TABLES_FILE, render_markdown_tables(list(build_evaluation_tables(content))))
     write_json(folder / DECISIONS_FILE, decisions_to_dict(content, recommendation))
     if options.html:
-        write_evaluation_page(content, folder / PAGE_FILE, options.assumptions, options.max_loss)
+        write_evaluation_page(content, folder / PAGE_FILE, options, options.max_loss)
     return folder
 
 
 def build_summary(evaluation: Evaluation, options: ReportOptions) -> dict[str, Any]:
     """Build the content of summary.json: the recommendation, what it saves, and all numbers of an evaluation."""
-    verdict = build_verdict(evaluation, options.assumptions, options.max_loss)
+    verdict = build_verdict(evaluation, options, options.max_loss)
     return {
         "recommendation": {**recommendation_to_dict(verdict.recommendation), "verdict": verdict.label},
         "savings": verdict.savings.to_dict() if verdict.recommendation.is_positive else None,

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from knowgate.core.schema import NonNegativeInt, UnitInterval, read_record
+from knowgate.core.schema import UnitInterval, read_record
 from knowgate.errors import BadInput, ModelError
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.arbitration import format_probabilities
@@ -32,32 +32,15 @@ class SideCalibrations:
     open: gate_manifest.CalibrationRecord
 
 
-@dataclass(frozen=True)
-class ArbiterManifest:
-    """Content of `arbiter.json`.
-
-    `model` and `prompts` identify the LLM and the answer prompts that the arbiter was fitted on. `files` holds the
-    digests of the other files in the folder, except the model card.
-    """
+@dataclass(frozen=True, kw_only=True)
+class ArbiterManifest(gate_manifest.FittedManifest):
+    """Content of `arbiter.json`."""
 
     arbiter: str
-    options: Mapping[str, Any]
-    needs: tuple[Signal, ...]
     wants_passages: bool
-    model: gate_manifest.ModelRecord
-    prompts: str
     calibration: SideCalibrations
-    checksum: str
     files: Mapping[str, str]
-    retriever: str | None = None
-    grader: str = ""
-    data: tuple[gate_manifest.RunRecord, ...] = ()
-    data_hash: str = ""
-    split: Mapping[str, NonNegativeInt] = field(default_factory=dict)
     base_rates: Mapping[str, UnitInterval] = field(default_factory=dict)
-    created: str = ""
-    metrics: Mapping[str, gate_manifest.EstimateRecord] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
 
 
 def read_arbiter_manifest(value: Mapping[str, Any], where: str) -> ArbiterManifest:

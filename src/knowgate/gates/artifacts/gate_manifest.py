@@ -98,39 +98,47 @@ class CalibrationRecord:
     floor: Annotated[float, NumberRange(1e-15, 0.5)] = PROBABILITY_FLOOR
 
 
-@dataclass(frozen=True)
-class GateManifest:
-    """Content of `gate.json`.
+@dataclass(frozen=True, kw_only=True)
+class FittedManifest:
+    """Fields that `gate.json` and `arbiter.json` share.
 
-    `want` says how much of each signal the gate reads. `model` and `prompts` identify the LLM and the answer prompts
-    that it was fitted on. `files` holds the digests of the other files in the folder, except the model card. At most
-    one of `guarantee`, `budget` and `accuracy` is set: the evidence for a threshold that `calibrate` chose.
+    `model` and `prompts` identify the LLM and the answer prompts that the gate or arbiter was fitted on. `files` holds
+    the digests of the other files in the folder, except the model card.
     """
 
-    gate: str
     options: Mapping[str, Any]
     needs: tuple[Signal, ...]
-    want: ReadRequestRecord
     model: ModelRecord
     prompts: str
-    calibration: CalibrationRecord
-    threshold: Annotated[float, NumberRange(-1, 2)]
-    weights_sha256: str = ""
     checksum: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    target: str = ""
     retriever: str | None = None
     grader: str = ""
     data: tuple[RunRecord, ...] = ()
     data_hash: str = ""
     split: Mapping[str, NonNegativeInt] = field(default_factory=dict)
-    base_rate: UnitInterval | None = None
-    test_rate: UnitInterval | None = None  # base rate of the test split
     created: str = ""
     metrics: Mapping[str, EstimateRecord] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateManifest(FittedManifest):
+    """Content of `gate.json`.
+
+    `want` says how much of each signal the gate reads. At most one of `guarantee`, `budget` and `accuracy` is set: the
+    evidence for a threshold that `calibrate` chose.
+    """
+
+    gate: str
+    want: ReadRequestRecord
+    calibration: CalibrationRecord
+    threshold: Annotated[float, NumberRange(-1, 2)]
+    weights_sha256: str = ""
+    target: str = ""
+    base_rate: UnitInterval | None = None
+    test_rate: UnitInterval | None = None  # base rate of the test split
     sets: Mapping[str, RunMetricsRecord] = field(default_factory=dict)
-    balanced: bool = False
     synthetic: NonNegativeInt = 0  # training questions that an LLM wrote
     distance: DistanceRecord | None = None
     reference: bool = False  # whether training questions and their hidden states are stored in the folder

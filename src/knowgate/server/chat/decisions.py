@@ -20,7 +20,6 @@ from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse
 from knowgate.server.streaming import InvalidResponse
 from knowgate.server.telemetry.trace import RequestTrace
-from knowgate.server.upstream.client import make_connection_error
 from knowgate.server.upstream.draft import build_draft_request, measure_draft, read_draft
 from knowgate.server.upstream.forwarding import CHAT_PATH, ForwardedRequest, UpstreamForwarder
 from knowgate.types import Completion, Decision, DecisionNote, Question
@@ -96,8 +95,9 @@ async def _decide_question(
                 if response.status == 200:
                     answer = await read_draft(response)
                     draft, trace.extra_usage = answer.completion, measure_draft(answer, body)
+                    forwarder.upstream.record_body()
             except (ClientError, OSError, InvalidResponse) as error:
-                raise make_connection_error(error) from None
+                raise forwarder.upstream.record_body_error(error, response) from None
             finally:
                 response.close()
     return await gate_service.decide(rag, question, draft, trace)

@@ -41,11 +41,16 @@ MAX_INLINE_TOKENS = 4_096  # with a longer draft, every gate runs in a thread
 MAX_ABANDONED_SEARCHES = 4  # searches that may still run after their timeout, before further searches have to wait
 
 
+class SearchQueueTimeout(TimeoutError):
+    """A search waited for others in most of its time."""
+
+
 class GateService:
     """Decides on questions and searches for passages, with one pipeline.
 
     Slow gates run in one thread, so there is one slow decision at a time. Searches run in other threads, one at a time,
-    too. A search that exceeds its timeout is abandoned, and the next one runs in another thread.
+    too. A search that exceeds its timeout is abandoned, and the next one runs in another thread. Searches with a filter
+    wait only for each other, and their timeouts do not count as failures of the retriever.
 
     Args:
         rag: The pipeline, with its LLM, gate, rules and retriever.
@@ -65,8 +70,8 @@ class GateService:
         self.experiment: Experiment | None = None  # set if the server learns from traffic
         self.always_gate, self.never_gate = load_gate("always"), load_gate("never")
         self._gate_thread = ThreadPoolExecutor(1, "knowgate-gate")
-        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 1, "knowgate-search")
-        self._search_lock = asyncio.Lock()
+        self._search_threads = ThreadPoolExecutor(MAX_ABANDONED_SEARCHES + 2, "knowgate-search")
+        self._search_lock, self._filter_lock = asyncio.Lock(), asyncio.Lock()
         self._search_rag = replace(rag)  # a copy has its own lock, so searches do not wait for a gate that hangs
         self._pipelines_by_gate: dict[str, AdaptiveRAG] = {}
 
@@ -210,21 +215,26 @@ class GateService:
         Raises:
             ApiError: 503 if the search fails and the server is strict.
         """
-        search_rag = self._search_rag
+        search_rag, is_filtered = self._search_rag, isinstance(rag.retriever, FilteredRetriever)
         if rag.retriever is not self.rag.retriever:
             search_rag = replace(search_rag, retriever=rag.retriever)
         if not self.retriever_breaker.try_acquire():
             return self.bypass_retriever(trace, "the retriever failed repeatedly and is not used for a while")
         try:
             with trace.measure("retrieve"):
-                passages = await self.run_in_search_thread(lambda: search_rag.retrieve(question))
-        except asyncio.CancelledError:
+                passages = await self.run_in_search_thread(
+                    lambda: search_rag.retrieve(question), self._filter_lock if is_filtered else self._search_lock
+                )
+        except (asyncio.CancelledError, ApiError):
             self.retriever_breaker.record_cancellation()
             raise
         except Exception as error:  # noqa: BLE001 - whatever the retriever raises, the question is answered
             if isinstance(error, TimeoutError):  # the abandoned search holds the lock of its pipeline
                 self._search_rag = replace(self._search_rag)
-            self.retriever_breaker.record_failure()
+            if isinstance(error, SearchQueueTimeout) or (is_filtered and isinstance(error, TimeoutError)):
+                self.retriever_breaker.record_cancellation()
+            else:
+                self.retriever_breaker.record_failure()
             return self.bypass_retriever(trace, describe_error(error, self.timeout))
         self.retriever_breaker.record_success()
         return passages
@@ -258,13 +268,26 @@ class GateService:
         async with asyncio.timeout(self.timeout):
             return await self._run(self._gate_thread, work)
 
-    async def run_in_search_thread(self, work: Callable[[], Result]) -> Result:
+    async def run_in_search_thread(self, work: Callable[[], Result], lock: asyncio.Lock | None = None) -> Result:
         """Run a function that uses the retriever or reranker. Raises TimeoutError if it is slow.
 
         A slow function cannot be stopped. It goes on in its thread, while other threads run the next functions.
+
+        Args:
+            work: The function.
+            lock: Functions with the same lock run one after the other. Default: the lock of searches.
         """
-        async with asyncio.timeout(self.timeout), self._search_lock:
-            return await self._run(self._search_threads, work)
+        clock = asyncio.get_running_loop().time
+        latest_start = clock() + self.timeout / 2
+        has_started = False
+        try:
+            async with asyncio.timeout(self.timeout), lock or self._search_lock:
+                has_started = clock() <= latest_start
+                return await self._run(self._search_threads, work)
+        except TimeoutError:
+            if has_started:
+                raise
+            raise SearchQueueTimeout from None
 
     async def _run(self, thread: ThreadPoolExecutor, work: Callable[[], Result]) -> Result:
         """Run a function in a thread, with a copy of the caller's context variables."""

@@ -5,8 +5,12 @@ A request can select one of a few gates by name. For security, it can never load
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import translate
+from functools import cached_property
 from typing import Any, Literal
 
 from knowgate.server.json_api import ApiError, parse_request
@@ -19,6 +23,7 @@ SELECTABLE_GATES = (
 )  # fmt: skip
 DEPTH_FACTOR = 4  # factor by which the number of searched passages grows if too few match a filter
 MAX_DEPTH = 1000  # maximum number of passages that are searched for matches with a filter
+FILTER_SECONDS = 0.5  # maximum processor time to compare the passages of one search with a filter
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,41 @@ def is_knowgate_model(model: str | None) -> bool:
     return model is None or model == MODEL_PREFIX or model.startswith(f"{MODEL_PREFIX}/")
 
 
+class FilterMatcher:
+    """Compares passages with a filter, within a limit of time. Each document is compared once."""
+
+    def __init__(self, filter: PassageFilter):
+        self._filter = filter
+        self._seconds = 0.0
+        self._is_match: dict[tuple[str, str], bool] = {}  # id and title of a passage
+
+    @cached_property
+    def _expressions(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        return _compile_patterns(self._filter.id), _compile_patterns(self._filter.title)
+
+    def matches(self, passage: Passage) -> bool:
+        """Return whether a passage matches the filter.
+
+        Raises:
+            ApiError: 400 if the comparisons so far took more than FILTER_SECONDS.
+        """
+        key = (passage.id, passage.title)
+        if key not in self._is_match:
+            start = time.thread_time()
+            self._is_match[key] = all(map(re.Pattern.match, self._expressions, key))
+            self._seconds += time.thread_time() - start
+            if self._seconds > FILTER_SECONDS:
+                message = "the patterns of the filter take too long. Use fewer or shorter patterns."
+                raise ApiError(400, message, "slow_filter")
+        return self._is_match[key]
+
+
+def _compile_patterns(patterns: str | tuple[str, ...]) -> re.Pattern[str]:
+    """Return a regular expression that matches texts that match one of the file name patterns."""
+    pattern_list = (patterns,) if isinstance(patterns, str) else patterns
+    return re.compile("|".join(translate(pattern) for pattern in dict.fromkeys(pattern_list)))
+
+
 @dataclass(frozen=True)
 class FilteredRetriever:
     """Wraps a retriever, and returns only passages that match a filter.
@@ -118,11 +158,14 @@ class FilteredRetriever:
 
         The search is repeated with more passages until every query has k matches or no more results, but with at most
         MAX_DEPTH passages.
+
+        Raises:
+            ApiError: 400 if the patterns of the filter take too long.
         """
-        depth = DEPTH_FACTOR * k
+        depth, matcher = DEPTH_FACTOR * k, FilterMatcher(self.filter)
         while True:
             results = self.retriever.search(queries, depth)
-            matches = [[passage for passage in hits if self.filter.matches(passage)][:k] for hits in results]
+            matches = [[passage for passage in hits if matcher.matches(passage)][:k] for hits in results]
             if depth >= MAX_DEPTH or all(
                 len(matching) == k or len(hits) < depth for matching, hits in zip(matches, results, strict=True)
             ):

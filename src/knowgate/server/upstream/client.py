@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
 
 import aiohttp
 from aiohttp.client_exceptions import ClientError
@@ -31,6 +33,7 @@ FORWARDED_REQUEST_HEADERS = (
 )  # fmt: skip
 MAX_CONNECTIONS = 256
 MAX_STATUS = 599
+PROBE_SECONDS = 5.0  # maximum time in which an upstream that failed repeatedly must list its models
 DEADLINE_SHARE = 0.9  # maximum time to the first byte, as a share of the deadline of a request
 
 
@@ -48,14 +51,15 @@ class UpstreamClient:
         # A login in the URL is sent as a header. aiohttp would refuse it together with an API key.
         login = base64.b64encode(f"{address.user}:{address.password or ''}".encode()).decode()
         self._login = f"Basic {login}" if address.user else ""
-        self.breaker = CircuitBreaker("upstream")
+        self.breaker = CircuitBreaker("upstream", is_confirmed_by_probe=True)
+        self._probe: asyncio.Task[None] | None = None
+        self._start_times: WeakKeyDictionary[aiohttp.ClientResponse, float] = WeakKeyDictionary()
         self._forwards_keys = options.keys is None
         self._connect_timeout = options.connect_seconds
         # Shorter than the deadline. At the deadline, a request is cancelled, which does not count as a failure.
         limit = DEADLINE_SHARE * options.deadline
         self._first_byte_timeout = min(options.first_byte_seconds or limit, limit)
         self._session: aiohttp.ClientSession | None = None
-        self._stalled_bodies = 0  # responses in a row whose body stopped arriving
         self.default_model: str | None = None
 
     async def close(self) -> None:
@@ -93,49 +97,71 @@ class UpstreamClient:
             ApiError: 503 while the circuit breaker is open, 504 if the response does not start in time, 502 if the
                 upstream cannot be reached.
         """
-        if uses_breaker and not self.breaker.try_acquire():
-            seconds = f"{max(1, round(self.breaker.seconds_until_probe))}"
-            message = f"the upstream failed repeatedly, so no requests are sent to it. Try again in {seconds} seconds."
-            raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
+        if uses_breaker:
+            await self._check_breaker(headers)
+        start = time.monotonic()
         try:
             async with asyncio.timeout(self._first_byte_timeout):
-                response = await self._get_session().request(
-                    method,
-                    f"{self.url}{path}",
-                    data=content,
-                    headers=self._build_headers(headers),
-                    allow_redirects=False,
-                )
-        except asyncio.CancelledError:
-            self.breaker.record_cancellation()
-            raise
+                response = await self._request(method, path, content, headers)
         except (ClientError, OSError) as error:
-            self.breaker.record_failure()
+            self.breaker.record_failure(start)
             raise make_connection_error(error) from None
         if not 200 <= response.status <= MAX_STATUS:
             response.close()
-            self.breaker.record_failure()
             raise ApiError(502, f"the upstream sent the invalid HTTP status {response.status}.", "upstream_invalid")
-        if response.status < 500:
-            self.breaker.record_success()
+        if response.status == 200:
+            self._start_times[response] = start  # not yet a success: the body may never arrive
         else:
-            self.breaker.record_failure()
+            self.breaker.record_success()
         return response
 
-    def record_complete_body(self) -> None:
-        """Report that the body of a response arrived completely."""
-        self._stalled_bodies = 0
+    async def _request(self, method: str, path: str, content: bytes | None, headers: Headers) -> aiohttp.ClientResponse:
+        """Send a request, without time limit and circuit breaker."""
+        url, sent_headers = f"{self.url}{path}", self._build_headers(headers)
+        return await self._get_session().request(method, url, data=content, headers=sent_headers, allow_redirects=False)
 
-    def record_body_error(self, error: BaseException) -> ApiError:
+    # --- the circuit breaker ----------------------------------------------------------------------
+
+    async def _check_breaker(self, headers: Headers) -> None:
+        """Wait for the probe of an upstream that failed repeatedly.
+
+        Raises:
+            ApiError: 503 if the upstream is not reachable.
+        """
+        if self.breaker.state == "half-open":
+            if self._probe is None or self._probe.done():
+                self._probe = asyncio.ensure_future(self._run_probe(headers))
+            await asyncio.shield(self._probe)
+        if self.breaker.state != "closed":
+            seconds = f"{max(1, round(self.breaker.seconds_until_probe))}"
+            message = f"the upstream failed repeatedly, so no requests are sent to it. Try again in {seconds} seconds."
+            raise ApiError(503, message, "upstream_down", {"retry-after": seconds})
+
+    async def _run_probe(self, headers: Headers) -> None:
+        """Ask the upstream for its models. Any complete response closes the circuit breaker, none opens it."""
+        try:
+            async with asyncio.timeout(min(PROBE_SECONDS, self._first_byte_timeout)):
+                await read_content(await self._request("GET", "/models", None, headers))
+            self.breaker.record_success()
+        except InvalidResponse:
+            self.breaker.record_success()
+        except (ClientError, OSError):
+            self.breaker.trip()
+
+    def record_body(self) -> None:
+        """Report that a response arrived completely, or that a stream started."""
+        self.breaker.record_success()
+
+    def record_body_error(self, error: BaseException, response: aiohttp.ClientResponse) -> ApiError:
         """Report that the body of a response cannot be read, and return the error for the client.
 
         An upstream that repeatedly sends headers and then nothing opens the circuit breaker.
         """
         if isinstance(error, TimeoutError):
-            self._stalled_bodies += 1
-            if self._stalled_bodies >= self.breaker.failure_threshold:
-                self.breaker.trip()
+            self.breaker.record_failure(self._start_times.get(response))
         return make_connection_error(error)
+
+    # --- requests ---------------------------------------------------------------------------------
 
     def _build_headers(self, client_headers: Headers) -> dict[str, str]:
         """Return the headers of a request to the upstream, with the API key of the environment or of the client."""
@@ -156,6 +182,7 @@ class UpstreamClient:
         response = await self.send("GET", "/models", None, headers, uses_breaker=False)
         try:
             content = await read_content(response)
+            self.record_body()
             parsed = await run_for_size(len(content), lambda: parse_upstream_json(content))
             models = parsed["data"] if response.status == 200 else []
         except (InvalidResponse, KeyError, TypeError, ClientError):

@@ -293,10 +293,11 @@ class UpstreamForwarder:
                 answer = await (read_stream(response) if request.is_streaming else read_draft(response))
         except (ClientError, OSError, InvalidResponse) as error:
             response.close()
-            raise self.upstream.record_body_error(error) from None
+            raise self.upstream.record_body_error(error, response) from None
         except BaseException:
             response.close()
             raise
+        self.upstream.record_body()
         answer.hides_logprobs = body is not request.upstream_body and not request.body.get("logprobs")
         return answer
 
@@ -333,12 +334,12 @@ async def forward_response(
     """
     try:
         content = await read_content(response)
-        upstream.record_complete_body()
+        upstream.record_body()
         if response.status == 200 and annotates_body:
             await parse_completion(content)
             content = await run_for_size(len(content), lambda: _annotate_body(content, trace))
     except (ClientError, OSError, InvalidResponse) as error:
-        raise upstream.record_body_error(error) from None
+        raise upstream.record_body_error(error, response) from None
     return Response(content, response.status, build_response_headers(response, trace.headers))
 
 
@@ -427,17 +428,18 @@ async def forward_stream(
                 line = await run_for_size(len(line), partial(annotator.annotate, line))
             event.append(line)
             if line in BLANK_LINES:
+                upstream.record_body()
                 yield b"".join(event)
                 event, size = [], 0
             elif size > MAX_EVENT_BYTES:
                 raise InvalidResponse(f"it has an event of more than {MAX_EVENT_BYTES:,} bytes")
-        upstream.record_complete_body()
+        upstream.record_body()
         if event:
             yield b"".join(event)
     except InvalidResponse as error:
         yield format_event(make_connection_error(error).to_json())
     except TimeoutError as error:
-        yield format_event(upstream.record_body_error(error).to_json())
+        yield format_event(upstream.record_body_error(error, response).to_json())
     except (ClientError, OSError):
         message = "the upstream closed the connection before the answer was complete."
         yield format_event(ApiError(502, message, "upstream_broke_off").to_json())

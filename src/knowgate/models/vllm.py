@@ -1,0 +1,271 @@
+"""A model that vLLM runs in this process, for large batches of questions on a GPU. Experimental.
+
+It reads drafts with log-probabilities, samples, and probabilities of labels. It returns no hidden states: gates that read
+them need an hf: model or a vLLM server that returns them.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knowgate.errors import UnsupportedSignal, require_extra
+from knowgate.models.backend import check_resume_handle, check_sampling
+from knowgate.models.local_backend import LocalBackend, TokenStep
+from knowgate.models.openai.responses import TokenLogprobs
+from knowgate.models.tokenization import encode_label_prompts, encode_labels, escape_special_tokens
+from knowgate.types import Completion, LabelPrompt, Prompt, Reading, Signal, SignalRequest, Vector
+
+MARGIN_TOP_TOKENS = 2  # the margin compares the two most probable tokens
+ENTROPY_TOP_TOKENS = 2_000  # enough to estimate the entropy over the vocabulary
+OFFERED_SIGNALS = frozenset({Signal.DRAFT, Signal.LOGPROBS, Signal.SAMPLES, Signal.LABELS})
+
+
+@dataclass(frozen=True)
+class VllmAnswer:
+    """An answer that vLLM generated: token ids, their statistics (only if requested), and whether it is finished."""
+
+    tokens: list[int]
+    steps: list[TokenStep]
+    finished: bool
+
+
+@dataclass(frozen=True)
+class VllmResumeHandle:
+    """A draft that can be continued, and the token ids of its prompt."""
+
+    ids: list[int]
+    draft: VllmAnswer
+
+
+@dataclass(frozen=True)
+class VllmModel(LocalBackend):
+    """A transformers model run by vLLM's offline engine, which is started on first use.
+
+    Args:
+        source: Hub name or folder.
+        lock: Held while the engine is used.
+
+    Example:
+        >>> VllmModel("Qwen/Qwen2.5-7B-Instruct").name  # nothing is loaded yet
+        'vllm:Qwen/Qwen2.5-7B-Instruct'
+    """
+
+    source: str
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False, compare=False)
+    first_batch_size = 512  # vLLM schedules hundreds of requests at once
+
+    @property
+    def name(self) -> str:
+        """The spec of the model."""
+        return f"vllm:{self.source}"
+
+    @functools.cached_property
+    def engine(self) -> Any:
+        """The running engine, a `vllm.LLM`.
+
+        Raises:
+            MissingExtra: vLLM is not installed.
+        """
+        with require_extra("running a model with vLLM", "vllm"):
+            from vllm import LLM
+        return LLM(model=self.source, max_logprobs=ENTROPY_TOP_TOKENS, enable_prefix_caching=True)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash that identifies the weights. It differs from that of hf:, because vLLM rounds differently."""
+        from knowgate.models.hf.loader import compute_fingerprint
+
+        is_folder = Path(self.source).is_dir()
+        commit = None if is_folder else getattr(self._config.hf_config, "_commit_hash", None)
+        return f"vllm-{compute_fingerprint(self.source, commit)}"
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer."""
+        return self.engine.get_tokenizer()
+
+    @property
+    def offers(self) -> frozenset[Signal]:
+        """The signals that the model supports: all but hidden states and tool calls."""
+        return OFFERED_SIGNALS
+
+    @property
+    def depth(self) -> int:
+        """Number of hidden states that the model returns: none."""
+        return 0
+
+    @property
+    def context_window(self) -> int:
+        """Number of tokens that the model can read at once."""
+        return int(self._config.max_model_len)
+
+    @property
+    def has_template(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return bool(self.tokenizer.chat_template)
+
+    def render(self, text: str) -> str:
+        """Return the text as a user message in the chat template, up to where the answer begins."""
+        message = {"role": "user", "content": escape_special_tokens(text, self.tokenizer.all_special_tokens)}
+        return str(self.tokenizer.apply_chat_template([message], add_generation_prompt=True, tokenize=False))
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]:
+        """Return the token ids of a text; `special` adds the tokens that begin a text."""
+        return list(self.tokenizer.encode(text, add_special_tokens=special))
+
+    def tokenize_all(self, texts: Sequence[str], *, special: bool = False) -> list[list[int]]:
+        """Tokenize many texts in one call, which uses all cores."""
+        return (
+            [list(ids) for ids in self.tokenizer(list(texts), add_special_tokens=special)["input_ids"]] if texts else []
+        )
+
+    def encode_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Return the token ids of each prompt, inside the model's chat template if it has one."""
+        is_chat = [not prompt.raw and self.has_template for prompt in prompts]
+        pairs = list(zip(prompts, is_chat, strict=True))
+        raw = iter(self.tokenize_all([prompt.text for prompt, chat in pairs if not chat], special=True))
+        chats = iter(self.tokenize_all([self.render(prompt.text) for prompt, chat in pairs if chat]))
+        return [next(chats if chat else raw) for chat in is_chat]
+
+    def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
+        """Read all prompts in one batch; see `knowgate.types.Model.read`.
+
+        Raises:
+            UnsupportedSignal: Hidden states are requested.
+        """
+        if request.layers or request.sample_layer is not None:
+            raise UnsupportedSignal(f"{self.name} returns no hidden states. Use an hf: model, or another gate.")
+        max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
+        with self.lock:
+            ids = self._encode(prompts, max_tokens)
+            top = ENTROPY_TOP_TOKENS if request.entropies else MARGIN_TOP_TOKENS
+            limits = [request.draft_tokens] * len(ids)
+            drafts = self._decode_greedily(ids, limits, top) if request.draft_tokens else []
+            samples = self._draw_samples(ids, request) if request.samples else [[] for _ in ids]
+        return [
+            Reading(
+                draft=self._make_completion(drafts[i], with_tokens=True) if drafts else None,
+                samples=tuple(self._make_completion(sample, with_tokens=False) for sample in samples[i]),
+                resume=VllmResumeHandle(ids[i], drafts[i]) if drafts and request.resumable else None,
+            )
+            for i in range(len(ids))
+        ]
+
+    def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
+        """Return the log-probabilities of the labels at each label position; see `knowgate.types.Model.label_logits`.
+
+        Each position is a request of its own. vLLM computes the beginning that they share once.
+        """
+        with self.lock:
+            label_ids = encode_labels(self, labels)
+            encoded = encode_label_prompts(self, prompts, label_ids)
+            beginnings = [prompt.ids[: position + 1] for prompt in encoded for position in prompt.positions]
+            outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)
+        listed = [output.outputs[0].logprobs[0] for output in outputs]
+        values = np.array([[tokens[label].logprob for label in label_ids] for tokens in listed], dtype=np.float32)
+        return np.split(values, np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]) if encoded else []
+
+    def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
+        rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+        with self.lock:
+            outputs = self._generate(rows, [1] * len(rows), temperature=0.0, prompt_logprobs=1)
+        scores = []
+        for output, prompt, answer in zip(outputs, prompts, answers, strict=True):
+            positions = output.prompt_logprobs[len(prompt) :]
+            values = [position[token].logprob for position, token in zip(positions, answer, strict=True)]
+            scores.append(float(np.mean(values)))
+        return scores
+
+    # --- generating -------------------------------------------------------------------------------
+
+    @property
+    def _config(self) -> Any:
+        return self.engine.llm_engine.model_config
+
+    def _generate(self, ids: Sequence[list[int]], limits: Sequence[int], **parameters: Any) -> list[Any]:
+        """Run vLLM on prompts given as token ids.
+
+        Args:
+            ids: Token ids of each prompt.
+            limits: Maximum number of tokens of each answer.
+            parameters: Sampling parameters of all prompts.
+        """
+        if not ids:
+            return []
+        engine = self.engine
+        from vllm import SamplingParams
+
+        prompts = [{"prompt_token_ids": row} for row in ids]
+        sampling = [SamplingParams(detokenize=False, max_tokens=limit, **parameters) for limit in limits]
+        return list(engine.generate(prompts, sampling, use_tqdm=False))
+
+    def _decode_greedily(
+        self, ids: Sequence[list[int]], limits: Sequence[int], top: int = MARGIN_TOP_TOKENS
+    ) -> list[VllmAnswer]:
+        """Generate greedy answers with the statistics of their tokens, from the `top` most probable tokens."""
+        outputs = self._generate(ids, limits, temperature=0.0, logprobs=top)
+        return [_parse_answer(output.outputs[0]) for output in outputs]
+
+    def _draw_samples(self, ids: Sequence[list[int]], request: SignalRequest) -> list[list[VllmAnswer]]:
+        """Draw the samples of each prompt, which share its prefill."""
+        sampling = request.sampling
+        check_sampling(sampling)
+        outputs = self._generate(
+            ids,
+            [request.sample_tokens] * len(ids),
+            n=request.samples,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or -1,  # -1 keeps every token
+            seed=request.seed,
+        )
+        return [[_parse_answer(sample) for sample in output.outputs] for output in outputs]
+
+    def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
+        drafts = [check_resume_handle(handle, VllmResumeHandle) for handle in handles]
+        return [self._make_completion(answer, with_tokens=True) for answer in self._complete(drafts, max_tokens)]
+
+    def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[VllmAnswer]:
+        """Continue drafts in one batch; those that are finished or long enough stay as they are."""
+        answers = [item.draft for item in drafts]
+        is_open = [not answer.finished and len(answer.tokens) < max_tokens for answer in answers]
+        open_indices = [i for i, needs_more in enumerate(is_open) if needs_more]
+        rows = [[*drafts[i].ids, *answers[i].tokens] for i in open_indices]
+        with self.lock:
+            ends = self._decode_greedily(rows, [max_tokens - len(answers[i].tokens) for i in open_indices])
+        for i, end in zip(open_indices, ends, strict=True):
+            draft = answers[i]
+            answers[i] = VllmAnswer([*draft.tokens, *end.tokens], [*draft.steps, *end.steps], end.finished)
+        return answers
+
+    def _start_stream(
+        self, prompt: Prompt, max_tokens: int, resume: object | None
+    ) -> tuple[VllmAnswer, Iterator[None]]:
+        """Return the whole answer: the offline engine does not stream."""
+        if resume is None:
+            draft = VllmResumeHandle(self._encode([prompt], max_tokens)[0], VllmAnswer([], [], finished=False))
+        else:
+            draft = check_resume_handle(resume, VllmResumeHandle)
+        return self._complete([draft], max_tokens)[0], iter(())
+
+
+def _parse_answer(output: Any) -> VllmAnswer:
+    """Convert a completion of vLLM. Its last token is the one that ended it, unless the limit did."""
+    is_finished = output.finish_reason == "stop"
+    tokens = list(output.token_ids)[: -1 if is_finished else None]
+    steps = [_make_step(*pair) for pair in zip(tokens, output.logprobs or (), strict=False)]
+    return VllmAnswer(tokens, steps, is_finished)
+
+
+def _make_step(token: int, listed: Mapping[int, Any]) -> TokenStep:
+    """Compute the statistics of a chosen token from the tokens that vLLM lists at its position."""
+    values = sorted((entry.logprob for entry in listed.values()), reverse=True)
+    statistics = TokenLogprobs("", listed[token].logprob, tuple(("", value) for value in values))
+    return TokenStep(token, statistics.logprob, statistics.entropy, statistics.margin)
