@@ -39,10 +39,11 @@ async def decide_questions(
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     questions = await asyncio.to_thread(_read_questions, rag, request)
-    records = [
-        decision_record(await _decide_question(gate_service, forwarder, rag, question, headers, trace))
-        for question in questions
-    ]
+    records = []
+    for question in questions:
+        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace)
+        records.append(decision_record(decision))
+        await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     decisions = {"decisions": records} if request.questions is not None else records[0]
     degraded = sorted(set(trace.degraded))
     return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decisions)
