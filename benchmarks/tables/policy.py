@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 from benchmarks.policy_evaluation import LLAMA4, evaluate_all, is_significant
+from benchmarks.policy_fits import TITLES as FITTED_TITLES
+from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import MIXED
 from benchmarks.tables.closed_book import closed_book_tables
 from benchmarks.tables.common import Rows, table
@@ -22,6 +24,7 @@ TITLES = {
     "gpt3_realtimeqa": "GPT-3, news (RealTimeQA)",
     LLAMA4: "Llama-4, news of 2026 (no train rows: policy fitted for GPT-3)",
     MIXED: "mixed traffic: text-davinci-003 on NQ, GPT-3 on news",
+    **{name: FITTED_TITLES[name] for name in list_fitted()},
 }
 
 INTRO = (

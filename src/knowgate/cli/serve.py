@@ -56,7 +56,10 @@ def serve(
         if demo:
             _print_demo_requests(address)
 
-    run_server(settings, serve_options, read_settings, announce)
+    try:
+        run_server(settings, serve_options, read_settings, announce)
+    except KeyboardInterrupt:
+        inform("Stopped.")
 
 
 def _find_handbook() -> Path:
