@@ -99,6 +99,7 @@ def test_ask_says_without_being_asked_that_a_guarantee_does_not_hold(call, made,
     assert "index-1" not in outcome.err
 
 
+@pytest.mark.model
 def test_ask_shows_the_guarantee_of_the_packaged_gate_only_on_demand(call, docs):
     command = ("ask", "who?", "--model", "smollm", "--docs", docs, "--max-tokens", "2")
     assert "does not hold" not in call(*command).err

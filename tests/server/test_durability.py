@@ -1,6 +1,8 @@
 """What the decision log keeps: decisions that cannot be stored are counted, and old ones are deleted."""
 
+import asyncio
 import sqlite3
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -10,6 +12,7 @@ import pytest
 
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
+from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_until
@@ -46,6 +49,14 @@ def test_lost_decisions_are_counted_and_shown(serve, tmp_path):
     assert "3 decisions could not be stored" in ready["degraded"]
     assert 'knowgate_lost_decisions_total{reason="write failed"} 3.0' in httpx.get(f"{address}/metrics").text
     assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["lost_decisions"] == 3
+
+
+def test_readiness_counts_the_decisions_that_other_workers_lost(serve, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    exchange = app.state.service.snapshot_exchange
+    row = ("another worker", exchange._server_id, time.time(), MetricsSnapshot(lost_decisions=4).model_dump_json())
+    asyncio.run(app.state.service.decision_log.execute((UPSERT_SNAPSHOT, row)))
+    assert httpx.get(f"{address}/ready").json()["lost_decisions"] == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -104,6 +115,36 @@ def test_decisions_beyond_the_queue_are_counted_as_lost(tmp_path):
     assert (losses, log.lost_count) == ([("queue full", 1)], 1)
     assert "too many decisions" in str(commit.exception(timeout=5))
     log.close()
+
+
+@pytest.mark.parametrize("target", [{"question": "Who is Jane?"}, {"id": "kg-1"}])
+def test_a_deletion_covers_decisions_that_another_process_has_not_written_yet(tmp_path, target):
+    writer, deleter = (
+        DecisionLog(str(tmp_path / "log.db"), stores_questions=True, is_shared=is_shared) for is_shared in (False, True)
+    )
+    is_free, is_busy = threading.Event(), threading.Event()
+    writer._thread.submit(lambda: is_busy.set() or is_free.wait(30))  # a slow disk
+    is_busy.wait(30)
+    writer.append({"id": "kg-1"}, "Who is Jane?", "alice")
+    writer.append({"id": "kg-2"}, "Who is Emma?", "alice")
+    writer.append({"id": "kg-3"}, "Who is Jane?", "bob")
+    deletion = asyncio.run(deleter.delete(owner="alice", **target))
+    is_free.set()
+    later = writer.append({"id": "kg-4"}, "Who is Jane?", "alice")
+    later.result(30)
+    assert deletion.ids == []
+    assert asyncio.run(deleter.find_missing(["kg-1", "kg-2", "kg-3", "kg-4"])) == ["kg-1"]
+    writer.close()
+    deleter.close()
+
+
+def test_a_decision_that_another_process_is_about_to_write_is_deleted_and_counted(tmp_path):
+    writer, deleter = (DecisionLog(str(tmp_path / "log.db"), stores_questions=True, is_shared=True) for _ in range(2))
+    writer._thread.submit(time.sleep, 0.2)
+    writer.append({"id": "kg-1"}, "Who is Jane?")
+    assert asyncio.run(deleter.delete(question="Who is Jane?")).ids == ["kg-1"]
+    writer.close()
+    deleter.close()
 
 
 def test_old_decisions_are_deleted_with_all_their_texts(serve, tmp_path):

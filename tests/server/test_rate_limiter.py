@@ -8,6 +8,7 @@ import httpx
 from knowgate.cli.main import run
 from knowgate.server.auth.access_control import RateLimiter
 from knowgate.server.auth.api_keys import ApiKey, add_key, read_keys
+from knowgate.server.database import RATE_LIMIT_TABLES, open_store
 from knowgate.server.json_api import ApiError
 from tests.support.processes import until
 
@@ -25,7 +26,7 @@ def test_a_key_above_its_rate_is_answered_429_with_retry_after(serve, tmp_path):
     replies = [post(address, key) for _ in range(3)]
     assert [reply.status_code for reply in replies] == [200, 200, 429]
     assert replies[2].json()["error"]["code"] == "rate"
-    assert 1 <= int(replies[2].headers["retry-after"]) <= 30
+    assert 1 <= int(replies[2].headers["retry-after"]) <= 61
 
 
 def test_the_rate_of_one_key_does_not_limit_others(serve, tmp_path):
@@ -65,10 +66,46 @@ def test_workers_share_the_rate_of_a_key_and_it_recovers_with_time(tmp_path):
     (key,), now = read_keys(tmp_path / "keys.json"), [1000.0]
     first, second = (RateLimiter(tmp_path / "keys.json", clock=lambda: now[0]) for _ in range(2))
     assert [admitted(first, key), admitted(second, key), admitted(first, key)] == [True, True, False]
-    now[0] += 30  # a minute / 2
-    assert [admitted(second, key), admitted(first, key)] == [True, False]
+    now[0] += 61
+    assert [admitted(second, key), admitted(first, key), admitted(second, key)] == [True, True, False]
     first.close()
     second.close()
+
+
+def test_any_minute_has_at_most_as_many_requests_as_the_rate(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=10)
+    (key,), now = read_keys(tmp_path / "keys.json"), [1000.5]
+    limiter = RateLimiter(tmp_path / "keys.json", clock=lambda: now[0])
+    times = []
+    while now[0] < 1200:
+        if admitted(limiter, key):
+            times.append(now[0])
+        now[0] += 0.5 if len(times) % 10 else 1.5
+    limiter.close()
+    assert len(times) == 40
+    assert all(late - early > 60 for early, late in zip(times, times[10:], strict=False))
+
+
+def test_workers_that_lose_the_file_of_the_counters_share_a_new_one(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=3)
+    (key,) = read_keys(tmp_path / "keys.json")
+    workers = [RateLimiter(tmp_path / "keys.json", clock=lambda: 1000.0) for _ in range(2)]
+    assert [admitted(worker, key) for worker in workers] == [True, True]
+    for path in tmp_path.glob("keys.json.used.db*"):
+        path.unlink()
+    assert [admitted(worker, key) for worker in workers * 3] == [True] * 3 + [False] * 3
+    for worker in workers:
+        worker.close()
+
+
+def test_counters_of_an_earlier_version_are_upgraded(tmp_path):
+    add_key(tmp_path / "keys.json", "app", rate=1)
+    (key,) = read_keys(tmp_path / "keys.json")
+    old = open_store(str(tmp_path / "keys.json.used.db"), (RATE_LIMIT_TABLES,), lock_timeout=1.0, is_durable=False)
+    old.close()
+    limiter = RateLimiter(tmp_path / "keys.json", clock=lambda: 1000.0)
+    assert [admitted(limiter, key), admitted(limiter, key)] == [True, False]
+    limiter.close()
 
 
 def test_a_key_with_a_rate_is_rejected_if_the_counter_store_is_unavailable(serve, tmp_path):

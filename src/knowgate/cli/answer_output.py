@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.core.display import sanitize_text
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.types import Answer, AnswerEvent, Decision, DecisionEvent, Question, TextEvent
@@ -131,7 +131,7 @@ class TruncationNotice:
     def check(self, answer: Answer) -> None:
         """Print the notice at the first answer that was cut off."""
         if not (answer.finished or self.was_printed):
-            STDERR_CONSOLE.print(f"{ELLIPSIS} answer cut off at {self.max_tokens} tokens; change it with --max-tokens")
+            inform(f"{ELLIPSIS} answer cut off at {self.max_tokens} tokens; change it with --max-tokens")
             self.was_printed = True
 
 

@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from knowgate.cli import answer_output
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
+from knowgate.cli.console import create_console, inform, print_json
 from knowgate.cli.options import ConfigFile, JsonOption, NoRules, load_command_settings, path_option
 from knowgate.cli.questions import QuestionStream, read_arguments
 from knowgate.core.display import sanitize_text
@@ -105,7 +105,7 @@ def _answer_all(rag: AdaptiveRAG, stream: QuestionStream, *, live: bool, explain
     _print_skipped_lines(stream, None, as_json)
     outliers.print_warning()
     if rag.rerank_margin is not None and rag.reranker is not None:
-        STDERR_CONSOLE.print(
+        inform(
             f"{skips.skipped} of {skips.retrieved} retrieved questions were not reranked, because the best passage was "
             "far ahead (--rerank-margin)."
         )
@@ -149,11 +149,11 @@ def _print_guarantee(rag: AdaptiveRAG, explain: bool) -> None:
     gate = rag.bound_gate
     if explain:
         if rag.guarantee:
-            STDERR_CONSOLE.print(rag.guarantee)
+            inform(rag.guarantee)
         return
     is_own = isinstance(gate, FittedGate) and not gate.artifact.path.is_relative_to(PACKAGED_GATES)
     if is_own and (reasons := rag.guarantee_violations):
-        STDERR_CONSOLE.print(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(reasons)}.")
+        inform(f"The guarantee of the gate '{gate.name}' does not hold here: {'; '.join(reasons)}.")
 
 
 def _print_skipped_lines(stream: QuestionStream, question: Question | None, as_json: bool) -> None:
@@ -180,7 +180,7 @@ def _closing_log(log: TrafficLog | None) -> Iterator[None]:
         if log is not None:
             log.close()
     if log is not None:
-        STDERR_CONSOLE.print(
+        inform(
             f"{log.n_labeled} of {log.n_questions} questions were logged: those with an answer both with and without "
             "passages."
         )
@@ -215,7 +215,7 @@ class OutlierCounter:
         """Print a warning if too many questions are far from the training questions; otherwise nothing."""
         share = compute_far_share(self.distances)
         if warning := format_far_warning(self.gate, share, len(self.distances)):
-            STDERR_CONSOLE.print(warning)
+            inform(warning)
 
 
 # --- conversations --------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ def _read_conversation(first: Sequence[str]) -> Iterator[str]:
 def _read_line() -> str:
     """Read a line of standard input, with a prompt on a terminal. Returns '' at the end of the input."""
     if sys.stdin.isatty():
-        STDERR_CONSOLE.print("> ", end="")
+        inform("> ", end="")
     return sys.stdin.readline().strip()
 
 

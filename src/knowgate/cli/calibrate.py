@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_tables
+from knowgate.cli.console import inform, print_tables
 from knowgate.cli.options import path_option
 from knowgate.cli.progress import show_arbitration_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
@@ -41,17 +41,17 @@ def calibrate_command(
     with show_arbitration_progress(arbiter) as on_progress:
         calibration = calibrate(gate, labels, arbiter=arbiter, on_progress=on_progress, options=options)
     print_tables([calibration.table])
-    STDERR_CONSOLE.print(calibration.sentence)
+    inform(calibration.sentence)
     if calibration.left_out:
         left_out = ", ".join(f"{count} {reason}" for reason, count in calibration.left_out.items())
-        STDERR_CONSOLE.print(f"Left out: {left_out}.")
+        inform(f"Left out: {left_out}.")
     arbiter_flag = f" --arbiter {arbiter}" if arbiter else ""
     if is_artifact(gate):
         model_flags = suggest_ask_options(RunFolder(labels[0]).manifest()["settings"]["model"])
         command = f"knowgate ask --gate {calibration.source}{arbiter_flag}{model_flags}"
-        STDERR_CONSOLE.print(f"Written to {calibration.source}. Use it: {command}")
+        inform(f"Written to {calibration.source}. Use it: {command}")
     elif calibration.threshold == ALWAYS_RETRIEVE:
-        STDERR_CONSOLE.print(f"Use it: knowgate ask --gate always{arbiter_flag}")
+        inform(f"Use it: knowgate ask --gate always{arbiter_flag}")
     else:
         command = f"knowgate ask --gate {gate} --threshold {calibration.threshold:g}{arbiter_flag}"
-        STDERR_CONSOLE.print(f"This gate cannot store a threshold. Pass it on the command line: {command}")
+        inform(f"This gate cannot store a threshold. Pass it on the command line: {command}")

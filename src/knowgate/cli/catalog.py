@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_table
+from knowgate.cli.console import inform, print_table
 from knowgate.core.files import cache_dir
 from knowgate.core.registry import RegistryEntry, find_plugins
 from knowgate.gates import FALLBACK_GATE, FITTED_GATES, GATES, TEXT_ONLY_GATE
@@ -51,7 +51,7 @@ def list_models(context: typer.Context) -> None:
     )
     typer.echo()
     print_table(("weights", "size", "cached", "what"), [*_list_weights(), *_list_converted_models()])
-    STDERR_CONSOLE.print(f"cache folder: {cache_dir()}")
+    inform(f"cache folder: {cache_dir()}")
 
 
 def _list_weights() -> Iterator[tuple[str, ...]]:

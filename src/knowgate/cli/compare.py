@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_json, print_page_location, print_tables, print_text
+from knowgate.cli.console import inform, print_json, print_page_location, print_tables, print_text
 from knowgate.cli.options import GatesOption, path_argument, split_gate_specs
 from knowgate.core.options import Options, Share, WholeNumber, option
 from knowgate.evaluation.evaluation_diff import diff_evaluations, diff_to_dict
@@ -66,7 +66,5 @@ def compare(
         print_page_location(options.out)
     if worse:
         names = ", ".join(f"'{each.gate}'" for each in worse)
-        STDERR_CONSOLE.print(
-            f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red"
-        )
+        inform(f"Accuracy fell by more than {format_point_count(options.fail_if_worse or 0.0)}: {names}.", style="red")
         raise typer.Exit(EXIT_WORSE)

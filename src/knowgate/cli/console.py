@@ -60,6 +60,11 @@ def create_console(*, stderr: bool = False, soft_wrap: bool = True, width: int |
 STDERR_CONSOLE = create_console(stderr=True)
 
 
+def inform(message: RenderableType = "", style: str | None = None, *, end: str = "\n") -> None:
+    """Print a message to stderr. Stdout is for data only."""
+    STDERR_CONSOLE.print(message, style=style, end=end)
+
+
 def create_wide_console() -> Console:
     """Create a console for tables, as wide as the terminal, or PIPED_WIDTH if the output is not a terminal."""
     return create_console(soft_wrap=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
@@ -85,7 +90,7 @@ def print_page_location(page: Path) -> None:
     """Print to stderr where an HTML page was written, and its size."""
     size = page.stat().st_size
     text = f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
-    STDERR_CONSOLE.print(f"Page: {page.resolve()} ({text}, can be read offline)")
+    inform(f"Page: {page.resolve()} ({text}, can be read offline)")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
+from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
@@ -20,7 +20,7 @@ from knowgate.evaluation.cost import (
     DEFAULT_SEARCH_PRICE,
     DEFAULT_TOKEN_PRICE,
     CostComparison,
-    TrafficCost,
+    PolicyCost,
     compare_traffic_costs,
     read_prices,
 )
@@ -75,7 +75,7 @@ def cost_command(
         print_tables([build_cost_table(comparison)])
         _print_summary(comparison)
     if are_assumed:
-        STDERR_CONSOLE.print(ASSUMED_PRICES_MESSAGE)
+        inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
 
 
@@ -103,7 +103,7 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
     return TextTable("", columns, tuple(rows))
 
 
-def _make_cells(cost: TrafficCost, prices: Prices) -> tuple[str, ...]:
+def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
     """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
     amounts = (
         cost.searches,
@@ -128,8 +128,8 @@ def _print_summary(comparison: CostComparison) -> None:
         saved = COST_QUESTIONS * (always - gated)
         verb = "saves" if saved >= 0 else "costs"
         subject = "" if comparison.prices.include_llm else " in searches"
-        STDERR_CONSOLE.print(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
-    STDERR_CONSOLE.print(describe_break_even(comparison))
+        inform(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
+    inform(describe_break_even(comparison))
 
 
 def describe_break_even(comparison: CostComparison) -> str:

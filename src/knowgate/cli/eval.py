@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from knowgate.cli.console import STDERR_CONSOLE, create_table_console, print_json, print_page_location, print_text
+from knowgate.cli.console import create_table_console, inform, print_json, print_page_location, print_text
 from knowgate.cli.label import labeling_progress_bar
 from knowgate.cli.options import GatesOption, path_option, split_gate_specs
 from knowgate.cli.progress import show_arbitration_progress
@@ -94,15 +94,15 @@ def eval_(
 def _print_stored_runs(evaluation: Evaluation) -> None:
     """Print how to evaluate the stored answers again."""
     labels = " ".join(f"--labels {run}" for run in evaluation.table.runs)
-    STDERR_CONSOLE.print(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {labels}")
+    inform(f"Answers and decisions are stored. Evaluate again without the LLM: knowgate eval {labels}")
 
 
 def _log_to_trackers(evaluation: Evaluation, trackers: TrackerOptions) -> None:
     """Log the results to the requested experiment trackers, if any, and print the run ids."""
     if trackers.mlflow:
-        STDERR_CONSOLE.print(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
+        inform(f"Logged to MLflow as run {log_to_mlflow(evaluation)}.")
     if trackers.wandb:
-        STDERR_CONSOLE.print(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
+        inform(f"Logged to Weights & Biases as run {log_to_wandb(evaluation)}.")
 
 
 def _print_warnings(evaluation: Evaluation) -> None:
@@ -112,7 +112,7 @@ def _print_warnings(evaluation: Evaluation) -> None:
     warnings += [format_far_warning(gate.gate, gate.far_share, n) for gate in evaluation.gates]
     for warning in warnings:
         if warning:
-            STDERR_CONSOLE.print(warning, style="yellow")
+            inform(warning, style="yellow")
 
 
 def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bool, as_json: bool) -> None:
@@ -123,10 +123,10 @@ def _print_evaluation(evaluation: Evaluation, report: ReportOptions, *, full: bo
     verdict = build_verdict(evaluation, report, report.max_loss)
     print_text(" ".join([f"{verdict.label}:", verdict.text, *([verdict.note] if verdict.note else [])]))
     if verdict.recommendation.is_positive and verdict.savings.money is None:
-        STDERR_CONSOLE.print("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
+        inform("To see whether it pays, set the price of an LLM call: --price-llm-call PRICE.")
     if rules := describe_rules(propose_rules(evaluation.topics)):
         print_text(f"{rules} Write them to a file: knowgate report RUN --topic-rules FILE")
     tables = build_evaluation_tables(evaluation) if full else build_summary_tables(evaluation)
     create_table_console(None if full else SUMMARY_WIDTH).print(Text(), render_tables(tables))
     if not full:
-        STDERR_CONSOLE.print("More tables: --full, or the report (--out DIR).")
+        inform("More tables: --full, or the report (--out DIR).")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_tables, print_text
+from knowgate.cli.console import inform, print_tables, print_text
 from knowgate.cli.options import PreferencesOption, parse_integers, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.display import TextTable, render_markdown_tables
@@ -99,9 +99,7 @@ def eval_rerank(
     print_tables(tables)
     verdict = build_reranker_verdict(comparison)
     print_text(" ".join([f"{verdict.label}:", verdict.headline, *verdict.sentences]))
-    STDERR_CONSOLE.print(
-        f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired."
-    )
+    inform(f"Written to {out}. Intervals are 95 % bootstrap intervals over questions; differences are paired.")
 
 
 def _write_results(comparison: RerankerComparison, tables: Sequence[TextTable], out: Path) -> None:
@@ -118,13 +116,13 @@ def _compare(
     settings = comparisons.ComparisonSettings(
         options.controls, parse_integers("--top", options.top, minimum=1), options.rerank_margin
     )
-    with show_progress("comparing", "questions", STDERR_CONSOLE) as progress:
+    with show_progress("comparing", "questions") as progress:
         rerankers = {name: _cache_reranker(name, spec, out, progress) for name, spec in specs.items()}
         answerers = _make_answerers(options.model, out, progress)
         try:
             return comparisons.compare_rerankers(sources, rerankers, answerers, settings)
         except KeyboardInterrupt:
-            STDERR_CONSOLE.print(f"Scores and answers so far are stored in {out}. Run the same command to continue.")
+            inform(f"Scores and answers so far are stored in {out}. Run the same command to continue.")
             raise
 
 
@@ -184,19 +182,13 @@ def _make_answerers(specs: Sequence[str], out: Path, progress: ProgressCallback)
 def _print_warnings(specs: Mapping[str, str], sources: Sequence[HeldOutPreferences], split: str) -> None:
     """Warn about the train split, rerankers that are not aligned, and rerankers aligned to another LLM."""
     if split == "train":
-        STDERR_CONSOLE.print(
-            "Rerankers are trained on the train split, so these numbers say nothing about new questions."
-        )
+        inform("Rerankers are trained on the train split, so these numbers say nothing about new questions.")
     for name, spec in specs.items():
         if not is_aligned_reranker(spec):
             if name != RERANKER_BASE:
-                STDERR_CONSOLE.print(
-                    f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same."
-                )
+                inform(f"'{spec}' was not trained by `knowgate fit reranker`. It is compared all the same.")
             continue
         aligned_to = read_reranker_manifest(spec).get("aligned_to", {})
         if any(aligned_to.get("model_fingerprint") != source.model_fingerprint for source in sources):
             llm = aligned_to.get("model", "?")
-            STDERR_CONSOLE.print(
-                f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM."
-            )
+            inform(f"'{name}' was trained on preferences of {llm}, but these preferences are of another LLM.")

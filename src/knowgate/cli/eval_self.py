@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
+from knowgate.cli.console import create_console, inform, print_json
 from knowgate.cli.options import JsonOption, split_gate_specs
 from knowgate.core.options import Count, Options, option
 from knowgate.data.questions import load_questions
@@ -58,9 +58,7 @@ def eval_self(
     gates = split_gate_specs(options.gates) if options.gates else []
     for spec in data:
         questions = load_questions(spec, options.limit)
-        assessor = SelfAssessor(
-            model, questions, options.history, options.k, plug_in=options.plug_in, notify=STDERR_CONSOLE.print
-        )
+        assessor = SelfAssessor(model, questions, options.history, options.k, plug_in=options.plug_in, notify=inform)
         if not as_json:
             known = sum(bool(question.meta.get("known")) for question in questions)
             create_console().print(f"{spec}: {known} known, {len(questions) - known} unknown")

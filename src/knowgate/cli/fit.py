@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from knowgate.cli.commands import CommandEntry, LazyGroup, create_command
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.fit_policy import fit_policy_command
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import SeedOption, format_command_line, path_option
@@ -168,12 +168,12 @@ def fit_and_print(
     name: str, labels: list[Path], out: Path, options: FitOptions, gate_options: Mapping[str, Any]
 ) -> None:
     """Fit a gate, and print its metrics on stdout and its threshold, notes and warnings on stderr."""
-    with show_progress(f"fitting {name}", "examples", STDERR_CONSOLE) as show:
+    with show_progress(f"fitting {name}", "examples") as show:
         watch = FitProgressBar(show)
         gate = fit(name, labels, out=out, options=options, command=format_command_line(), watch=watch, **gate_options)
     manifest = gate.artifact.manifest
     for note in watch.select_new_notes(manifest["notes"]):
-        STDERR_CONSOLE.print(note)
+        inform(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
         table.add_row(measure, format_estimate(estimate))
@@ -183,20 +183,20 @@ def fit_and_print(
     console.print(table)
     if "sets" in manifest:
         console.print(_make_run_table(manifest["sets"]))
-    STDERR_CONSOLE.print(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
-    STDERR_CONSOLE.print(_describe_gate(gate))
+    inform(f"{name} fitted on '{manifest['target']}': {format_split(manifest['split'])}.")
+    inform(_describe_gate(gate))
     n_test = manifest["split"]["test"]
     if n_test < MIN_TEST_QUESTIONS:
-        STDERR_CONSOLE.print(
+        inform(
             f"Only {n_test} questions were held out to measure the gate on, so the intervals are wide and the "
             f"calibration is rough. Label {RECOMMENDED_QUESTIONS} questions or more.",
             style="yellow",
         )
     if not manifest.get("calibrated", True):
-        STDERR_CONSOLE.print(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
-    STDERR_CONSOLE.print(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
+        inform(f"Calibrate it: knowgate calibrate {out} --labels RUN --max-loss 0.03 --net")
+    inform(f"Use it: knowgate ask --gate {out}{suggest_ask_options(manifest['model']['name'])}")
     if weakness := describe_weakness(manifest):
-        STDERR_CONSOLE.print(weakness, style="yellow")
+        inform(weakness, style="yellow")
 
 
 def _make_run_table(runs: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -246,21 +246,21 @@ def make_arbiter_command() -> Callable[..., None]:
 
 def fit_arbiter_and_print(labels: list[Path], out: Path, mode: str, seed: int, options: Mapping[str, Any]) -> None:
     """Fit an arbiter and print its metrics, with a warning if it shows no gain in accuracy."""
-    with show_progress("fitting an arbiter", "examples", STDERR_CONSOLE) as show:
+    with show_progress("fitting an arbiter", "examples") as show:
         watch, command = FitProgressBar(show), format_command_line()
         arbiter = fit_arbiter(labels, out=out, mode=mode, seed=seed, command=command, watch=watch, **options)
     manifest = arbiter.artifact.manifest
     for note in watch.select_new_notes(manifest["notes"]):
-        STDERR_CONSOLE.print(note)
+        inform(note)
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
         table.add_row(measure.replace("_", " "), format_estimate(estimate))
     create_console(soft_wrap=False).print(table)
     split = format_split(manifest["split"])
-    STDERR_CONSOLE.print(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
+    inform(f"{manifest['arbiter']} arbiter fitted: {split}. Use it: knowgate ask --arbiter {out}")
     gain = manifest["metrics"].get("gain")
     if gain and gain["low"] is not None and gain["low"] <= 0:
-        STDERR_CONSOLE.print(
+        inform(
             "On the held-out questions the arbiter is not provably better than always giving the open-book answer. "
             "Label more questions, or use --arbiter rules.",
             style="yellow",

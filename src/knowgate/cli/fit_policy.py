@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.data.runs.folder import RunFolder, suggest_ask_options
@@ -40,7 +40,7 @@ def fit_policy_command(
         return
     if not labels or out is None:
         raise typer.BadParameter("Fitting a policy needs --labels and --out: knowgate fit --labels RUN --out my-policy")
-    with show_progress("fitting a policy", "folds", STDERR_CONSOLE) as show:
+    with show_progress("fitting a policy", "folds") as show:
         policy = fit_policy(labels, out=out, options=options, watch=_watch(show), command=format_command_line())
     print_policy(policy, str(RunFolder(labels[0]).manifest()["settings"]["model"]))
 
@@ -65,7 +65,7 @@ def print_policy(policy: FittedPolicy, model: str) -> None:
             table.add_row(*format_result(name, result))
         create_console(soft_wrap=False).print(table)
     for line in policy.summary:
-        STDERR_CONSOLE.print(line)
+        inform(line)
     if policy.choice is None:
-        STDERR_CONSOLE.print(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
-    STDERR_CONSOLE.print(f"Use it: knowgate ask --gate {policy.path}{suggest_ask_options(model)}")
+        inform(f"Calibrate it: knowgate calibrate {policy.path} --labels RUN --max-loss 0.03 --net")
+    inform(f"Use it: knowgate ask --gate {policy.path}{suggest_ask_options(model)}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from rich.table import Table
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.options import format_command_line, path_option
 from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import check_replaceable
@@ -98,7 +98,7 @@ def _fit_alignment(folders: Sequence[PreferenceFolder], out: Path, options: FitR
     rows = [row for folder in folders for row in folder.rows()]
     groups = _load_relevance_groups(options)
     check_replaceable(out, RERANKER_MANIFEST, "a reranker of ours")  # Fail before the training, not after it.
-    with show_progress("training", "questions", STDERR_CONSOLE) as show:
+    with show_progress("training", "questions") as show:
         fitted = training.fit_reranker(
             rows,
             base=options.base or MINILM,
@@ -118,13 +118,13 @@ def _fit_relevance(out: Path, options: FitRerankerOptions) -> None:
     check_replaceable(out, training.RELEVANCE_MANIFEST, "a reranker trained on relevance")
     hyperparameters = replace(training.RELEVANCE_TRAINING, **options.hyperparameters)
     groups = _load_relevance_groups(options) or []
-    with show_progress("training", "questions", STDERR_CONSOLE) as show:
+    with show_progress("training", "questions") as show:
         fitted = training.fit_relevance(
             groups, base=options.base or MINILM, training=hyperparameters, watch=_make_watcher(show)
         )
     data = ", ".join(options.relevance or [])
     training.save_relevance(fitted, out, data=data, command=format_command_line())
-    STDERR_CONSOLE.print(
+    inform(
         f"Trained on the relevance of {len(groups)} questions in {fitted.log.seconds:.0f} s. Align it to an LLM: "
         f"knowgate fit reranker --base {out} --pref PREF --out DIR"
     )
@@ -161,21 +161,19 @@ def _print_result(fitted: training.AlignedReranker, out: Path) -> None:
     if fitted.tested:
         create_console(soft_wrap=False).print(_make_metric_table(training.measure_ranking_gains(fitted)))
     else:
-        STDERR_CONSOLE.print(
+        inform(
             "The reranker was not measured: no held-out question has both helpful and harmful passages. Measure "
             "preferences of some hundred questions, or of test questions only: knowgate prefer --split test"
         )
     n_groups, cut = fitted.alignment.groups, fitted.cut
     if n_groups < MIN_USEFUL_QUESTIONS:
-        STDERR_CONSOLE.print(
+        inform(
             f"The reranker was trained on {n_groups} questions only (the CBDR paper: {PAPER_QUESTIONS:,}). Measure "
             "preferences of more questions with knowgate prefer."
         )
     if cut.questions or cut.passages:
-        STDERR_CONSOLE.print(
-            f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages."
-        )
-    STDERR_CONSOLE.print(
+        inform(f"Truncated to the token limits of the paper: {cut.questions} questions, {cut.passages} passages.")
+    inform(
         f"Reranker aligned on {n_groups} questions, measured on {len(fitted.tested)}. Use it: knowgate ask --rerank {out}"
     )
 

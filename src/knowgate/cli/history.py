@@ -12,7 +12,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, print_json, print_table
+from knowgate.cli.console import inform, print_json, print_table
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import JsonOption
 from knowgate.core.files import read_jsonl
@@ -117,7 +117,7 @@ def import_(
         scopes |= {entry.scope for entry in entries}
         count = sum(entry.label == KnowledgeLabel.TIME_SENSITIVE for entry in entries)
         time_note = f", {count} of them time-sensitive" if count else ""
-        STDERR_CONSOLE.print(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{time_note}")
+        inform(f"{len(entries)} questions of {run} logged in {redact_secrets(history)}{time_note}")
     if time_sensitive:
         _add_time_sensitive(store, time_sensitive, scopes, history)
 
@@ -209,7 +209,7 @@ def prune(options: ScopeOptions, history: HistoryOption = DEFAULT_HISTORY) -> No
     scope = None
     if options.model and options.prompts:
         scope = HistoryScope(options.model, options.prompts, options.tenant)
-    STDERR_CONSOLE.print(f"{store.prune(keep_scope=scope)} entries deleted")
+    inform(f"{store.prune(keep_scope=scope)} entries deleted")
 
 
 @app.command()
@@ -226,7 +226,7 @@ def forget(
     """Delete questions and their embeddings, and erase them from the files on disk."""
     if not contains and not ids:
         raise BadSetting("no question is selected for deletion. Give --contains TEXT or --id NUMBER.")
-    STDERR_CONSOLE.print(f"{_open_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
+    inform(f"{_open_existing(history).forget(ids=ids or [], contains=contains)} entries deleted")
 
 
 @app.command()
@@ -247,7 +247,7 @@ def copy(
     source_store, target_store = _open_existing(source), open_history(target, embedder)
     if embedder is None and target_store.embedding.fingerprint is None:
         target_store = open_history(target, source_store.embedding.name)
-    STDERR_CONSOLE.print(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
+    inform(f"{copy_history(source_store, target_store)} entries copied into {redact_secrets(target)}")
 
 
 def _open_existing(history: str, embedder: str | None = None) -> HistoryStore:
@@ -281,7 +281,7 @@ def _add_time_sensitive(store: HistoryStore, data: str, scopes: set[HistoryScope
                 'Mark them in the data: "meta": {"time_sensitive": true}'
             )
         _add(store, entries)
-        STDERR_CONSOLE.print(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
+        inform(f"{len(entries)} time-sensitive questions of {data} logged in {redact_secrets(history)}")
 
 
 def _warn_about_language(entries: Sequence[LogEntry]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
 from knowgate.core.registry import load_target
@@ -35,9 +35,9 @@ def export_judge_command(
     Example: knowgate export-judge my-judge --out my-fast-judge
     """
     export_judge = load_target(JUDGE_EXPORT, "exporting a judge", "train")
-    with show_progress("writing the judge", "tensors", STDERR_CONSOLE) as show:
+    with show_progress("writing the judge", "tensors") as show:
         exported = export_judge(gate, out, kind=numbers, watch=lambda done, total: show(done, total))
-    STDERR_CONSOLE.print(Text(_describe(exported)))
+    inform(Text(_describe(exported)))
 
 
 def _describe(exported: ExportedJudge) -> str:
@@ -73,7 +73,7 @@ def push(
     Example: knowgate push my-gate hf:acme/faq-gate
     """
     address = push_artifact(folder, target, public=public, questions=questions)
-    STDERR_CONSOLE.print(f"{folder} is at {address}. Download it: knowgate pull {address} --out {folder.name}")
+    inform(f"{folder} is at {address}. Download it: knowgate pull {address} --out {folder.name}")
 
 
 def pull(
@@ -90,4 +90,4 @@ def pull(
     Example: knowgate pull hf:acme/faq-gate --out faq-gate
     """
     folder = pull_artifact(source, out, revision=revision)
-    STDERR_CONSOLE.print(f"{source} is in {folder}. Use it: --gate {folder} (or --arbiter, --rerank)")
+    inform(f"{source} is in {folder}. Use it: --gate {folder} (or --arbiter, --rerank)")

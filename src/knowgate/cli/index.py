@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.options import path_argument, path_option
 from knowgate.cli.progress import show_progress
 from knowgate.retrieval.index import IndexOptions, IndexReport, build_index
@@ -29,14 +29,14 @@ def index(
 
     An update embeds only new and changed documents.
     """
-    with show_progress("indexing", "passages", STDERR_CONSOLE) as show:
+    with show_progress("indexing", "passages") as show:
 
         def report_progress(stage: str, done: int, total: int) -> None:
             show(done, total, stage=stage, unit="documents" if stage == "read" else "passages")
 
         report = build_index(source, out, embedder=embedder, progress=report_progress, options=options)
-    STDERR_CONSOLE.print(format_index_report(report, out))
-    STDERR_CONSOLE.print(f"Ask: knowgate ask --index {out} -i")
+    inform(format_index_report(report, out))
+    inform(f"Ask: knowgate ask --index {out} -i")
 
 
 def format_index_report(report: IndexReport, out: Path) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_table
+from knowgate.cli.console import create_console, inform, print_table
 from knowgate.cli.options import path_option
 from knowgate.core.display import sanitize_text
 from knowgate.server.auth.api_keys import add_key, read_keys, revoke_key
@@ -41,7 +41,7 @@ def add(name: Name, keys: KeysFile = None, rate: Rate = None, admin: Admin = Fal
     file = keys or DEFAULT_KEYS_FILE
     create_console().print(add_key(file, name, rate=rate, admin=admin), markup=False)
     message = f"The hash of the key is stored in {file}. Start the server with: knowgate serve --keys {file}"
-    STDERR_CONSOLE.print(sanitize_text(message), markup=False)
+    inform(sanitize_text(message))
 
 
 @app.command("list")
@@ -63,4 +63,4 @@ def list_keys(keys: KeysFile = None) -> None:
 def revoke(name: Name, keys: KeysFile = None) -> None:
     """Revoke an API key. Running servers reject it from the next request on."""
     revoke_key(keys or DEFAULT_KEYS_FILE, name)
-    STDERR_CONSOLE.print(sanitize_text(f"The API key of {name} is revoked."), markup=False)
+    inform(sanitize_text(f"The API key of {name} is revoked."))

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.options import LimitOption, path_option
-from knowgate.cli.progress import ProgressCallback, show_question_progress
+from knowgate.cli.progress import ProgressCallback, show_progress
 from knowgate.core.files import write_text
 from knowgate.data.questions import load_questions
 from knowgate.data.questions.exports import read_extra_fields
@@ -65,7 +65,7 @@ def import_answers(
         options=options,
         extra_fields=read_extra_fields(data),
     )
-    STDERR_CONSOLE.print(f"{count} of {len(questions)} questions imported into {out}. See: knowgate report {out}")
+    inform(f"{count} of {len(questions)} questions imported into {out}. See: knowgate report {out}")
 
 
 def label(
@@ -99,7 +99,7 @@ def label(
         except KeyboardInterrupt:
             if bar.latest.total:
                 done = f"{len(RunFolder(out).done())} of {bar.latest.total} questions are saved in {out}"
-                STDERR_CONSOLE.print(f"{done}. Run the same command to continue.")
+                inform(f"{done}. Run the same command to continue.")
             raise
     _print_summary(bar.latest, out)
     if not options.closed_book:
@@ -123,7 +123,7 @@ class LabelProgressBar:
 @contextmanager
 def labeling_progress_bar() -> Iterator[LabelProgressBar]:
     """Show a progress bar on stderr inside a `with` block; yields the progress callback for `label`."""
-    with show_question_progress("labeling", STDERR_CONSOLE) as show:
+    with show_progress("labeling", "questions") as show:
         yield LabelProgressBar(show)
 
 
@@ -140,9 +140,7 @@ def _print_summary(progress: LabelProgress, out: Path) -> None:
     if progress.failed:
         failed = f", {progress.failed} failed (see 'error' in the rows; --retry-failed labels them again)"
     speed = f"; {progress.fresh} of them in this session, {_format_speed(progress, ', ')}" if progress.fresh else ""
-    STDERR_CONSOLE.print(
-        f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}"
-    )
+    inform(f"{progress.done} of {progress.total} questions in {out}{failed}{speed}. See: knowgate report {out}")
 
 
 def _print_missing_passages(folder: RunFolder) -> None:
@@ -152,7 +150,7 @@ def _print_missing_passages(folder: RunFolder) -> None:
     """
     missing = sum(row.error is None and row.open is None for row in folder.rows())
     if missing:
-        STDERR_CONSOLE.print(
+        inform(
             f"{missing} questions have no open-book answer, because no passage was found or the data has no 'contexts'."
         )
 
@@ -169,6 +167,6 @@ def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
         (out.with_suffix(".rare.jsonl"), sets.rare),
     ):
         write_text(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
-        STDERR_CONSOLE.print(f"{len(records)} questions in {path}")
+        inform(f"{len(records)} questions in {path}")
     if not sets.swapped:
-        STDERR_CONSOLE.print(sets.explain_no_swaps(), style="yellow")
+        inform(sets.explain_no_swaps(), style="yellow")

@@ -168,7 +168,7 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
     """
     from rich.text import Text
 
-    from knowgate.cli.console import STDERR_CONSOLE
+    from knowgate.cli.console import inform
 
     error = sys.exception()
     line = Text.assemble(("Error:", "red"), " ", sanitize_text(" ".join(message.split())))
@@ -177,7 +177,7 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
             from knowgate.cli.error_messages import format_traceback
 
             sys.stderr.write(format_traceback(error))
-        STDERR_CONSOLE.print(line)
+        inform(line)
     return code
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.options import ConfigFile, NoRules, load_command_settings
 from knowgate.core.display import sanitize_text
 from knowgate.integrations.mcp import run_mcp_server
@@ -36,5 +36,5 @@ def mcp(
     rag = build_pipeline(settings)
     address = f"http://{host}:{port}/mcp" if http else "stdin and stdout"
     message = f"Serving {settings.model} to MCP clients on {address}. Ctrl-C stops it."
-    STDERR_CONSOLE.print(sanitize_text(message), markup=False)
+    inform(sanitize_text(message))
     run_mcp_server(rag, http=http, host=host, port=port, fall_open=fall_open)

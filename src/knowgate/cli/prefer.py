@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.options import LabelsOption, LangOption, PromptsOption, path_option
 from knowgate.cli.progress import show_progress
 from knowgate.data.preferences import PreferenceFolder
@@ -39,7 +39,7 @@ def prefer(
     """
     wording = load_answer_prompts(prompts, lang)
     try:
-        with show_progress("measuring", "questions", STDERR_CONSOLE) as show:
+        with show_progress("measuring", "questions") as show:
             progress = measure_preferences(
                 labels,
                 out,
@@ -50,7 +50,7 @@ def prefer(
             )
     except KeyboardInterrupt:
         count = len(PreferenceFolder(out).done())
-        STDERR_CONSOLE.print(f"{count} questions are saved in {out}. Run the same command to continue.")
+        inform(f"{count} questions are saved in {out}. Run the same command to continue.")
         raise
     _print_summary(progress, out)
 
@@ -67,9 +67,9 @@ def _print_summary(progress: PreferenceProgress, out: Path) -> None:
         (progress.failed, "failed (see 'error' in the rows)"),
     )
     left_out = "; ".join(f"{count} {reason}" for count, reason in reasons if count)
-    STDERR_CONSOLE.print(
+    inform(
         f"{progress.kept} of {progress.done} questions have passages that help and passages that hurt"
         + (f"; left out: {left_out}" if left_out else "")
         + f". Duplicate passages dropped: {progress.duplicates}; shortened to fit the context window: {progress.cut}."
     )
-    STDERR_CONSOLE.print(f"Train a reranker on them: knowgate fit reranker --pref {out} --out DIR")
+    inform(f"Train a reranker on them: knowgate fit reranker --pref {out} --out DIR")

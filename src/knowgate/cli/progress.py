@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -39,7 +39,7 @@ class ProgressCallback(Protocol):
 
 
 @contextmanager
-def show_progress(task: str, unit: str, console: Console) -> Iterator[ProgressCallback]:
+def show_progress(task: str, unit: str, console: Console = STDERR_CONSOLE) -> Iterator[ProgressCallback]:
     """Show the progress of a job while the `with` block runs. Yields the callback for the job.
 
     Args:
@@ -52,11 +52,6 @@ def show_progress(task: str, unit: str, console: Console) -> Iterator[ProgressCa
         return
     with _create_bar(console) as bar:
         yield ProgressBar(task, unit, bar)
-
-
-def show_question_progress(task: str, console: Console) -> AbstractContextManager[ProgressCallback]:
-    """Show the progress of a job whose items are questions; see `show_progress`."""
-    return show_progress(task, "questions", console)
 
 
 def _create_bar(console: Console) -> Any:
@@ -217,5 +212,5 @@ def show_arbitration_progress(arbiter: str | None) -> Iterator[Callable[[int, in
     if arbiter is None:
         yield lambda done, total: None
         return
-    with show_progress("arbitrating answers", "questions", STDERR_CONSOLE) as show:
+    with show_progress("arbitrating answers", "questions") as show:
         yield lambda done, total: show(done, total)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.options import ConfigFile, parse_log_location
 from knowgate.cli.progress import show_progress
 from knowgate.cli.start import ConsoleReporter, print_result
@@ -71,10 +71,10 @@ def refit(
         config=options.out / "knowgate.toml",
     )
     try:
-        with show_progress("refitting", "questions", STDERR_CONSOLE) as show:
+        with show_progress("refitting", "questions") as show:
             result = first_run(first_run_options, ConsoleReporter(show))
     except (KeyboardInterrupt, KnowgateError):
-        STDERR_CONSOLE.print(f"Finished work is kept in {options.out}. Run the same command again to continue.")
+        inform(f"Finished work is kept in {options.out}. Run the same command again to continue.")
         raise
     print_result(result, first_run_options)
     create_console().print(f"knowgate serve --config {result.config}")

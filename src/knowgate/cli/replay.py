@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import Field
 
-from knowgate.cli.console import STDERR_CONSOLE, print_json, print_tables
+from knowgate.cli.console import inform, print_json, print_tables
 from knowgate.cli.options import parse_log_location
 from knowgate.core.display import TextTable
 from knowgate.core.postgres.address import DatabaseAddress
@@ -103,7 +103,7 @@ def replay_command(
         print_tables([_build_table(results, names, with_money=prices.are_given)])
     print_log_summary(logged, traffic)
     if any(not result.has_evidence for result in results):
-        STDERR_CONSOLE.print(
+        inform(
             f"The risk of a threshold is unknown if fewer than {MIN_KNOWN_QUESTIONS} of the questions that it skips have "
             "answers both with and without passages. Do not choose such a threshold from this log: collect more answers "
             "first (knowgate serve --audit 0.1, with --shadow to try a gate without risk)."
@@ -207,23 +207,21 @@ def _format_share(share: Proportion) -> str:
 def print_log_summary(log: LoggedTraffic, traffic: Traffic) -> None:
     """Print how many questions the numbers are based on, what was left out, and what was estimated."""
     n = len(log.events)
-    STDERR_CONSOLE.print(f"{n} questions decided by the gate {', '.join(log.gates)} for {', '.join(log.models)}.")
+    inform(f"{n} questions decided by the gate {', '.join(log.gates)} for {', '.join(log.models)}.")
     if log.bad_lines:
-        STDERR_CONSOLE.print(f"Lines left out: {log.describe_bad_lines()}.")
+        inform(f"Lines left out: {log.describe_bad_lines()}.")
     if log.left_out:
-        STDERR_CONSOLE.print(
-            "Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + "."
-        )
+        inform("Rows left out: " + ", ".join(f"{count} {reason}" for reason, count in log.left_out.items()) + ".")
     n_skip_costs, n_retrieval_costs = traffic.count_known("closed"), traffic.count_known("opened")
     if min(n_skip_costs, n_retrieval_costs) < n:
-        STDERR_CONSOLE.print(
+        inform(
             f"The log records the cost of retrieving for {n_retrieval_costs} of them and the cost of skipping for "
             f"{n_skip_costs}. For the others, the mean is assumed."
         )
     if log.n_estimated:
-        STDERR_CONSOLE.print(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
+        inform(f"Prompt tokens are estimated from the text for {log.n_estimated} of them.")
     if not traffic.checks:
-        STDERR_CONSOLE.print(
+        inform(
             "The risk is unknown: no question has answers both with and without passages. Log with a gate that drafts "
             "an answer first, or use a label run."
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_wide_console, print_json, print_page_location, print_text
+from knowgate.cli.console import create_wide_console, inform, print_json, print_page_location, print_text
 from knowgate.cli.options import parse_path, path_argument
 from knowgate.core.files import write_text
 from knowgate.data.runs.table import load_label_table
@@ -66,7 +66,7 @@ def report(
         print_page_location(file)
     if not as_json:
         labels = " ".join(f"--labels {run.path}" for run in reports)
-        STDERR_CONSOLE.print(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
+        inform(f"Find out whether a gate is worth using: knowgate eval {labels} --out DIR")
 
 
 def _print_topics(runs: Sequence[Path], options: TopicOptions) -> None:
@@ -78,4 +78,4 @@ def _print_topics(runs: Sequence[Path], options: TopicOptions) -> None:
     print_text(describe_rules(rules) or "No rule follows from these topics with certainty.")
     if rules_file is not None and rules:
         write_text(rules_file, format_rules(rules))
-        STDERR_CONSOLE.print(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")
+        inform(f"{len(rules)} rules are in {rules_file}. Read them, then use them: --rules {rules_file}")

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_json
+from knowgate.cli.console import create_console, inform, print_json
 from knowgate.cli.options import JsonOption, path_argument, path_option
 from knowgate.cli.questions import read_arguments, read_question_file
 from knowgate.core.display import sanitize_text
@@ -34,8 +34,8 @@ def list_rules(context: typer.Context, rules: RulesFile = None) -> None:
     for rule in load_rules(rules).rules:
         table.add_row(sanitize_text(rule.name), rule.match.action, sanitize_text(rule.match.reason))
     create_console(soft_wrap=False).print(table)
-    STDERR_CONSOLE.print("Try them: knowgate rules test QUESTIONS.txt")
-    STDERR_CONSOLE.print("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
+    inform("Try them: knowgate rules test QUESTIONS.txt")
+    inform("Your own rules: knowgate ask --rules FILE; none: knowgate ask --no-rules")
 
 
 @app.command("test")
@@ -58,7 +58,7 @@ def try_rules(
         counts[match.rule if match else ""] += 1
         _print_match(question.text, match, as_json)
     for name, count in counts.most_common():
-        STDERR_CONSOLE.print(f"{count:6,}  {sanitize_text(name) or 'left to the gate'}")
+        inform(f"{count:6,}  {sanitize_text(name) or 'left to the gate'}")
 
 
 def _print_match(question: str, match: RuleMatch | None, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE
+from knowgate.cli.console import inform
 from knowgate.cli.demo.comparison import demo_folder
 from knowgate.cli.options import ConfigFile, NoRules, load_command_settings
 from knowgate.core.display import sanitize_text
@@ -52,11 +52,14 @@ def serve(
     message = f"Serving {model} on {address}/v1, dashboard on {address}/. Press Ctrl-C to stop."
 
     def announce() -> None:
-        STDERR_CONSOLE.print(sanitize_text(message), markup=False)
+        inform(sanitize_text(message))
         if demo:
             _print_demo_requests(address)
 
-    run_server(settings, serve_options, read_settings, announce)
+    try:
+        run_server(settings, serve_options, read_settings, announce)
+    except KeyboardInterrupt:
+        inform("Stopped.")
 
 
 def _find_handbook() -> Path:
@@ -77,4 +80,4 @@ def _print_demo_requests(address: str) -> None:
         f"  curl {address}/metrics        # list of endpoints, in a browser: {address}/docs",
         f"OpenAI clients work with the base URL {address}/v1",
     ]
-    STDERR_CONSOLE.print("\n".join(lines), markup=False, soft_wrap=True)
+    inform("\n".join(lines))

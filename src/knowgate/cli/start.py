@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console
+from knowgate.cli.console import create_console, inform
 from knowgate.cli.error_messages import translate_arguments
 from knowgate.cli.options import parse_path
 from knowgate.cli.progress import ProgressCallback, show_progress
@@ -48,13 +48,11 @@ def start(
     if not yes and is_terminal():
         merged = prompt_for_options(merged, options.model_fields_set)
     try:
-        with show_progress("starting", "questions", STDERR_CONSOLE) as show:
+        with show_progress("starting", "questions") as show:
             result = first_run(merged, ConsoleReporter(show))
     except (KeyboardInterrupt, KnowgateError):
         if read_progress(merged.out) is not None:
-            STDERR_CONSOLE.print(
-                f"Finished work is kept in {merged.out}. To continue, run: {format_start_command(merged)}"
-            )
+            inform(f"Finished work is kept in {merged.out}. To continue, run: {format_start_command(merged)}")
         raise
     print_result(result, merged)
     if open_page:
@@ -77,7 +75,7 @@ def merge_options(options: FirstRunOptions) -> FirstRunOptions:
     merged = FirstRunOptions(**{**reused, **given})
     changes = "; ".join(merged.describe_changes(earlier.options))
     note = f" Changed since: {translate_arguments(changes, FLAGS)}." if changes else ""
-    STDERR_CONSOLE.print(f"Continuing in {options.out}.{note}")
+    inform(f"Continuing in {options.out}.{note}")
     return merged
 
 
@@ -140,7 +138,7 @@ def _prompt_until_valid(text: str, default: str, check: Callable[[str], object],
                 check(answer)
             return answer
         except KnowgateError as error:
-            STDERR_CONSOLE.print(str(error), style="yellow")
+            inform(str(error), style="yellow")
 
 
 def _check_docs(text: str) -> None:
@@ -178,17 +176,17 @@ class ConsoleReporter:
 
 def print_result(result: FirstRunResult, options: FirstRunOptions) -> None:
     """Print how the gate was chosen and how it performs (on stderr), and the commands to use it (on stdout)."""
-    STDERR_CONSOLE.print()
+    inform()
     for line in result.choice.explanations:
-        STDERR_CONSOLE.print(f"- {line}")
-    STDERR_CONSOLE.print(f"- Measured on held-out questions: {result.verdict}")
+        inform(f"- {line}")
+    inform(f"- Measured on held-out questions: {result.verdict}")
     for line in result.caveats:
-        STDERR_CONSOLE.print(f"- {line}", style="yellow")
+        inform(f"- {line}", style="yellow")
     if not result.choice.guarantee:
-        STDERR_CONSOLE.print(f"- {NO_GUARANTEE_MESSAGE}")
-        STDERR_CONSOLE.print(f"- A proof needs more questions: {_suggest_more_questions(result, options)}")
-    STDERR_CONSOLE.print(f"Report: {result.page.resolve()}")
-    STDERR_CONSOLE.print(f"Settings: {result.config.resolve()}. Use them:")
+        inform(f"- {NO_GUARANTEE_MESSAGE}")
+        inform(f"- A proof needs more questions: {_suggest_more_questions(result, options)}")
+    inform(f"Report: {result.page.resolve()}")
+    inform(f"Settings: {result.config.resolve()}. Use them:")
     for line in list_next_commands(result, options):
         create_console().print(line)
 

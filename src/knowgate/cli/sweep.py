@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.console import STDERR_CONSOLE, create_console, print_tables
+from knowgate.cli.console import create_console, inform, print_tables
 from knowgate.cli.option_flags import expand_options
 from knowgate.cli.options import (
     GatesOption,
@@ -109,7 +109,7 @@ def transfer(
     Example: knowgate sweep transfer --train runs/nq-train --train runs/squad-train --labels runs/nq-test
     """
     with require_extra("fitting", "train"):
-        table = sweeps.sweep_transfer(fit, train, labels, STDERR_CONSOLE.print)
+        table = sweeps.sweep_transfer(fit, train, labels, inform)
     _print([table], markdown)
 
 
@@ -172,7 +172,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
         seed=options.seed,
     )
     with require_extra("fitting", "train"):
-        table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=STDERR_CONSOLE.print)
+        table = sweep_ik(labels, ablations, test_runs=options.test, out=options.out, notify=inform)
     _print([table], markdown)
 
 
@@ -223,7 +223,7 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
         model=load_model(options.model) if options.model else None,
         other_gates=split_gate_specs(options.gates, labels) if options.gates else [],
         cut_questions=options.learn_cut,
-        notify=STDERR_CONSOLE.print,
+        notify=inform,
     )
     _print(tables, markdown)
 

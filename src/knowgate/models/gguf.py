@@ -95,7 +95,8 @@ def _convert(file: Path, sha256: str, target: Path) -> None:
     with atomic_folder(target) as folder:
         tokenizer.save_pretrained(folder)
         # save_pretrained refuses a model that was loaded from GGUF, although its weights are plain tensors by now.
-        del model.config.quantization_config
+        if hasattr(model.config, "quantization_config"):  # older versions of transformers do not set it
+            del model.config.quantization_config
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
         # Tied output weights are a copy of the input embeddings. They are not saved, because loading ties them again.

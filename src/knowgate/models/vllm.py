@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from knowgate.errors import MissingExtra, UnsupportedSignal
+from knowgate.errors import UnsupportedSignal, require_extra
 from knowgate.models.backend import check_resume_handle, check_sampling
 from knowgate.models.local_backend import LocalBackend, TokenStep
 from knowgate.models.openai.responses import TokenLogprobs
@@ -73,10 +73,8 @@ class VllmModel(LocalBackend):
         Raises:
             MissingExtra: vLLM is not installed.
         """
-        try:
+        with require_extra("running a model with vLLM", "vllm"):
             from vllm import LLM
-        except ModuleNotFoundError:
-            raise MissingExtra("running a model with vLLM", "vllm") from None
         return LLM(model=self.source, max_logprobs=ENTROPY_TOP_TOKENS, enable_prefix_caching=True)
 
     @functools.cached_property

@@ -42,7 +42,7 @@ DECISION_TABLES = (
     "CREATE TABLE figures (worker TEXT PRIMARY KEY, server TEXT NOT NULL, at DOUBLE PRECISION NOT NULL, "
     "record TEXT NOT NULL)",
 )
-RATE_LIMIT_TABLES = (  # `day` and `tokens` are unused; databases of earlier versions have them
+RATE_LIMIT_TABLES = (  # unused since version 2 of the counters; databases of earlier versions have it
     "CREATE TABLE used (key TEXT PRIMARY KEY, until DOUBLE PRECISION NOT NULL, day BIGINT NOT NULL, tokens BIGINT NOT NULL)",
 )
 SERVER_TABLES = (*DECISION_TABLES, *RATE_LIMIT_TABLES)
@@ -55,17 +55,32 @@ OWNER_COLUMNS = (
     "CREATE INDEX feedback_by ON feedback (owner, at)",
     "ALTER TABLE audits ADD COLUMN owner TEXT",
 )
-DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS)
+# Version 3 records deletions, which other processes apply to decisions that they have not written yet.
+DELETION_TABLES = (
+    "CREATE TABLE deletions (at DOUBLE PRECISION NOT NULL, decision TEXT NOT NULL, question_key TEXT NOT NULL, owner TEXT)",
+    "CREATE INDEX deletions_at ON deletions (at)",
+)
+# Version 2 of the counters: the number of requests of a key in each of the latest seconds.
+REQUEST_TABLES = (
+    "CREATE TABLE requests (key TEXT NOT NULL, second BIGINT NOT NULL, count BIGINT NOT NULL)",
+    "CREATE UNIQUE INDEX requests_of ON requests (key, second)",
+)
+DECISION_MIGRATIONS = (DECISION_TABLES, OWNER_COLUMNS, DELETION_TABLES)
+RATE_LIMIT_MIGRATIONS = (RATE_LIMIT_TABLES, REQUEST_TABLES)
 ADD_COLUMN = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
 TABLE_COLUMNS = {  # table name -> names of its columns, parsed from the statements above
     match[1]: frozenset(
         [column.split()[0] for column in match[2].split(", ")]
         + [addition[2] for addition in map(ADD_COLUMN.match, OWNER_COLUMNS) if addition and addition[1] == match[1]]
     )
-    for match in map(re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, SERVER_TABLES)
+    for match in map(
+        re.compile(r"CREATE TABLE (\w+) \((.*)\)$").match, (*SERVER_TABLES, *DELETION_TABLES, *REQUEST_TABLES)
+    )
     if match
 }
-SERVER_SCHEMA = TableSchema("server", (SERVER_TABLES, OWNER_COLUMNS), TABLE_COLUMNS)
+SERVER_SCHEMA = TableSchema(
+    "server", (SERVER_TABLES, OWNER_COLUMNS, (*DELETION_TABLES, *REQUEST_TABLES)), TABLE_COLUMNS
+)
 
 
 class Transaction(Protocol):
@@ -258,7 +273,7 @@ def _list_missing(connection: sqlite3.Connection, statements: Sequence[str]) -> 
 def _to_sqlite(statement: str) -> str:
     """Translate a CREATE statement from PostgreSQL to SQLite."""
     statement = statement.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS")
-    statement = statement.replace("CREATE INDEX", "CREATE INDEX IF NOT EXISTS")
+    statement = re.sub(r"^CREATE( UNIQUE)? INDEX", r"CREATE\1 INDEX IF NOT EXISTS", statement)
     statement = statement.replace(
         "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY", "INTEGER PRIMARY KEY AUTOINCREMENT"
     )

@@ -18,11 +18,11 @@ from knowgate.retrieval.rerankers import rerank
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.chat.decisions import answer_prompt, decide_questions
+from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
-from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
+from knowgate.server.chat.request_options import MODEL_PREFIX
 from knowgate.server.database import STORE_ERRORS
 from knowgate.server.json_api import (
     LARGE_BODY_BYTES,
@@ -95,6 +95,7 @@ class Service:
                 stores_questions=options.keep_questions,
                 retain_days=options.retain_days,
                 on_loss=self.metrics.add_lost_decisions,
+                is_shared=options.workers > 1,
             )
         self.snapshot_exchange = SnapshotExchange(lambda: self.get_snapshot().model_dump_json(), self.decision_log)
         self.recent = RecentDecisions(stores_texts=options.keep_questions or self.gate_service.rag.log is not None)
@@ -295,7 +296,7 @@ class Service:
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
-        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in SELECTABLE_GATES)]
+        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in list_selectable_gates(self.gate_service))]
         models: list[dict[str, Any]] = []
         if self.forwarder is not None:
             models = await self.forwarder.upstream.list_models(request.headers)
@@ -409,7 +410,7 @@ class Service:
         """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
-        lost = 0 if self.decision_log is None else self.decision_log.lost_count
+        lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         readiness = schemas.ReadyResponse(
             ready=is_ready,
             breakers=states,

@@ -164,10 +164,7 @@ def _load_examples(paths: Sequence[Path], function: FitFunction, options: FitOpt
             "target='benefit'."
         )
     examples = load_examples(
-        paths,
-        target=options.target or required.target,
-        layers=None if required.reads_states else (),
-        seed=options.seed,
+        paths, target=options.target or required.target, layers=None if required.reads_states else (), seed=options.seed
     )
     if options.max_loss is not None and examples.table.open_right is None:
         raise BadSetting(

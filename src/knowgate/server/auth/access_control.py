@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,20 +16,19 @@ from starlette.requests import Request
 
 from knowgate.errors import KnowgateError
 from knowgate.server.auth.api_keys import ApiKey, match_key, read_keys
-from knowgate.server.database import RATE_LIMIT_TABLES, STORE_ERRORS, Store, open_store
+from knowgate.server.database import RATE_LIMIT_MIGRATIONS, STORE_ERRORS, Store, open_store
 from knowgate.server.json_api import ApiError
 from knowgate.server.options import LOOPBACK_HOSTS, ServeOptions
 
 log = logging.getLogger(__name__)
 
-MINUTE_SECONDS = 60.0
-ROUNDING_SECONDS = 1e-3  # more than the rounding error of times, which would cost a key its last request
+MINUTE_SECONDS = 60
 LOCK_TIMEOUT_SECONDS = 1.0
 ADMISSION_TIMEOUT_SECONDS = 5.0  # maximum time to count a request, which may wait for the counts of others
 BACKOFF_SECONDS = 1.0  # time in which keys with a rate are rejected after the store of the counters has failed
-UPSERT_USAGE = (
-    "INSERT INTO used (key, until, day, tokens) VALUES (?, ?, 0, 0) "
-    "ON CONFLICT (key) DO UPDATE SET until = excluded.until"
+UPSERT_REQUESTS = (
+    "INSERT INTO requests (key, second, count) VALUES (?, ?, ?) "
+    "ON CONFLICT (key, second) DO UPDATE SET count = requests.count + excluded.count"
 )
 
 
@@ -108,8 +108,12 @@ class AccessPolicy:
 class RateLimiter:
     """Limits the requests per minute of each API key, counted across all server processes.
 
+    A key with the rate N gets at most N requests in any 60 seconds (sliding window). Requests are counted by second, so
+    each of them counts for 60 to 61 seconds.
+
     The counters are stored next to the key file, or in the shared database. If that store is unavailable, requests of
-    keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS.
+    keys with a rate are rejected (fail closed), and the store is not tried again for BACKOFF_SECONDS. If the file is
+    deleted, the counters start from zero in a new file.
 
     Args:
         key_file: File of API keys. The counters are stored in a file next to it.
@@ -118,12 +122,15 @@ class RateLimiter:
     """
 
     def __init__(self, key_file: Path, clock: Callable[[], float] = time.time, *, database: str | None = None):
-        self._location = database or str(key_file.with_name(f"{key_file.name}.used.db"))
+        self._file = None if database else key_file.with_name(f"{key_file.name}.used.db")
+        self._location = database or str(self._file)
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "knowgate-limits")
         self._store: Store | None = None
+        self._file_id: tuple[int, int] | None = None  # of the file that is open
         self._retry_at = 0.0
-        self._occupied_until: dict[str, float] = {}  # hash of a key -> the last value that was read or written
+        # Hash and rate of a key -> number of requests that were rejected together, and when they will be allowed.
+        self._rejections: dict[tuple[str, int], tuple[int, int]] = {}
 
     async def admit(self, key: ApiKey, count: int = 1) -> None:
         """Count requests of this key. Keys without a limit are not counted.
@@ -137,7 +144,7 @@ class RateLimiter:
         """
         if key.rate is None:
             return
-        self._check_rate(key, key.rate, self._occupied_until.get(key.hash, 0.0), count)
+        self._check_rejection(key, key.rate, count)
         unavailable = ApiError(
             503,
             "the server cannot count the requests of this API key. Try again in a second.",
@@ -154,44 +161,59 @@ class RateLimiter:
             log.warning("Keys with a rate are rejected: %s", str(error) or "the counter store is too slow")
             raise unavailable from None
 
-    def _check_rate(self, key: ApiKey, rate: int, occupied_until: float, count: int) -> float:
-        """Return until when a key's time is occupied if `count` more requests are admitted.
-
-        The value in the store never decreases. So a request that exceeds the rate by the last known value is rejected
-        without reading the store, which keeps bursts cheap.
+    def _check_rejection(self, key: ApiKey, rate: int, count: int) -> None:
+        """Reject requests that are known to exceed the rate without reading the store, which keeps bursts cheap.
 
         Raises:
-            ApiError: 429 if that is more than a minute from now.
+            ApiError: 429 if as many or fewer requests were rejected, and will be allowed later than now.
         """
-        now = self._clock()
-        occupied_until = max(occupied_until, now) + count * MINUTE_SECONDS / rate
-        excess = occupied_until - now - MINUTE_SECONDS
-        if excess > ROUNDING_SECONDS:
-            seconds = max(1, math.ceil(excess))
+        rejected_count, allowed_at = self._rejections.get((key.hash, rate), (count, 0))
+        seconds = math.ceil(allowed_at - self._clock())
+        if count >= rejected_count and seconds > 0:
             message = f"this API key allows {rate} requests per minute. Try again in {seconds} seconds."
             raise ApiError(429, message, "rate", {"retry-after": str(seconds)})
-        return occupied_until
 
     def _count(self, key: ApiKey, rate: int, count: int) -> None:
-        """Count requests with the generic cell rate algorithm.
+        """Count requests if the key had few enough in the last minute."""
+        self._check_rejection(key, rate, count)
+        with self._open_store().transaction(key.hash) as transaction:
+            second = math.floor(self._clock())
+            oldest = (key.hash, second - MINUTE_SECONDS)
+            transaction.execute("DELETE FROM requests WHERE key = ? AND second < ?", oldest)
+            query = "SELECT second, count FROM requests WHERE key = ? ORDER BY second"
+            rows = transaction.execute(query, (key.hash,)).fetchall()
+            excess = sum(row[1] for row in rows) + count - rate
+            if excess <= 0:
+                transaction.execute(UPSERT_REQUESTS, (key.hash, second, count))
+                return
+        totals = zip(rows, accumulate(row[1] for row in rows), strict=True)
+        freed = next((row[0] for row, total in totals if total >= excess), second)  # when enough requests were counted
+        self._rejections[key.hash, rate] = (count, freed + MINUTE_SECONDS + 1)
+        self._check_rejection(key, rate, count)
 
-        Each request occupies 1 / rate of a minute, after the time that earlier requests occupy. A request is rejected if
-        the occupied time would end more than a minute from now.
-        """
+    def _open_store(self) -> Store:
+        """Return the store of the counters. If its file was deleted, a new one is created, which all workers use."""
+        if self._store is not None and self._file is not None and _identify_file(self._file) != self._file_id:
+            self._store.close()
+            self._store = None
         if self._store is None:
             self._store = open_store(
-                self._location, (RATE_LIMIT_TABLES,), lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
+                self._location, RATE_LIMIT_MIGRATIONS, lock_timeout=LOCK_TIMEOUT_SECONDS, is_durable=False
             )
-        self._check_rate(key, rate, self._occupied_until.get(key.hash, 0.0), count)
-        with self._store.transaction(key.hash) as transaction:
-            row = transaction.execute("SELECT until FROM used WHERE key = ?", (key.hash,)).fetchone()
-            self._occupied_until[key.hash] = row[0] if row else 0.0
-            occupied_until = self._check_rate(key, rate, self._occupied_until[key.hash], count)
-            transaction.execute(UPSERT_USAGE, (key.hash, occupied_until))
-        self._occupied_until[key.hash] = occupied_until
+            self._file_id = None if self._file is None else _identify_file(self._file)
+        return self._store
 
     def close(self) -> None:
         """Wait for pending counts and close the store."""
         if self._store is not None:
             self._thread.submit(self._store.close)
         self._thread.shutdown(wait=True)
+
+
+def _identify_file(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file, which differ after it was deleted and created again. None without a file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_dev, stat.st_ino

@@ -13,10 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from knowgate.core.postgres.address import is_postgres_address
 from knowgate.core.redaction import redact_secrets
 from knowgate.data.history.entries import question_key
 from knowgate.errors import BadSetting, KnowgateError
-from knowgate.server.database import DECISION_MIGRATIONS, STORE_ERRORS, Store, open_store
+from knowgate.server.database import DECISION_MIGRATIONS, STORE_ERRORS, Store, Transaction, open_store
 from knowgate.server.json_api import ApiError
 
 log = logging.getLogger(__name__)
@@ -27,11 +28,15 @@ UPSERT_DECISION = (
     "ON CONFLICT (id) DO UPDATE SET at = excluded.at, question = excluded.question, record = excluded.record"
 )
 INSERT_FEEDBACK = "INSERT INTO feedback (decision, at, rating, comment, owner) VALUES (?, ?, ?, ?, ?)"
+INSERT_DELETION = "INSERT INTO deletions (at, decision, question_key, owner) VALUES (?, ?, ?, ?)"
 LOCK_TIMEOUT_SECONDS = 10.0
+WRITE_LOCK = "decisions"  # in a database, decisions are written and deleted by one process at a time
+SHARED_ATTEMPTS, RETRY_SECONDS = 6, 0.1  # to find a decision that another process may be about to write
 MAX_PENDING_ROWS = 10_000  # if more rows wait, new ones are dropped, so that a slow disk does not fill the memory
 MAX_RECENT_DECISIONS = 500
 MAX_FEEDBACK_PER_DAY = 1000  # per API key
 DAY_SECONDS = 86_400.0
+DELETION_SECONDS = 600.0  # deletions are kept longer than decisions wait to be written
 CLEANUP_SECONDS = 3600.0  # interval at which old decisions are deleted
 
 
@@ -47,6 +52,8 @@ class DecisionLog:
         retain_days: Age in days after which decisions are deleted, with everything that refers to them. None keeps
             them.
         on_loss: Called with a reason and a number of decisions if decisions could not be stored.
+        is_shared: Whether other processes write to the same log. A decision that is not found is then searched again,
+            because another process may be about to write it.
 
     Raises:
         BadSetting: The file or database cannot be opened.
@@ -59,11 +66,13 @@ class DecisionLog:
         stores_questions: bool,
         retain_days: float | None = None,
         on_loss: Callable[[str, int], None] = lambda reason, count: None,
+        is_shared: bool = False,
     ):
         self.stores_questions = stores_questions
         self.lost_count = 0
         self._retain_days = retain_days
         self._on_loss = on_loss
+        self._attempts = SHARED_ATTEMPTS if is_shared or is_postgres_address(location) else 1
         self._pending: list[tuple[Any, ...]] = []
         self._commit: Future[None] = Future()  # completes when the pending rows are written
         self._lock = threading.Lock()
@@ -118,8 +127,8 @@ class DecisionLog:
         if not commit.set_running_or_notify_cancel():
             commit = Future()  # nobody waits for these rows any more
         try:
-            with self._store.transaction() as transaction:
-                transaction.executemany(UPSERT_DECISION, rows)
+            with self._store.transaction(WRITE_LOCK) as transaction:
+                transaction.executemany(UPSERT_DECISION, _drop_deleted(transaction, rows))
         except STORE_ERRORS as error:
             log.warning("%d decisions could not be logged: %s", len(rows), error)
             self._count_loss("write failed", len(rows))
@@ -156,7 +165,15 @@ class DecisionLog:
             id: Id of the decision.
             owner: If given, only a decision of this owner is returned.
         """
-        return await self.run(lambda store: _find_decision(store, id, owner))
+        return await self._retry(lambda store: _find_decision(store, id, owner))
+
+    async def _retry(self, work: Callable[[Store], Result]) -> Result:
+        """Run a function on the tables, and again after a pause while it finds nothing and the log is shared."""
+        for _ in range(self._attempts - 1):
+            if result := await self.run(work):
+                return result
+            await asyncio.sleep(RETRY_SECONDS)
+        return await self.run(work)
 
     async def list_newest(self, count: int, since: float) -> list[dict[str, Any]]:
         """Return up to `count` decisions of all server processes since a time (seconds since 1970), newest first."""
@@ -181,6 +198,7 @@ class DecisionLog:
             question: A question.
             owner: If given, only decisions of this owner are deleted.
         """
+        await self._retry(lambda store: _find_owners(store, id, question))
         return await self.run(lambda store: _delete_decisions(store, id, question, owner))
 
     async def add_feedback(self, id: str, rating: str, comment: str | None, owner: str = "") -> bool:
@@ -298,14 +316,39 @@ def _find_decision(store: Store, id: str, owner: str | None = None) -> dict[str,
     return {**_to_decision(*rows[0][:3]), "feedback": feedback}
 
 
+def _find_owners(store: Store, id: str, question: str) -> list[tuple[Any, ...]]:
+    """Return ids and owners of the decision with this id and of all decisions on this question."""
+    key = question_key(question) if question else ""
+    return store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
+
+
 def _delete_decisions(store: Store, id: str, question: str, owner: str | None) -> Deletion:
     """Delete the decision with this id and all decisions on this question; see `DecisionLog.delete`."""
-    key = question_key(question) if question else ""
-    rows = store.fetch_rows("SELECT id, owner FROM decisions WHERE id = ? OR question_key = ?", (id, key))
+    key, now = question_key(question) if question else "", time.time()
+    # First of all, so that other processes, whose decisions may not be written yet, drop them.
+    with store.transaction(WRITE_LOCK) as transaction:
+        transaction.execute("DELETE FROM deletions WHERE at < ?", (now - DELETION_SECONDS,))
+        transaction.execute(INSERT_DELETION, (now, id, key, owner))
+    rows = _find_owners(store, id, question)
     ids = [row[0] for row in rows if owner is None or (row[1] or "") == owner]
     if ids:
         delete_rows(store, ids)
     return Deletion(ids, len(ids) == len(rows))
+
+
+def _drop_deleted(transaction: Transaction, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return the rows of new decisions that no process has deleted while they waited to be written."""
+    oldest = min((row[1] for row in rows), default=0.0)
+    query = "SELECT at, decision, question_key, owner FROM deletions WHERE at >= ?"
+    deletions = transaction.execute(query, (oldest,)).fetchall() if rows else []
+    return [
+        (id, at, text, record, owner, key)
+        for id, at, text, record, owner, key in rows
+        if not any(
+            at <= deleted_at and (id == deleted_id or key == deleted_key) and deleted_owner in (None, owner)
+            for deleted_at, deleted_id, deleted_key, deleted_owner in deletions
+        )
+    ]
 
 
 def delete_rows(store: Store, ids: Sequence[str]) -> None:

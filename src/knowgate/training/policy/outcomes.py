@@ -171,11 +171,7 @@ class GradedQuestions:
             name: replace(arbiter, takes_closed=arbiter.takes_closed[rows]) for name, arbiter in self.arbiters.items()
         }
         return replace(
-            self,
-            closed_right=self.closed_right[rows],
-            open_right=self.open_right[rows],
-            gates=gates,
-            arbiters=arbiters,
+            self, closed_right=self.closed_right[rows], open_right=self.open_right[rows], gates=gates, arbiters=arbiters
         )
 
     def answer_right(self, gate: str, arbiter: str, threshold: float) -> BoolArray:
