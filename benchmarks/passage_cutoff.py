@@ -1,11 +1,12 @@
 """The baseline of RAG frameworks: retrieve always, and drop the passages if the best one is below a similarity cut-off.
 
-    KNOWGATE_BENCH=... python -m benchmarks.passage_cutoff FOLDER [--json]     FOLDER caches the indexes
+    KNOWGATE_BENCH=... python -m benchmarks.passage_cutoff FOLDER [--json] [--dev]     FOLDER caches the indexes
 
 Committed label runs hold the answers of the LLM with and without passages. The similarity is the BM25 score of the best
 passage, divided by the number of words of the question. Below the cut-off the LLM gets no passages, so its closed-book
 answer counts. The cut-off is chosen on train rows: the one with the most right answers. Every question is still searched
-for, so this saves prompt tokens, but no searches.
+for, so this saves prompt tokens, but no searches. With --dev, no test row is read: the cut-off is chosen on every second train
+row and measured on the others.
 """
 
 from __future__ import annotations
@@ -59,9 +60,12 @@ def choose_cutoff(similarity: np.ndarray, closed: np.ndarray, opened: np.ndarray
     return float(cutoffs[int(np.argmax([np.where(similarity >= cut, opened, closed).mean() for cut in cutoffs]))])
 
 
-def compare(llm: str, data: str, cache: Path) -> dict[str, Any]:
-    """Choose the cut-off on train rows and compare it with always retrieving on test rows."""
-    tables = {split: read_rows(llm, data, split) for split in ("train", "test")}
+def compare(llm: str, data: str, cache: Path, *, is_dev: bool = False) -> dict[str, Any]:
+    """Choose the cut-off on train rows and compare it with always retrieving on test rows, or on other train rows."""
+    train = read_rows(llm, data, "train")
+    tables = (
+        {"train": train[::2], "test": train[1::2]} if is_dev else {"train": train, "test": read_rows(llm, data, "test")}
+    )
     best = measure_similarity(sorted({row[0] for rows in tables.values() for row in rows}), data, cache)
     arrays = {
         split: (np.array([best[row[0]] for row in rows]), np.array([row[1] for row in rows]), np.array([row[2] for row in rows]))
@@ -87,9 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cache", type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--dev", action="store_true", help="choose and measure on train rows alone")
     options = parser.parse_args()
     options.cache.mkdir(parents=True, exist_ok=True)
-    results = {llm: {data: compare(llm, data, options.cache) for data in DATA} for llm in LLMS}
+    results = {llm: {data: compare(llm, data, options.cache, is_dev=options.dev) for data in DATA} for llm in LLMS}
     if options.json:
         print(json.dumps(results))
         return

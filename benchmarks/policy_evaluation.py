@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.policy_fits import TITLES as FITTED_TITLES
+from benchmarks.policy_fits import FittedRows, list_fitted, load_fitted
 from benchmarks.policy_predictions import (
     ANSWER,
     CLOSED,
@@ -41,9 +43,8 @@ LLAMA3 = "llama3_8b"
 FIRST_THRESHOLD = (
     0.53224  # of the policy that was chosen for Llama-3.1-8B before losses were counted against an arbiter
 )
-# The headline table has seven policies, each compared with always and with never. Five of them are always itself.
-HEADLINE_COMPARISONS = 2 * 7 - 5
 Json = dict[str, Any]
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,27 @@ def make_setting(gate: str, arbiter: str, threshold: float) -> PolicyResult:
     return PolicyResult(gate, arbiter, threshold, 0.0, 0.0, 0.0, 0.0, chosen.loss, chosen.loss, 0.0)
 
 
-def right_answers(rows: Predictions, setting: Setting) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def right_answers(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
     """Return which rows a policy retrieves for, and which it answers right."""
+    retrieved, after_search = apply_setting(rows, setting)
+    return retrieved, np.where(retrieved, after_search, rows.closed)
+
+
+def apply_setting(rows: Predictions, setting: Setting) -> tuple[Array, Array]:
+    """Return which rows a policy retrieves for, and which it answers right after a search."""
     calibration, policy = fit_calibration(setting.judge), setting.policy
     if policy.gate in CONSTANT_GATES:
         retrieved = np.full(len(rows.closed), policy.gate == ALWAYS)
     else:
         needs = {gate.name: gate.needs for gate in make_gates(rows, calibration)}[policy.gate]
         retrieved = needs > policy.threshold
-    given = rows.open
-    if policy.arbiter:
-        takes_closed = {each.name: each.takes_closed for each in make_arbiters(rows, calibration)}[policy.arbiter]
-        given = np.where(takes_closed, rows.closed, rows.open)
-    return retrieved, np.where(retrieved, given, rows.closed)
+    if not policy.arbiter:
+        return retrieved, rows.open
+    takes_closed = {each.name: each.takes_closed for each in make_arbiters(rows, calibration)}[policy.arbiter]
+    return retrieved, np.where(takes_closed, rows.closed, rows.open)
 
 
-def compare(right: np.ndarray[Any, Any], other: np.ndarray[Any, Any], comparisons: int = 1) -> Json:
+def compare(right: Array, other: Array, comparisons: int = 1) -> Json:
     """Return the difference of two shares of right answers with its interval, by a paired bootstrap."""
     difference = right.astype(int) - other.astype(int)
     n = len(difference)
@@ -127,11 +133,10 @@ def is_significant(p_value: float, comparisons: int) -> bool:
     return p_value < 0.05 / comparisons
 
 
-def compare_with_random(rows: Predictions, setting: Setting) -> tuple[float, Json]:
+def compare_with_random(closed: Array, retrieved: Array, after_search: Array) -> tuple[float, Json]:
     """Return the right answers of retrieving at random as often with the same arbiter, and the policy's gain over it."""
-    retrieved, right = right_answers(rows, setting)
-    _, always = right_answers(rows, replace(setting, policy=replace(setting.policy, gate=ALWAYS)))
-    expected = rows.closed + retrieved.mean() * (always.astype(float) - rows.closed)
+    right = np.where(retrieved, after_search, closed)
+    expected = closed + retrieved.mean() * (after_search.astype(float) - closed)
     draws = np.random.default_rng(0).integers(0, len(right), (RANDOM_RESAMPLES, len(right)))
     low, high = np.quantile((right - expected)[draws].mean(axis=1), [0.025, 0.975])
     gain = {"value": float((right - expected).mean()), "low": float(low), "high": float(high)}
@@ -141,23 +146,64 @@ def compare_with_random(rows: Predictions, setting: Setting) -> tuple[float, Jso
 def describe(rows: Predictions, setting: Setting) -> Json:
     """Evaluate a policy on test rows."""
     policy = setting.policy
-    retrieved, right = right_answers(rows, setting)
-    reads_draft = policy.gate.startswith("judge") or bool(policy.arbiter)
-    random, against_random = compare_with_random(rows, setting)
     has_adapters = policy.gate not in CONSTANT_GATES or policy.arbiter == "adapter"
+    models = MEMBERS * (has_adapters + (policy.arbiter == RECORDED_ARBITER))
+    reads_draft = policy.gate.startswith("judge") or bool(policy.arbiter)
+    outcome = describe_outcome(rows, *apply_setting(rows, setting), reads_draft=reads_draft)
+    threshold = round(float(np.clip(policy.threshold, -1, 2)), 5)
+    facts = {"policy": setting.title, "gate": policy.gate, "arbiter": policy.arbiter or "none", "threshold": threshold}
+    return {**facts, **outcome, "models": models}
+
+
+def describe_outcome(
+    rows: Predictions | FittedRows, retrieved: Array, after_search: Array, *, reads_draft: bool
+) -> Json:
+    """Describe what a policy does to test rows.
+
+    Args:
+        rows: The rows with their grades.
+        retrieved: Whether the policy retrieves for each row.
+        after_search: Whether it answers the row right after a search.
+        reads_draft: Whether gate or arbiter read a draft, which costs a second LLM call for rows that are retrieved for.
+    """
+    right = np.where(retrieved, after_search, rows.closed)
+    random, against_random = compare_with_random(rows.closed, retrieved, after_search)
     return {
-        "policy": setting.title,
-        "gate": policy.gate,
-        "arbiter": policy.arbiter or "none",
-        "threshold": round(float(np.clip(policy.threshold, -1, 2)), 5),
         "searches": round(float(retrieved.mean()), 5),
         "right": round(float(right.mean()), 5),
         "random": round(random, 5),
-        "against_always": compare(right, rows.open, HEADLINE_COMPARISONS),
-        "against_never": compare(right, rows.closed, HEADLINE_COMPARISONS),
+        "against_always": compare(right, rows.open, count_headline_comparisons()),
+        "against_never": compare(right, rows.closed, count_headline_comparisons()),
         "against_random": against_random,
         "llm_calls": round(1 + float(retrieved.mean()) * reads_draft, 5),
-        "models": MEMBERS * (has_adapters + (policy.arbiter == RECORDED_ARBITER)),
+    }
+
+
+@cache
+def count_headline_comparisons() -> int:
+    """Count the comparisons of the headline table: with always and with never, without always against itself."""
+    names = [
+        choose(name).chosen.name for name in (*list_trained_sets(), NEWS, MIXED)
+    ]  # Llama-4 has the policy for news
+    names += [f"{facts['gate']}{facts['arbiter']}" for facts in (load_fitted(name).facts for name in list_fitted())]
+    return sum(1 if name == ALWAYS else 2 for name in names)
+
+
+def evaluate_fitted(name: str) -> Json:
+    """Evaluate a policy that `knowgate fit` wrote: the chosen one first, then always with the rules arbiter."""
+    rows = load_fitted(name)
+    facts, is_always = rows.facts, np.ones(len(rows.closed), dtype=bool)
+    chosen, rules = (np.where(taken, rows.closed, rows.open) for taken in (rows.chosen, rows.rules))
+    after_search = chosen if facts["arbiter"] else rows.open
+    reads_draft = facts["reads_draft"] or bool(facts["arbiter"])
+    first = describe_outcome(rows, rows.needs > facts["threshold"], after_search, reads_draft=reads_draft)
+    names = {"policy": "chosen", "gate": facts["gate"], "arbiter": facts["arbiter"] or "none"}
+    second = describe_outcome(rows, is_always, rules, reads_draft=True)
+    always_rules = {"policy": "always, rules arbiter", "gate": ALWAYS, "arbiter": RULES, "threshold": -1.0}
+    return {
+        **describe_rows(rows, FITTED_TITLES[name]),
+        "policy": {**names, "threshold": facts["threshold"], **first, "models": facts["models"]},
+        "others": [{**always_rules, **second, "models": 0}],
     }
 
 
@@ -189,14 +235,17 @@ def make_first_choice(title: str) -> Setting:
 def evaluate(rows: Predictions, settings: Sequence[Setting], llm: str) -> Json:
     """Evaluate policies on test rows; the first is the headline."""
     results = [describe(rows, setting) for setting in settings]
+    return {**describe_rows(rows, llm), "policy": results[0], "others": results[1:]}
+
+
+def describe_rows(rows: Predictions | FittedRows, llm: str) -> Json:
+    """Describe test rows: right answers without retrieval, with retrieval, and the better of both."""
     return {
         "llm": llm,
         "n": len(rows.closed),
         "never": round(float(rows.closed.mean()), 5),
         "always": round(float(rows.open.mean()), 5),
         "oracle": round(float((rows.closed | rows.open).mean()), 5),
-        "policy": results[0],
-        "others": results[1:],
     }
 
 
@@ -212,7 +261,7 @@ def evaluate_all() -> Json:
     results[LLAMA4] = evaluate_llama4()
     results[MIXED] = evaluate(load_predictions(MIXED).test, list_settings(MIXED), "text-davinci-003 and GPT-3")
     results[MIXED]["parts"] = describe_parts()
-    return results
+    return {**results, **{name: evaluate_fitted(name) for name in list_fitted()}}
 
 
 def evaluate_llama4() -> Json:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import policy, policy_evaluation
+from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import HOME, MIXED, Predictions, fit_calibration, load_predictions, make_gates
 from benchmarks.tables import policy as policy_tables
 from knowgate.training.policy import choice
@@ -30,6 +31,7 @@ def printed(monkeypatch, capsys):
 def test_prints_one_object_per_recorded_llm_and_one_for_mixed_traffic(printed):
     assert list(printed) == [
         "llama3_8b", "gpt4_nq", "chatgpt_nq", "davinci3_nq", "gpt3_realtimeqa", "llama4_realtimeqa", MIXED,
+        *list_fitted(),
     ]  # fmt: skip
     for result in printed.values():
         assert result["oracle"] >= max(result["never"], result["always"])
@@ -70,7 +72,7 @@ def test_a_policy_that_is_unsafe_on_other_questions_is_chosen_again_with_stricte
 
 def test_stars_are_corrected_for_the_comparisons_of_their_table():
     count = policy_tables.count_comparisons(policy_tables.list_headlines())
-    assert count == policy_evaluation.HEADLINE_COMPARISONS
+    assert count == policy_evaluation.count_headline_comparisons()
     for line in policy_tables.headline_table().splitlines()[2:]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         assert (cells[7] == "–") == (cells[3] == "always")  # always is not compared with itself

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.tables.closed_book import curve_table
 from benchmarks.tables.judge_advice import amount_table, label_table, size_table
-from benchmarks.tables.policy import headline_table
+from benchmarks.tables.policy import readme_table
 from benchmarks.tables.speed import labeling_table, speed_table
 from knowgate.gates import render_gate_table
 from tools.adapter_versions import version_table
@@ -20,7 +20,7 @@ def example() -> str:
 
 
 SECTIONS: Mapping[str, Mapping[str, Callable[[], str]]] = {
-    "README.md": {"policies": headline_table},
+    "README.md": {"policies": readme_table},
     "docs/which-gate.md": {"learning curve": curve_table, "gates": render_gate_table},
     "docs/judges.md": {"judge sizes": size_table, "judge labels": label_table, "judge rows": amount_table},
     "docs/speed.md": {"speed": speed_table, "labeling": labeling_table},

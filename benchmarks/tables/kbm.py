@@ -74,7 +74,6 @@ def kbm_section() -> Iterator[str]:
     yield "\n" + _why(trials)
     yield from indicator_tables()
     yield from second_judgement(trials)
-    yield from passage_judge_tables()
     yield from _fresh(("prompt", "kbm", "kbm-certainty"))
     yield from plugged_section()
 
@@ -85,6 +84,7 @@ def kbm_details() -> Iterator[str]:
     if not trials:
         return
     yield "## KBM, details\n"
+    yield from passage_judge_tables()
     yield from _fresh()
     yield from _long_tail(trials)
     yield from _boundary()

@@ -7,6 +7,8 @@ from functools import cache
 from typing import Any
 
 from benchmarks.policy_evaluation import LLAMA4, evaluate_all, is_significant
+from benchmarks.policy_fits import TITLES as FITTED_TITLES
+from benchmarks.policy_fits import list_fitted
 from benchmarks.policy_predictions import MIXED
 from benchmarks.tables.closed_book import closed_book_tables
 from benchmarks.tables.common import Rows, table
@@ -22,6 +24,7 @@ TITLES = {
     "gpt3_realtimeqa": "GPT-3, news (RealTimeQA)",
     LLAMA4: "Llama-4, news of 2026 (no train rows: policy fitted for GPT-3)",
     MIXED: "mixed traffic: text-davinci-003 on NQ, GPT-3 on news",
+    **{name: FITTED_TITLES[name] for name in list_fitted()},
 }
 
 INTRO = (
@@ -113,7 +116,7 @@ def format_policy(policy: Result, comparisons: int) -> tuple[str, ...]:
     """Format searches, right answers, random, both differences, LLM calls and models."""
     is_random = not 0 < policy["searches"] < 1
     return (
-        f"{policy['searches']:.0%}",
+        f"{100 * policy['searches']:.0f} %",
         f"{100 * policy['right']:.1f} %",
         "–" if is_random else f"{100 * policy['random']:.1f} %",
         "–" if is_always(policy) else format_points(policy["against_always"], comparisons),
@@ -135,8 +138,12 @@ def list_policies() -> list[tuple[str, Result]]:
 
 
 @cache
-def headline_table() -> str:
-    """One line per recorded LLM: never, always, and the policy that was chosen on train rows."""
+def headline_table(omit: Sequence[str] = ()) -> str:
+    """One line per recorded LLM: never, always, and the policy that was chosen on train rows.
+
+    Args:
+        omit: Columns to leave out.
+    """
     rows: Rows = []
     comparisons = count_comparisons(list_headlines())
     for name, title in TITLES.items():
@@ -144,7 +151,15 @@ def headline_table() -> str:
         constants = (f"{100 * result['never']:.1f} %", f"{100 * result['always']:.1f} %")
         policy = result["policy"]
         rows.append((title, *constants, name_policy(policy), *format_policy(policy, comparisons)))
-    return table(("LLM", "never", "always", "policy", *COLUMNS), rows).strip()
+    columns = ("LLM", "never", "always", "policy", *COLUMNS)
+    kept = [number for number, column in enumerate(columns) if column not in omit]
+    lines: Rows = [tuple(row[number] for number in kept) for row in rows]
+    return table(tuple(columns[number] for number in kept), lines).strip()
+
+
+def readme_table() -> str:
+    """The headline of README: without the columns that only the page of the policies explains."""
+    return headline_table(omit=("random", "models"))
 
 
 def all_policies_table() -> str:

@@ -216,7 +216,7 @@ class PolicySearch:
 
     def _choose(self) -> PolicyChoice:
         """Cross-fit all candidates on the fit rows and choose among them."""
-        evidence, rows = self.evidence, self.evidence.fit_rows
+        evidence, rows, gates = self.evidence, self.evidence.fit_rows, self.gates
         arbiters = list(
             try_candidates(
                 list(self.arbiter_recipes.values()),
@@ -225,7 +225,7 @@ class PolicySearch:
             )
         )
         closed, opened = evidence.table.closed_right[rows], evidence.table.always_right[rows]
-        return choose_policy(self.gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
+        return choose_policy(gates, closed, opened, arbiters, folds=evidence.folds[rows], options=self.options)
 
     @cached_property
     def gates(self) -> list[GateCandidate]:

@@ -1,0 +1,110 @@
+"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs and on the handbook.
+
+    python -m benchmarks.policy_fits --record NAME --policy FOLDER --labels RUN [--labels RUN ...]
+
+Records what a fitted policy does to the rows of label runs: ids, grades, needs and the choices of the arbiters, no texts. The
+section "Local LLMs and private documents" of `policy_protocol.md` says on which rows. `python -m benchmarks.policy` prints the
+results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HOME = Path(__file__).parent / "runs" / "policy"
+TITLES = {
+    "fit_qwen": "Qwen2.5-Coder-1.5B, four data sets",
+    "fit_smollm": "SmolLM2-135M, four data sets",
+    "fit_handbook": "SmolLM2-135M, handbook (policy fitted on the four data sets)",
+}
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class FittedRows:
+    """Test rows of a fitted policy.
+
+    Attributes:
+        facts: Gate, arbiter, threshold and number of models of the policy, and how often the gate reads a draft.
+        closed: Whether the closed-book answer is right.
+        open: Whether the open-book answer is right.
+        rules: Whether the free rules give the closed-book answer.
+        chosen: Whether the policy's arbiter gives the closed-book answer.
+        needs: Need of each row.
+    """
+
+    facts: dict[str, Any]
+    closed: Bools
+    open: Bools
+    rules: Bools
+    chosen: Bools
+    needs: np.ndarray[Any, np.dtype[np.float64]]
+
+
+@cache
+def load_fitted(name: str) -> FittedRows:
+    """Read a record."""
+    with gzip.open(HOME / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+        facts, *rows = map(json.loads, lines)
+    columns = [np.array([bool(row[key]) for row in rows]) for key in ("closed", "open", "rules", "chosen")]
+    return FittedRows(facts, *columns, np.array([row["need"] for row in rows]))
+
+
+def list_fitted() -> list[str]:
+    """List the records that exist."""
+    return [name for name in TITLES if (HOME / f"{name}.jsonl.gz").exists()]
+
+
+def record(name: str, policy: str, runs: list[Path]) -> None:
+    """Score rows with a policy and write the record."""
+    from knowgate.data.runs.table import load_label_table
+    from knowgate.gates import load_fitted_gate
+    from knowgate.gates.arbiters.offline_arbitration import arbitrate
+    from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbiter
+    from knowgate.gates.offline_scoring import score_gate
+
+    table = load_label_table(runs)
+    both = [number for number, row in enumerate(table.rows) if row.open is not None and row.open.correct is not None]
+    table = table.subset(both)
+    gate = load_fitted_gate(policy)
+    chosen, arbiter = gate.artifact.manifest["policy"], get_policy_arbiter(policy) or NO_ARBITER
+    tried = {item["gate"]: item for item in chosen["tried"]}.get(chosen["gate"], {})
+    facts = {
+        "gate": chosen["gate"],
+        "arbiter": "" if arbiter == NO_ARBITER else arbiter.partition(":")[0].rsplit("/", 1)[-1],
+        "threshold": gate.threshold,
+        "models": tried.get("models", 0),
+        "reads_draft": bool(gate.request.draft_tokens),
+        "reason": chosen["reason"],
+    }
+    needs = score_gate(table, policy).needs
+    rules = arbitrate(table, "rules").from_memory
+    chosen_closed = rules if arbiter == NO_ARBITER else arbitrate(table, arbiter).from_memory
+    grades = zip(table.rows, needs, rules, chosen_closed, table.closed_right, table.always_right, strict=True)
+    rows = [
+        {"id": row.id, "closed": int(c), "open": int(o), "rules": int(r), "chosen": int(a), "need": round(float(n), 5)}
+        for row, n, r, a, c, o in grades
+    ]
+    with gzip.GzipFile(HOME / f"{name}.jsonl.gz", "wb", mtime=0) as file:
+        file.write("".join(json.dumps(row) + "\n" for row in (facts, *rows)).encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", choices=TITLES, required=True)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--labels", type=Path, action="append", required=True)
+    options = parser.parse_args()
+    record(options.record, options.policy, options.labels)
+
+
+if __name__ == "__main__":
+    main()
