@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -56,10 +57,9 @@ def serve(
         if demo:
             _print_demo_requests(address)
 
-    try:
+    with suppress(KeyboardInterrupt):
         run_server(settings, serve_options, read_settings, announce)
-    except KeyboardInterrupt:
-        inform("Stopped.")
+    inform("Stopped.")
 
 
 def _find_handbook() -> Path:
