@@ -1,4 +1,4 @@
-"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs and on the handbook.
+"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs.
 
     python -m benchmarks.policy_fits --record NAME --policy FOLDER --labels RUN [--labels RUN ...]
 
@@ -23,7 +23,6 @@ HOME = Path(__file__).parent / "runs" / "policy"
 TITLES = {
     "fit_qwen": "Qwen2.5-Coder-1.5B, four data sets",
     "fit_smollm": "SmolLM2-135M, four data sets",
-    "fit_handbook": "SmolLM2-135M, handbook (policy fitted on the four data sets)",
 }
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -76,12 +75,13 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
     table = table.subset(both)
     gate = load_fitted_gate(policy)
     chosen, arbiter = gate.artifact.manifest["policy"], get_policy_arbiter(policy) or NO_ARBITER
-    tried = {item["gate"]: item for item in chosen["tried"]}.get(chosen["gate"], {})
+    arbiter_name = (gate.artifact.manifest["guarantee"]["arbiter"] or {"name": ""})["name"]
+    tried = {(item["gate"], item["arbiter"]): item["models"] for item in chosen["tried"]}
     facts = {
         "gate": chosen["gate"],
-        "arbiter": "" if arbiter == NO_ARBITER else arbiter.partition(":")[0].rsplit("/", 1)[-1],
+        "arbiter": arbiter_name,
         "threshold": gate.threshold,
-        "models": tried.get("models", 0),
+        "models": tried.get((chosen["gate"], arbiter_name), 0),
         "reads_draft": bool(gate.request.draft_tokens),
         "reason": chosen["reason"],
     }
