@@ -37,6 +37,15 @@ def test_nothing_is_announced_if_the_server_does_not_start(call: Call, docs: Pat
     assert "Serving" not in outcome.err
 
 
+def test_ctrl_c_stops_the_server_without_an_error(call: Call, docs: Path, monkeypatch: pytest.MonkeyPatch):
+    def run_server(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("knowgate.cli.serve.run_server", run_server)
+    outcome = call("serve", "--upstream", "http://b/v1", "--docs", docs)
+    assert (outcome.code, outcome.err) == (0, "Stopped.\n")
+
+
 def test_the_demo_serves_the_handbook_and_prints_requests_to_try(call: Call, started: list):
     said = call("serve", "--demo", "--port", "8123").err
     settings, options, _ = started[0]

@@ -31,7 +31,9 @@ def test_an_unexpected_error_is_one_sentence_with_an_id_and_exits_70(call: Call,
     assert (outcome.code, outcome.out) == (70, "")
     found = re.fullmatch(r"Error: internal error: ZeroDivisionError \(id (\w{8})\)\. .+\n", outcome.err)
     assert found
-    log = (tmp_path / "cache" / "errors" / f"{found[1]}.log").read_text(encoding="utf-8")
+    file = tmp_path / "cache" / "errors" / f"{found[1]}.log"
+    assert file.stat().st_mode & 0o077 == 0
+    log = file.read_text(encoding="utf-8")
     assert "knowgate gates" in log
     assert "ZeroDivisionError: of all things" in log
     assert "catalog.py" in log

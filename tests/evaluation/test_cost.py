@@ -151,6 +151,6 @@ def test_another_database_is_rejected(tmp_path):
 
 
 def test_the_money_of_a_question_is_its_searches_and_its_tokens_or_calls():
-    cost = QuestionCost(searches=0.5, passage_tokens=100.0, answer_tokens=20.0, llm_calls=1.5)
-    assert cost.money(CostAssumptions(price_search=0.01, price_token=0.001)) == pytest.approx(0.005 + 0.12)
-    assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1)) == pytest.approx(0.005 + 0.15)
+    cost = QuestionCost(searches=0.5, prompt=100.0, completion=20.0, calls=1.5)
+    assert cost.money(CostAssumptions(price_search=0.01, price_token=0.001).prices) == pytest.approx(0.005 + 0.12)
+    assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1).prices) == pytest.approx(0.005 + 0.15)

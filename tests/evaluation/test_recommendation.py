@@ -164,7 +164,7 @@ def test_unknown_tokens_are_not_counted_as_zero(tmp_path, text, shown):
     rows = [row(f"q{i}", side(text=text), side(text=text), question=f"what is {i}?") for i in range(4)]
     evaluation = evaluated(trial_run(tmp_path / "run", rows))
     assert {line[3] for line in build_cost_table(evaluation).rows} == shown
-    assert estimate_always_cost(evaluation.table).answer_tokens == (2 if text else None)
+    assert estimate_always_cost(evaluation.table).completion == (2 if text else None)
 
 
 def test_savings_are_those_of_the_searches_and_tokens(tmp_path):

@@ -229,7 +229,15 @@ def test_models_of_the_upstream_and_selectable_gates_are_listed(serve):
     with client(address) as api:
         names = [model.id for model in api.models.list()]
     assert names[:2] == ["stub-llm", "knowgate"]
-    assert "knowgate/always" in names
+    gates = [name for name in names if name.startswith("knowgate/")]
+    assert "knowgate/always" in gates
+    assert [ask(address, model=name).status_code for name in gates] == [200] * len(gates)
+
+
+def test_an_address_with_a_slash_at_its_end_is_unknown(serve):
+    address, _ = serve(gate="always")
+    response = httpx.get(f"{address}/v1/dashboard/", headers={"Host": "evil.example"})
+    assert (response.status_code, "location" in response.headers) == (404, False)
 
 
 def test_health_and_readiness_are_reported(serve):

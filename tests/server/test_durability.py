@@ -12,6 +12,7 @@ import pytest
 
 from knowgate.server.schemas import MAX_FEEDBACK_CHARS
 from knowgate.server.telemetry.decision_log import MAX_PENDING_ROWS, DecisionLog
+from knowgate.server.telemetry.snapshot import UPSERT_SNAPSHOT, MetricsSnapshot
 from tests.server.conftest import KNOWN
 from tests.server.test_chat import ask
 from tests.server.test_learning import wait_until
@@ -48,6 +49,14 @@ def test_lost_decisions_are_counted_and_shown(serve, tmp_path):
     assert "3 decisions could not be stored" in ready["degraded"]
     assert 'knowgate_lost_decisions_total{reason="write failed"} 3.0' in httpx.get(f"{address}/metrics").text
     assert httpx.get(f"{address}/v1/dashboard").json()["figures"]["lost_decisions"] == 3
+
+
+def test_readiness_counts_the_decisions_that_other_workers_lost(serve, tmp_path):
+    address, app = serve(gate="never", options={"decisions": str(tmp_path / "d.db")})
+    exchange = app.state.service.snapshot_exchange
+    row = ("another worker", exchange._server_id, time.time(), MetricsSnapshot(lost_decisions=4).model_dump_json())
+    asyncio.run(app.state.service.decision_log.execute((UPSERT_SNAPSHOT, row)))
+    assert httpx.get(f"{address}/ready").json()["lost_decisions"] == 4
 
 
 @pytest.mark.parametrize("stream", [False, True])

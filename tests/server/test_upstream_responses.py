@@ -197,3 +197,34 @@ def test_an_upstream_that_sends_only_headers_opens_its_breaker(serve_hostile, ho
     address = serve_hostile(first_byte_seconds=0.2)
     assert all("upstream_timeout" in ask(address, stream=stream).text for _ in range(5))
     assert ask(address, stream=stream).status_code == 503
+
+
+def make_completion(text="Paris", logprob="-0.1"):
+    """Return a completion that is not streamed, with log-probabilities."""
+    token = {"token": text, "logprob": 0, "top_logprobs": [{"token": text, "logprob": 0}]}
+    message = {"role": "assistant", "content": text}
+    choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": {"content": [token]}}
+    return json.dumps({"choices": [choice]}).replace('"logprob": 0', f'"logprob": {logprob}').encode()
+
+
+@pytest.mark.parametrize("gate", DRAFT_GATES)
+def test_a_response_that_is_not_streamed_is_sent_as_it_is_to_a_client_that_wants_a_stream(serve_hostile, hostile, gate):
+    address = serve_hostile(gate)
+    hostile.reply = JSON_HEAD + make_completion()
+    reply = ask(address, stream=True)
+    assert (reply.status_code, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.json()["choices"][0]["message"]["content"] == "Paris"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_numbers_that_are_not_valid_json_become_null(serve_hostile, hostile, stream):
+    event = chunk("a").replace(b'"id": "c"', b'"id": NaN, "x": -Infinity')
+    hostile.reply = (
+        STREAM_HEAD + b"data: " + event + b"\n\ndata: [DONE]\n\n"
+        if stream
+        else JSON_HEAD + make_completion(logprob="NaN")
+    )
+    text = ask(serve_hostile(), stream=stream, logprobs=True).text
+    assert "null" in text
+    assert "NaN" not in text
+    assert "Infinity" not in text

@@ -148,7 +148,7 @@ RENAMED_OPTIONS = {
     "eval-rerank": {"--margin": "--rerank-margin"},
     "eval": {"--price-retrieval": "--price-search"},
     "replay": {"--price-retrieval": "--price-search"},
-    "serve": {"--price-retrieval": "--price-search"},
+    "serve": {"--price-retrieval": "--price-search", "--max-loss": "--max-changed"},
 }
 _TABLE = {  # heading -> name of the command -> (module and function below knowgate.cli, summary)
     START_PANEL: {"start": ("start:start", "Guided first run: measure a gate on your documents with your LLM.")},

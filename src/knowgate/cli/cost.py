@@ -20,7 +20,7 @@ from knowgate.evaluation.cost import (
     DEFAULT_SEARCH_PRICE,
     DEFAULT_TOKEN_PRICE,
     CostComparison,
-    TrafficCost,
+    PolicyCost,
     compare_traffic_costs,
     read_prices,
 )
@@ -103,7 +103,7 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
     return TextTable("", columns, tuple(rows))
 
 
-def _make_cells(cost: TrafficCost, prices: Prices) -> tuple[str, ...]:
+def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
     """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
     amounts = (
         cost.searches,

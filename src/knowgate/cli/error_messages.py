@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 
-from knowgate.core.files import cache_dir
+from knowgate.core.files import cache_dir, create_private_file
 from knowgate.core.redaction import redact_secrets
 from knowgate.errors import KnowgateError
 
@@ -114,6 +114,7 @@ def _write_report(error_id: str, text: str) -> Path | None:
         with contextlib.suppress(OSError, ValueError, RuntimeError, KnowgateError):
             file = Path(get_folder()) / REPORT_FOLDER / f"{error_id}.log"
             file.parent.mkdir(parents=True, exist_ok=True)
+            create_private_file(file)
             file.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
             return file
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -56,7 +57,9 @@ def serve(
         if demo:
             _print_demo_requests(address)
 
-    run_server(settings, serve_options, read_settings, announce)
+    with suppress(KeyboardInterrupt):
+        run_server(settings, serve_options, read_settings, announce)
+    inform("Stopped.")
 
 
 def _find_handbook() -> Path:

@@ -56,12 +56,12 @@ def compute_break_even_price(always: float, gated: float, skipped: float) -> flo
 
 
 @dataclass(frozen=True)
-class TrafficCost:
-    """Mean cost per question of one policy. Amounts that the log does not record are None.
+class PolicyCost:
+    """Mean cost per question of always, never or gated retrieval. Amounts that are not recorded are None.
 
     Attributes:
         searches: Number of searches.
-        prompt: Number of tokens that the LLM reads.
+        prompt: Number of tokens that the LLM reads; on label runs, only those of passages.
         completion: Number of tokens that the LLM generates.
         gpu: Seconds of the LLM's GPU.
         lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
@@ -71,7 +71,7 @@ class TrafficCost:
     searches: float
     prompt: float | None
     completion: float | None
-    gpu: float | None
+    gpu: float | None = None
     lost: Proportion | None = None
     calls: float | None = None
 
@@ -85,6 +85,23 @@ class TrafficCost:
         if self.missing_amounts(prices):
             return None
         return math.fsum((amount or 0.0) * price for amount, price in self._priced_amounts(prices).values())
+
+    def count_extra_calls(self, always: PolicyCost) -> float | None:
+        """Return the LLM calls per question that this policy makes more than `always`; None if unknown."""
+        return None if self.calls is None or always.calls is None else self.calls - always.calls
+
+    def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
+        """Return the search price above which this policy is cheaper than `always`.
+
+        None if costs are unknown or it skips nothing. Without any price of the LLM, it is known to be cheaper only if it
+        makes no more LLM calls.
+        """
+        before, after = always.money_without_searches(prices), self.money_without_searches(prices)
+        extra_calls = self.count_extra_calls(always)
+        is_unpriced = not prices.include_llm and (extra_calls is None or extra_calls > 0)
+        if before is None or after is None or is_unpriced:
+            return None
+        return compute_break_even_price(before, after, always.searches - self.searches)
 
     def missing_amounts(self, prices: Prices) -> list[str]:
         """List the names of prices above 0 whose amounts are unknown."""
@@ -106,37 +123,25 @@ class CostComparison:
 
     n: int
     threshold: float
-    always: TrafficCost
-    never: TrafficCost
-    gated: TrafficCost
+    always: PolicyCost
+    never: PolicyCost
+    gated: PolicyCost
     prices: Prices
 
     @property
-    def policies(self) -> dict[str, TrafficCost]:
+    def policies(self) -> dict[str, PolicyCost]:
         """The three policies by name."""
         return {"always": self.always, "never": self.never, "gated": self.gated}
 
     @property
     def break_even(self) -> float | None:
-        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing.
-
-        Without any price of the LLM, the gate is known to be cheaper only if it makes no more LLM calls.
-        """
-        if not self.prices.include_llm:
-            saved = self.always.searches - self.gated.searches
-            is_cheaper = self.extra_calls is not None and self.extra_calls <= 0 and saved > 0
-            return 0.0 if is_cheaper else None
-        always, gated = (cost.money_without_searches(self.prices) for cost in (self.always, self.gated))
-        if always is None or gated is None:
-            return None
-        return compute_break_even_price(always, gated, self.always.searches - self.gated.searches)
+        """The search price above which the gate is cheaper; None if costs are unknown or the gate skips nothing."""
+        return self.gated.break_even(self.always, self.prices)
 
     @property
     def extra_calls(self) -> float | None:
         """LLM calls per question that the gate makes more than always retrieving; None if unknown."""
-        if self.always.calls is None or self.gated.calls is None:
-            return None
-        return self.gated.calls - self.always.calls
+        return self.gated.count_extra_calls(self.always)
 
     @property
     def break_even_call(self) -> float | None:
@@ -164,7 +169,7 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
     )
 
 
-def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> TrafficCost:
+def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
     """Measure the mean cost of retrieving where `retrieve` is true.
 
     `stage` names the cost that applies to every question. None means gated retrieval: the gate's reading, plus the
@@ -174,7 +179,7 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> T
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
     calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
-    return TrafficCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve), calls)
+    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve), calls)
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
@@ -231,58 +236,36 @@ class CostAssumptions(Options):
     )
 
     @property
+    def prices(self) -> Prices:
+        """The prices of searches and of LLM calls or tokens. A token price of 0 means that their price is unknown."""
+        if self.price_llm_call is not None:
+            return Prices(search=self.price_search, llm_call=self.price_llm_call)
+        token_price = {"token": self.price_token} if self.price_token else {}
+        return Prices(search=self.price_search, **token_price)
+
+    @property
     def are_defaults(self) -> bool:
         """Whether these are the default assumptions, whose prices are in US dollars."""
         return all(getattr(self, name) == field.default for name, field in CostAssumptions.model_fields.items())
 
 
 @dataclass(frozen=True)
-class QuestionCost:
-    """Mean cost per question of one policy on label runs.
+class QuestionCost(PolicyCost):
+    """Mean cost per question on label runs.
 
     Attributes:
-        searches: Number of searches.
-        passage_tokens: Number of passage tokens in the prompt; None if the rows contain no texts.
-        answer_tokens: Number of generated tokens; None if the rows contain no answer lengths.
+        calls: Number of LLM calls.
         decision_seconds: Time of the gate's decision; None if it was not timed.
-        llm_calls: Number of LLM calls.
     """
 
-    searches: float
-    passage_tokens: float | None
-    answer_tokens: float | None
+    calls: float = 1.0
     decision_seconds: float | None = 0.0
-    llm_calls: float = 1.0
-
-    def money(self, assumptions: CostAssumptions) -> float | None:
-        """Return the price of searches and of the LLM; None if tokens have a price and their number is unknown."""
-        searches = self.searches * assumptions.price_search
-        if assumptions.price_llm_call is not None:
-            return searches + self.llm_calls * assumptions.price_llm_call
-        if not assumptions.price_token:
-            return searches
-        if self.passage_tokens is None or self.answer_tokens is None:
-            return None
-        return searches + (self.passage_tokens + self.answer_tokens) * assumptions.price_token
 
     def seconds(self, assumptions: CostAssumptions) -> float | None:
         """Return the seconds of searching and deciding, without answering; None if the decision was not timed."""
         if self.decision_seconds is None:
             return None
         return self.searches * assumptions.search_seconds + self.decision_seconds
-
-    def break_even(self, always: QuestionCost, assumptions: CostAssumptions) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`.
-
-        None if it skips nothing, or if the tokens are unknown or have no price although it makes more LLM calls.
-        """
-        free_search = assumptions.replace(price_search=0.0)
-        always_money, money = always.money(free_search), self.money(free_search)
-        has_llm_price = assumptions.price_token or assumptions.price_llm_call is not None
-        is_unpriced = not has_llm_price and self.llm_calls > always.llm_calls
-        if always_money is None or money is None or is_unpriced:
-            return None
-        return compute_break_even_price(always_money, money, always.searches - self.searches)
 
 
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
@@ -317,8 +300,8 @@ def estimate_gated_cost(
         retrieved,
         None if passages is None else float((passages * ~skips).mean()),
         float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
-        gate.cost.seconds if gate else 0.0,
-        1 + (gate.extra_calls if gate else 0.0) + (retrieved if drafts else 0.0),
+        calls=1 + (gate.extra_calls if gate else 0.0) + (retrieved if drafts else 0.0),
+        decision_seconds=gate.cost.seconds if gate else 0.0,
     )
 
 
@@ -362,12 +345,12 @@ class Savings:
     @property
     def extra_calls(self) -> float:
         """LLM calls that the policy makes more."""
-        return SAVINGS_QUESTIONS * (self.gated.llm_calls - self.always.llm_calls)
+        return SAVINGS_QUESTIONS * (self.gated.calls - self.always.calls)
 
     @property
     def includes_llm(self) -> bool:
         """Whether `money` includes what the LLM calls cost."""
-        return None not in (self.always.money(self.assumptions), self.gated.money(self.assumptions))
+        return None not in (cost.money(self.assumptions.prices) for cost in (self.always, self.gated))
 
     @property
     def money(self) -> float | None:
@@ -375,7 +358,7 @@ class Savings:
 
         If it makes no more calls and their price is unknown, only the searches are counted.
         """
-        before, after = self.always.money(self.assumptions), self.gated.money(self.assumptions)
+        before, after = (cost.money(self.assumptions.prices) for cost in (self.always, self.gated))
         if before is not None and after is not None:
             return SAVINGS_QUESTIONS * (before - after)
         return None if self.extra_calls > 0 else self.search_money

@@ -77,6 +77,7 @@ def create_app(
         lifespan=lifespan,
         exception_handlers={HTTPException: _handle_http_exception},
     )
+    app.router.redirect_slashes = False  # the address of a redirect would come from the Host header
     app.state.service = service
     return app
 

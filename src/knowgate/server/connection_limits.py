@@ -126,9 +126,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer("_header_timer")
 
     def _on_header_timeout(self) -> None:
-        if (
-            self.cycle is not None and not self.cycle.response_complete
-        ):  # a client that sends its next request too early
+        # A client that sends its next request too early.
+        if self.cycle is not None and not self.cycle.response_complete:
             self._header_timer = self.loop.call_later(HEADER_SECONDS, self._on_header_timeout)
             return
         self._reject(408, f"The headers did not arrive within {HEADER_SECONDS:g} seconds.")

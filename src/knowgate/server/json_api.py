@@ -69,6 +69,16 @@ def dump_json(value: Any, *, is_large: bool = False) -> bytes:
     return ("".join(encoder.iterencode(value)) if is_large else encoder.encode(value)).encode()
 
 
+def replace_non_finite(content: bytes) -> bytes:
+    """Replace NaN and infinity in JSON by null, because clients cannot parse them. Other JSON stays as it is."""
+    if b"NaN" not in content and b"Infinity" not in content:
+        return content
+    try:
+        return dump_json(load_json(content, parse_constant=lambda name: None), is_large=True)
+    except ValueError:
+        return content
+
+
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Create a JSON response from a pydantic model or from plain data.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
-from pydantic import field_validator, model_validator
+from pydantic import field_validator
 
 from knowgate.core.options import Count, Options, Share, UserPath, get_set_fields, option, read_options
 from knowgate.core.postgres.address import is_postgres_address
@@ -117,7 +117,6 @@ class ServeOptions(Options):
         gt=0,
         lt=1,
     )
-    max_loss: float | None = option(None, "Old name of `max_changed`.", gt=0, lt=1)
     confidence: float = option(
         0.95, "With `audit`: statistical confidence of the measured loss and of the alarm.", gt=0, lt=1
     )
@@ -131,7 +130,7 @@ class ServeOptions(Options):
     )
     share_b: Share = option(0.5, "With `gate_b`: share of requests that the second gate decides.")
 
-    renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search"}
+    renamed: ClassVar[Mapping[str, str]] = {"price_retrieval": "price_search", "max_loss": "max_changed"}
     price_search: float = option(0.0, "Price of one search, from which the dashboard computes savings.", ge=0)
     price_token: float = option(
         0.0, "Price of one token that the LLM reads or writes, from which the dashboard computes savings.", ge=0
@@ -153,13 +152,6 @@ class ServeOptions(Options):
                 f"upstream={redact_secrets(url)!r} is not a valid URL. Use one such as http://127.0.0.1:8000/v1."
             )
         return url.rstrip("/")
-
-    @model_validator(mode="after")
-    def _rename_max_loss(self) -> ServeOptions:
-        """Use `max_loss`, the old name, as `max_changed` if that is not set."""
-        if self.max_loss is not None and self.max_changed is None:
-            object.__setattr__(self, "max_changed", self.max_loss)
-        return self
 
     @field_validator("decisions")
     @classmethod

@@ -18,11 +18,11 @@ from knowgate.retrieval.rerankers import rerank
 from knowgate.server import schemas
 from knowgate.server.auth.access_control import AccessPolicy, RateLimiter
 from knowgate.server.auth.api_keys import ApiKey
-from knowgate.server.chat.decisions import answer_prompt, decide_questions
+from knowgate.server.chat.decisions import answer_prompt, decide_questions, list_selectable_gates
 from knowgate.server.chat.gate_service import GateService
 from knowgate.server.chat.local_chat import LocalChat
 from knowgate.server.chat.request_formats import REQUEST_FORMATS
-from knowgate.server.chat.request_options import MODEL_PREFIX, SELECTABLE_GATES
+from knowgate.server.chat.request_options import MODEL_PREFIX
 from knowgate.server.database import STORE_ERRORS
 from knowgate.server.json_api import (
     LARGE_BODY_BYTES,
@@ -296,7 +296,7 @@ class Service:
 
     async def list_models(self, request: Request, trace: RequestTrace) -> Response:
         """Answer GET /v1/models with the names of all LLMs and of knowgate/GATE for each selectable gate."""
-        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in SELECTABLE_GATES)]
+        names = [MODEL_PREFIX, *(f"{MODEL_PREFIX}/{gate}" for gate in list_selectable_gates(self.gate_service))]
         models: list[dict[str, Any]] = []
         if self.forwarder is not None:
             models = await self.forwarder.upstream.list_models(request.headers)
@@ -410,7 +410,7 @@ class Service:
         """Answer GET /ready. The status is 503 while the circuit breaker of the upstream is open."""
         states = {breaker.name: breaker.state for breaker in self.breakers}
         is_ready = states.get("upstream") != "open"
-        lost = 0 if self.decision_log is None else self.decision_log.lost_count
+        lost = self.get_snapshot().combine(await self.snapshot_exchange.read_others()).lost_decisions
         readiness = schemas.ReadyResponse(
             ready=is_ready,
             breakers=states,

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from knowgate.core.validation import MAX_DEPTH, check_parsed_value
 from knowgate.errors import BadInput
-from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json
+from knowgate.server.json_api import LARGE_BODY_BYTES, ApiError, dump_json, load_json, replace_non_finite
 from knowgate.server.telemetry.trace import RequestTrace, TokenUsage
 
 log = logging.getLogger(__name__)
@@ -221,6 +221,8 @@ class StreamAnnotator:
             InvalidResponse: The line has invalid `choices`, or its JSON is nested too deeply.
         """
         check_chunk(line)
+        if b"NaN" in line or b"Infinity" in line:
+            line = b"data: " + replace_non_finite(line.removeprefix(b"data:")).strip() + b"\n"
         is_last = b'"finish_reason"' in line and not any(marker in line for marker in UNFINISHED_MARKERS)
         is_last = is_last or any(marker in line for marker in COMPLETED_MARKERS)
         adds_usage = self.trace.extra_usage != TokenUsage() and b'"usage"' in line

@@ -240,6 +240,17 @@ def test_packaged_patterns_take_linear_time(piece):
             assert any(_is_linear(work, frame, piece) for _ in range(3)), (name, frame)
 
 
+@pytest.mark.parametrize("word", ["who ", "which ", "what "])
+def test_a_text_of_words_that_ask_takes_as_long_as_any_other(word):
+    def measure(text):
+        start = time.thread_time()
+        load_rules().decide(text)
+        return time.thread_time() - start
+
+    seconds = min(measure(word * (4_000 // len(word))) for _ in range(5))
+    assert seconds < 5 * min(measure("xyz " * 1_000) for _ in range(5))
+
+
 def test_a_slow_pattern_of_the_user_is_skipped_in_time(tmp_path, caplog):
     text = "[[rule]]\nname = 'slow'\naction = 'skip'\npatterns = ['(a|aa|b)+$', '(x|xx)+$']\n"
     rules = load_rules(written(tmp_path, text))
@@ -248,6 +259,14 @@ def test_a_slow_pattern_of_the_user_is_skipped_in_time(tmp_path, caplog):
     assert time.perf_counter() - start < 2
     assert "rule 'slow' was skipped" in caplog.text
     assert rules.decide("aaab").rule == "slow"
+
+
+def test_packaged_rules_read_both_ends_of_a_long_text():
+    filler = "A word. " * 300
+    rules = load_rules()
+    assert rules.decide(f"Please cite. {filler}").rule == "sources wanted"
+    assert rules.decide(f"{filler} Please cite.").rule == "sources wanted"
+    assert rules.decide(f"{filler[:1_200]} Please cite. {filler[:1_200]}") is None
 
 
 def test_long_texts_are_decided_quickly():

@@ -168,9 +168,9 @@ def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, a
 def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
     """Say why rows of the cost table are unknown."""
     savings = verdict.savings
-    if savings.always.passage_tokens is None:
+    if savings.always.prompt is None:
         yield "The rows hold no passages, so the tokens of reading them are unknown."
-    if savings.always.answer_tokens is None:
+    if savings.always.completion is None:
         yield "The rows hold no texts of answers, so the tokens of writing them are unknown."
     if savings.gated.decision_seconds is None:
         yield "The gate was not timed, so its seconds are unknown."
@@ -178,12 +178,12 @@ def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
     policies = (verdict.savings.always, verdict.never, verdict.savings.gated)
-    money = [cost.money(assumptions) for cost in policies]
+    money = [cost.money(assumptions.prices) for cost in policies]
     rows = (
         _make_cost_row("searches", [cost.searches for cost in policies]),
-        _make_cost_row("LLM calls", [cost.llm_calls for cost in policies]),
-        _make_cost_row("tokens of passages, estimated", [cost.passage_tokens for cost in policies]),
-        _make_cost_row("tokens generated, drafts included", [cost.answer_tokens for cost in policies]),
+        _make_cost_row("LLM calls", [cost.calls for cost in policies]),
+        _make_cost_row("tokens of passages, estimated", [cost.prompt for cost in policies]),
+        _make_cost_row("tokens generated, drafts included", [cost.completion for cost in policies]),
         _make_cost_row(
             "price of the searches", [cost.searches * assumptions.price_search for cost in policies], format_money
         ),
@@ -221,7 +221,7 @@ def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumption
     savings = verdict.savings
     if savings.money is None:
         return f"It is cheaper than always retrieving if an LLM call costs less than {format_price(savings.break_even_call)}."
-    price = savings.gated.break_even(savings.always, assumptions)
+    price = savings.gated.break_even(savings.always, assumptions.prices)
     if price is None:
         return ""
     if price == 0:

@@ -159,8 +159,8 @@ def _describe_losing_slices(recommendation: Recommendation) -> str:
 def _describe_calls(always: QuestionCost, gated: QuestionCost) -> str:
     """State the searches, LLM calls and deciding time per question."""
     return (
-        f"Per question it makes {gated.searches:.2f} searches and {gated.llm_calls:.2f} LLM calls (always retrieving: "
-        f"{always.searches:.2f} and {always.llm_calls:.2f}); deciding takes {_format_decision_time(gated)}."
+        f"Per question it makes {gated.searches:.2f} searches and {gated.calls:.2f} LLM calls (always retrieving: "
+        f"{always.searches:.2f} and {always.calls:.2f}); deciding takes {_format_decision_time(gated)}."
     )
 
 
@@ -262,11 +262,11 @@ def _suggest_more_questions(recommendation: Recommendation) -> str:
 
 def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
     difference = recommendation.difference
-    calls = f"LLM calls per question, always retrieving makes {savings.always.llm_calls:.2f}"
+    calls = f"LLM calls per question, always retrieving makes {savings.always.calls:.2f}"
     return [
         KeyFigure(format_percent(recommendation.skipped.value), "of the searches skipped"),
         KeyFigure(format_points(difference.value or 0.0), f"points of accuracy{format_interval(difference)}"),
-        KeyFigure(f"{savings.gated.llm_calls:.2f}", calls),
+        KeyFigure(f"{savings.gated.calls:.2f}", calls),
         _make_money_figure(savings),
     ]
 
@@ -364,7 +364,7 @@ def describe_savings(savings: Savings) -> str:
             f"{format_price(savings.break_even_call)} a call."
         )
     if savings.money < 0:
-        price = savings.gated.break_even(savings.always, savings.assumptions)
+        price = savings.gated.break_even(savings.always, savings.assumptions.prices)
         break_even = f"; it pays if a search costs more than {format_price(price)}" if price else ""
         return f"{start}, but costs {format_money(-savings.money)} more at {prices}{break_even}."
     if not savings.includes_llm:
@@ -373,12 +373,12 @@ def describe_savings(savings: Savings) -> str:
 
 
 def _explain_unknown_cost(cost: QuestionCost) -> str:
-    missing = "passages" if cost.passage_tokens is None else "answers"
+    missing = "passages" if cost.prompt is None else "answers"
     return f"the rows hold no texts of {missing}"
 
 
 def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
-    per_question = always.money(assumptions)
+    per_question = always.money(assumptions.prices)
     prices = describe_prices(assumptions)
     if per_question is None:
         money = format_money(SAVINGS_QUESTIONS * always.searches * assumptions.price_search)

@@ -52,6 +52,7 @@ NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*(?<!\\)[+*]\)(?:[+*]|\{\d*,)")
 MAX_FILE_BYTES = 1 << 20
 MAX_SMALL_TALK = 120  # maximum characters of a message that can consist of several pieces of small talk
 MAX_QUESTION_CHARS = 4_000  # rules read only the start of a longer question
+PACKAGED_RULE_CHARS = 1_000  # packaged rules read this many characters at both ends of that
 USER_RULES_SECONDS = 0.05  # time limit for all patterns of the user together, on one question
 
 
@@ -105,6 +106,10 @@ class Rule:
             deadline: Time of `time.monotonic` after which a pattern of the user does not match any more. Default:
                 USER_RULES_SECONDS from now.
         """
+        if self.is_packaged and len(text) > 2 * PACKAGED_RULE_CHARS:
+            if self.whole:
+                return False  # small talk and arithmetic are short
+            text = f"{text[:PACKAGED_RULE_CHARS]}\n{text[-PACKAGED_RULE_CHARS:]}"
         message = INNER_PUNCTUATION.sub(" ", text.strip(EDGE_CHARACTERS)).strip() if self.whole else text
         if self.is_packaged:
             return any(self._find_match(pattern)(message) for pattern in self.compiled_patterns)

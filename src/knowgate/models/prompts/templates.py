@@ -34,9 +34,10 @@ CHAT_MARKER_PATTERN = re.compile(r"<(?=[|｜][\w▁ -]{1,40}[|｜]>|/?s>|(?:star
 # The beginning of a template line counts as a label, such as 'Question:', only if it has this many letters. Ordinary
 # lines often begin with a dash or a number.
 MIN_LABEL_LETTERS = 2
-# Characters that are not displayed, such as zero-width spaces. A text could hide a label or a tag with them.
+# Characters that are not displayed, such as control characters and zero-width spaces. A text could hide a label or a
+# tag with them.
 INVISIBLE_CHARACTERS = (
-    "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
+    "\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufff9-\ufffb\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f"
     "\ufeff\uffa0\U000e0000-\U000e0fff"
 )
 INVISIBLE_PATTERN = re.compile(f"[{INVISIBLE_CHARACTERS}]+")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.pipeline.answer_json import decision_record
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import REQUEST_FORMATS, UngatedRequest, extract_question
+from knowgate.server.chat.request_options import SELECTABLE_GATES, RequestOptions
 from knowgate.server.json_api import ApiError, parse_request
 from knowgate.server.schemas import DecideRequest, DecideResponse
 from knowgate.server.streaming import InvalidResponse
@@ -39,13 +41,24 @@ async def decide_questions(
     request = parse_request(DecideRequest, body)
     rag = gate_service.prepare(body, trace)
     questions = await asyncio.to_thread(_read_questions, rag, request)
-    records = [
-        decision_record(await _decide_question(gate_service, forwarder, rag, question, headers, trace))
-        for question in questions
-    ]
+    records = []
+    for question in questions:
+        decision = await _decide_question(gate_service, forwarder, rag, question, headers, trace)
+        records.append(decision_record(decision))
+        await asyncio.sleep(0)  # many long questions take a while, so let other requests run
     decisions = {"decisions": records} if request.questions is not None else records[0]
     degraded = sorted(set(trace.degraded))
     return DecideResponse(id=trace.id, degraded=degraded, milliseconds=trace.milliseconds, **decisions)
+
+
+def list_selectable_gates(gate_service: GateService) -> list[str]:
+    """Return the names of the gates that a request can select and that work with the LLM of this server."""
+    names = []
+    for name in SELECTABLE_GATES:
+        with suppress(ApiError):
+            gate_service.select_pipeline(RequestOptions(gate=name))
+            names.append(name)
+    return names
 
 
 def _read_questions(rag: AdaptiveRAG, request: DecideRequest) -> list[Question]:

@@ -7,9 +7,13 @@ contain a plain question, no gate can decide on it, and it is forwarded unchange
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain, starmap
 from typing import Any, Protocol
+from unicodedata import normalize
 
 from knowgate.errors import BadInput
 from knowgate.models.prompts.templates import (
@@ -24,12 +28,16 @@ from knowgate.types import Model, Passage, Question
 
 MAX_QUESTION_CHARS = 20_000  # a longer message is a text to work on, not a question
 MAX_PROMPT_CHARS = 500  # a longer prompt is a text to continue, not a question
-# The beginning of a tag such as </passage>, also if invisible characters are hidden in it.
-PASSAGE_TAGS = re.compile(
-    rf"[<＜﹤](?=[/\s{INVISIBLE_CHARACTERS}]*(?:%s))"
-    % "|".join(f"[{INVISIBLE_CHARACTERS}]*".join(word) for word in ("passage", "document")),
-    re.IGNORECASE,
-)
+TAG_OPENINGS, SLASHES = "<＜﹤‹«⟨〈\u2329《❮˂", "/／∕⁄⧸"
+HIDDEN_CHARACTERS = INVISIBLE_CHARACTERS + "\u0300-\u036f\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff"  # and combining ones
+# Letters of other scripts that look like those of the tags: Cyrillic, Greek, Armenian.
+LOOKALIKES = {
+    "a": "аαɑ", "c": "сϲ", "d": "ԁ", "e": "еε", "g": "ɡց", "m": "м", "n": "ո", "o": "оο", "p": "рρ", "s": "ѕ",
+    "t": "тτ", "u": "υս",
+}  # fmt: skip
+# Ranges of accented, small, circled, full-width and mathematical letters.
+STYLED_LETTERS = ((0xC0, 0x250), (0x1D00, 0x1DC0), (0x1E00, 0x1F00), (0x2100, 0x2150), (0x24B6, 0x24EA), (0xFF21, 0xFF5B),
+                  (0x1D400, 0x1D800))  # fmt: skip
 TEXT_PART_TYPES = {
     "input_text": "text",
     "output_text": "text",
@@ -148,7 +156,24 @@ def _escape_tags(texts: Mapping[str, str]) -> dict[str, str]:
 
     Otherwise a document could pretend that its passage ends, and inject instructions.
     """
-    return {name: PASSAGE_TAGS.sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
+    return {name: _compile_tag_pattern().sub(lambda match: f"{match[0]} ", text) for name, text in texts.items()}
+
+
+@cache
+def _compile_tag_pattern() -> re.Pattern[str]:
+    """Return a pattern for the beginning of a tag such as </passage>.
+
+    It also matches if the letters are replaced by others that look alike, or if invisible characters are between them.
+    """
+    lookalikes = defaultdict(str, LOOKALIKES)
+    for letter in map(chr, chain.from_iterable(starmap(range, STYLED_LETTERS))):
+        lookalikes[normalize("NFKD", letter)[0].lower()] += letter
+    words = (
+        f"[{HIDDEN_CHARACTERS}]*".join(f"[{letter}{lookalikes[letter]}]" for letter in word)
+        for word in ("passage", "document")
+    )
+    pattern = rf"[{TAG_OPENINGS}](?=[{SLASHES}\s{HIDDEN_CHARACTERS}]*(?:{'|'.join(words)}))"
+    return re.compile(pattern, re.IGNORECASE)
 
 
 def _prepend_text(text: str, content: Any, part_type: str = "text") -> Any:

@@ -52,9 +52,8 @@ class ExperimentArm:
         if not shadow:
             return self.rag
         if shadow not in self._shadow_pipelines:
-            if (
-                len(self._shadow_pipelines) > 2
-            ):  # the text of an alarm changes, so old pipelines are not needed any more
+            # The text of an alarm changes, so old pipelines are not needed any more.
+            if len(self._shadow_pipelines) > 2:
                 self._shadow_pipelines.clear()
             self._shadow_pipelines[shadow] = self.rag.replace(shadow=shadow)
         return self._shadow_pipelines[shadow]

@@ -34,6 +34,7 @@ RETRIEVAL_STAGES = ("retrieve", "rerank", "second look", "fit")
 # Environment variables that the parent process sets for the workers.
 SERVER_ID_VARIABLE, COUNTS_FILE_VARIABLE = "KNOWGATE_SERVER", "KNOWGATE_COUNTS"
 WRITE_DELAY_SECONDS, HEARTBEAT_SECONDS = 1.0, 60.0
+READ_SECONDS = 2.0  # maximum time to read the statistics of other processes, for which health checks may wait
 WORKER_TIMEOUT_SECONDS = 3 * HEARTBEAT_SECONDS  # a process that has not written for this long is considered gone
 MAX_SNAPSHOT_AGE_SECONDS = 86_400.0
 UPSERT_SNAPSHOT = (
@@ -261,8 +262,9 @@ class SnapshotExchange:
             return []
         values = [self._worker_id, self._server_id, time.time() - WORKER_TIMEOUT_SECONDS]
         try:
-            rows = await self._log.run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values))
-        except ApiError:
+            async with asyncio.timeout(READ_SECONDS):
+                rows = await self._log.run(lambda store: store.fetch_rows(SELECT_OTHER_SNAPSHOTS, values))
+        except (ApiError, TimeoutError):
             return []
         return [str(row[0]) for row in rows]
 

@@ -23,7 +23,7 @@ from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.gate_service import BackgroundSearch, GateService
 from knowgate.server.chat.request_formats import UngatedRequest, extract_question, insert_passages
 from knowgate.server.chat.request_options import is_knowgate_model
-from knowgate.server.json_api import ApiError, dump_json, parse_request
+from knowgate.server.json_api import ApiError, dump_json, parse_request, replace_non_finite
 from knowgate.server.options import ServeOptions
 from knowgate.server.schemas import ChatRequest
 from knowgate.server.streaming import (
@@ -50,7 +50,7 @@ from knowgate.server.upstream.draft import (
 from knowgate.server.upstream.response_body import iter_chunks, parse_completion, read_content, run_for_size
 from knowgate.types import AnswerPair, Arbiter, DecisionNote, Gate, Question
 
-CHAT_PATH = "/chat/completions"
+CHAT_PATH, EVENT_STREAM = "/chat/completions", "text/event-stream"
 PARTIAL_DRAFT_REASON = (
     "only the beginning of this stream was drafted. The arbiter compares answers only without streaming"
 )
@@ -233,7 +233,7 @@ class UpstreamForwarder:
         )
         if not isinstance(answer, UpstreamDraft):
             return await forward_response(self.upstream, answer, request.trace)
-        if request.is_streaming and not answer.has_ended:
+        if answer.remaining_lines is not None and not answer.has_ended:
             return await _send_draft(self.upstream, answer, request)
         return await _send_draft(
             self.upstream, await self._arbitrate(arbiter, question, draft, answer, request.trace), request
@@ -290,7 +290,8 @@ class UpstreamForwarder:
             return response
         try:
             with request.trace.measure(stage):
-                answer = await (read_stream(response) if request.is_streaming else read_draft(response))
+                is_stream = request.is_streaming and response.content_type == EVENT_STREAM
+                answer = await (read_stream(response) if is_stream else read_draft(response))
         except (ClientError, OSError, InvalidResponse) as error:
             response.close()
             raise self.upstream.record_body_error(error, response) from None
@@ -305,7 +306,7 @@ class UpstreamForwarder:
         """Forward the request, and add the `knowgate` object to the response."""
         with request.trace.measure("answer"):
             response = await self.upstream.send("POST", path, request.content, request.headers)
-            if response.status != 200 or not response.content_type.startswith("text/event-stream"):
+            if response.status != 200 or response.content_type != EVENT_STREAM:
                 return await forward_response(self.upstream, response, request.trace)
         return _send_stream(self.upstream, response, request, StreamAnnotator(request.trace))
 
@@ -313,7 +314,7 @@ class UpstreamForwarder:
         """Forward a request without a decision. The response body stays unchanged; the trace is in its headers."""
         await self.set_model(request)
         response = await self.upstream.send("POST", path, request.content, request.headers)
-        if response.status == 200 and response.content_type.startswith("text/event-stream"):
+        if response.status == 200 and response.content_type == EVENT_STREAM:
             return _send_stream(self.upstream, response, request, None)
         return await forward_response(self.upstream, response, request.trace, annotates_body=False)
 
@@ -357,8 +358,9 @@ async def _measure_draft(draft: UpstreamDraft, request: dict[str, Any]) -> Token
 def _annotate_body(content: bytes, trace: RequestTrace) -> bytes:
     """Add the field `knowgate` at the end of a JSON object.
 
-    All other bytes stay the same, except for the usage if there was another call.
+    All other bytes stay the same, except for the usage if there was another call, and for NaN, which becomes null.
     """
+    content = replace_non_finite(content)
     if trace.extra_usage != TokenUsage():
         content = add_usage(content, trace.extra_usage)
     text = content.strip()
