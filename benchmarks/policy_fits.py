@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 HOME = Path(__file__).parent / "runs" / "policy"
+FACTS = HOME / "fits.json"
 TITLES = {
     "fit_qwen": "Qwen2.5-Coder-1.5B, four data sets",
     "fit_smollm": "SmolLM2-135M, four data sets",
@@ -52,9 +53,15 @@ class FittedRows:
 def load_fitted(name: str) -> FittedRows:
     """Read a record."""
     with gzip.open(HOME / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        facts, *rows = map(json.loads, lines)
+        rows = [json.loads(line) for line in lines]
     columns = [np.array([bool(row[key]) for row in rows]) for key in ("closed", "open", "rules", "chosen")]
-    return FittedRows(facts, *columns, np.array([row["need"] for row in rows]))
+    return FittedRows(read_facts()[name], *columns, np.array([row["need"] for row in rows]))
+
+
+def read_facts() -> dict[str, Any]:
+    """Read the facts about all recorded policies, by name of the record."""
+    facts: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8")) if FACTS.exists() else {}
+    return facts
 
 
 def list_fitted() -> list[str]:
@@ -94,7 +101,8 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
         for row, n, r, a, c, o in grades
     ]
     with gzip.GzipFile(HOME / f"{name}.jsonl.gz", "wb", mtime=0) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in (facts, *rows)).encode())
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    FACTS.write_text(json.dumps({**read_facts(), name: facts}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:
