@@ -1,4 +1,4 @@
-"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs and on the handbook.
+"""Policies that `knowgate fit` chose for the local LLMs, on test rows of their label runs.
 
     python -m benchmarks.policy_fits --record NAME --policy FOLDER --labels RUN [--labels RUN ...]
 
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 HOME = Path(__file__).parent / "runs" / "policy"
+FACTS = HOME / "fits.json"
 TITLES = {
     "fit_qwen": "Qwen2.5-Coder-1.5B, four data sets",
     "fit_smollm": "SmolLM2-135M, four data sets",
-    "fit_handbook": "SmolLM2-135M, handbook (policy fitted on the four data sets)",
 }
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -53,9 +53,15 @@ class FittedRows:
 def load_fitted(name: str) -> FittedRows:
     """Read a record."""
     with gzip.open(HOME / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
-        facts, *rows = map(json.loads, lines)
+        rows = [json.loads(line) for line in lines]
     columns = [np.array([bool(row[key]) for row in rows]) for key in ("closed", "open", "rules", "chosen")]
-    return FittedRows(facts, *columns, np.array([row["need"] for row in rows]))
+    return FittedRows(read_facts()[name], *columns, np.array([row["need"] for row in rows]))
+
+
+def read_facts() -> dict[str, Any]:
+    """Read the facts about all recorded policies, by name of the record."""
+    facts: dict[str, Any] = json.loads(FACTS.read_text(encoding="utf-8")) if FACTS.exists() else {}
+    return facts
 
 
 def list_fitted() -> list[str]:
@@ -76,12 +82,13 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
     table = table.subset(both)
     gate = load_fitted_gate(policy)
     chosen, arbiter = gate.artifact.manifest["policy"], get_policy_arbiter(policy) or NO_ARBITER
-    tried = {item["gate"]: item for item in chosen["tried"]}.get(chosen["gate"], {})
+    arbiter_name = (gate.artifact.manifest["guarantee"]["arbiter"] or {"name": ""})["name"]
+    tried = {(item["gate"], item["arbiter"]): item["models"] for item in chosen["tried"]}
     facts = {
         "gate": chosen["gate"],
-        "arbiter": "" if arbiter == NO_ARBITER else arbiter.partition(":")[0].rsplit("/", 1)[-1],
+        "arbiter": arbiter_name,
         "threshold": gate.threshold,
-        "models": tried.get("models", 0),
+        "models": tried.get((chosen["gate"], arbiter_name), 0),
         "reads_draft": bool(gate.request.draft_tokens),
         "reason": chosen["reason"],
     }
@@ -94,7 +101,8 @@ def record(name: str, policy: str, runs: list[Path]) -> None:
         for row, n, r, a, c, o in grades
     ]
     with gzip.GzipFile(HOME / f"{name}.jsonl.gz", "wb", mtime=0) as file:
-        file.write("".join(json.dumps(row) + "\n" for row in (facts, *rows)).encode())
+        file.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+    FACTS.write_text(json.dumps({**read_facts(), name: facts}, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

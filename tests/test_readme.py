@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import knowgate as kg
-from knowgate.cli.commands import COMMANDS
+from knowgate.cli.commands import COMMANDS, CommandLineError
 from knowgate.cli.demo.comparison import demo_folder
-from knowgate.cli.error_messages import CommandLineError
 from knowgate.cli.main import run
 from knowgate.core.files import read_jsonl
 from knowgate.core.registry import load_target

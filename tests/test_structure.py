@@ -28,6 +28,13 @@ API_KEYS = {(str(structure.SOURCE / "server" / "schemas.py"), "promised")}
 FORBIDDEN_WORDS = ("doorkeeper", "gatekeeper", "promised", "schooling", "pupil", "weighing", "going_on", "wishes")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _free_memory():
+    """Forget the parsed files: they take 200 MB."""
+    yield
+    structure.tree.cache_clear()
+
+
 def imported_packages(path: Path) -> set[str]:
     """The top-level packages that a file imports, at any place."""
     names: set[str] = set()

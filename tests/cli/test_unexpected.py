@@ -100,7 +100,7 @@ def test_an_error_while_explaining_an_error_ends_here_too(call: Call, broken, mo
     def no_home() -> Path:
         raise RuntimeError("no home")
 
-    monkeypatch.setattr("knowgate.cli.main.cache_dir", no_home)
+    monkeypatch.setattr("knowgate.core.files.cache_dir", no_home)
     broken(FileNotFoundError(2, "no such file", "x"))
     assert call("gates").code == 70
 

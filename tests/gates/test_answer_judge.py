@@ -23,6 +23,7 @@ from tests.support.judge_data import planted, quick, score_reloaded, scored_else
 from tests.support.tiny_models import save_word_llama
 
 HOW = replace(make_answer_training(6, 8, 1e-2), rank=8, patience=0)
+SHORT = replace(HOW, epochs=1)  # where it does not matter how much a judge has learned
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,9 +39,9 @@ class Made:
     fitted: object
 
 
-def make(folder, examples, **crewed):
+def make(folder, examples, how=HOW, **crewed):
     texts = [question.text for question in examples.questions]
-    members = plan_ensemble(examples.split, HOW, **crewed, texts=texts)
+    members = plan_ensemble(examples.split, how, **crewed, texts=texts)
     fitted = train_answer_judge(AnswerTask("judge", 32), examples, members, work=folder / "work")
     save_fitted(fitted, examples, folder / "gate")
     return Made(folder / "gate", examples, fitted)
@@ -58,12 +59,12 @@ def single(examples, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def several(examples, tmp_path_factory):
-    return make(tmp_path_factory.mktemp("several"), examples, seeds=2)
+    return make(tmp_path_factory.mktemp("several"), examples, SHORT, seeds=2)
 
 
 @pytest.fixture(scope="module")
 def folded(examples, tmp_path_factory):
-    return make(tmp_path_factory.mktemp("folded"), examples, folds=2)
+    return make(tmp_path_factory.mktemp("folded"), examples, SHORT, folds=2)
 
 
 def taken(examples, places):
@@ -114,6 +115,7 @@ def test_with_folds_a_row_is_scored_by_the_judge_that_did_not_see_it(folded):
     gate = JudgeGate.load(str(folded.out))
     questions, readings = taken(folded.examples, [5])
     votes = gate.judge.predict_members(encode_answers("judge", gate.judge, questions, [readings[0].draft.text], 32))
+    assert abs(votes[0] - votes[1]) > 1e-4
     stranger = next(number for number, member in enumerate(members) if 5 not in member.train)
     assert folded.fitted.raw([5]) == pytest.approx(1 - votes[stranger], abs=1e-6)
 

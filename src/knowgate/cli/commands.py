@@ -17,6 +17,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from knowgate.core.registry import load_target
 
+# Base class of usage errors. typer has its own copy of click, so this is not the class that `import click` gives.
+CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
+
 
 @dataclass(frozen=True)
 class CommandEntry:

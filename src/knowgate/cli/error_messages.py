@@ -21,8 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from knowgate.core.files import cache_dir, create_private_file
 from knowgate.core.redaction import redact_secrets
 from knowgate.errors import KnowgateError
@@ -31,8 +29,6 @@ EXIT_INTERNAL_ERROR = 70  # the conventional exit code for internal errors (EX_S
 REPORT_FOLDER = "errors"
 SETTINGS_FILE_PREFIX = "the config file"
 REPORTED_PACKAGES = ("knowgate", "numpy", "torch", "transformers", "bm25s", "typer", "httpx")
-# Base class of usage errors. typer has its own copy of click, so this is not the class that `import click` gives.
-CommandLineError: type[Exception] = typer.BadParameter.__mro__[2]  # BadParameter < UsageError < ClickException
 # Patterns that recognize a message that already says what to do: by a command, the allowed values, or an imperative.
 ADVICE_VERBS = (
     "Add|Ask|Build|Check|Choose|Convert|Correct|Delete|Download|Enter|Fetch|Fill|Fit|Free|Give|Install|Label|Leave|Let|"

@@ -18,18 +18,9 @@ from typing import Annotated
 
 import typer
 
-from knowgate.cli.commands import RootGroup
-from knowgate.cli.error_messages import (
-    EXIT_INTERNAL_ERROR,
-    CommandLineError,
-    describe_internal_error,
-    explain_library_error,
-    explain_usage_error,
-    format_traceback,
-)
+from knowgate.cli.commands import CommandLineError, RootGroup
 from knowgate.core import VERSION
 from knowgate.core.display import sanitize_text
-from knowgate.core.files import cache_dir
 from knowgate.errors import KnowgateError
 
 EXIT_USAGE, EXIT_INTERRUPTED = 2, 130
@@ -99,6 +90,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run_and_explain(without_debug, is_debug)
     except Exception as error:  # noqa: BLE001 - everything unexpected ends here
+        from knowgate.cli.error_messages import EXIT_INTERNAL_ERROR, describe_internal_error  # the help page needs none
+
         return _print_error(describe_internal_error(error, without_debug), EXIT_INTERNAL_ERROR, is_debug)
 
 
@@ -119,9 +112,13 @@ def _run_and_explain(arguments: list[str], is_debug: bool) -> int:
     try:
         return _run(arguments)
     except KnowgateError as error:
+        from knowgate.cli.error_messages import explain_library_error
+
         commands = typer.main.get_group(app).commands
         return _print_error(explain_library_error(str(error), arguments, commands), 1, is_debug)
     except CommandLineError as error:
+        from knowgate.cli.error_messages import explain_usage_error
+
         return _print_error(explain_usage_error(error), EXIT_USAGE, is_debug)
     except (KeyboardInterrupt, typer.Abort):
         return _print_error("interrupted.", EXIT_INTERRUPTED, is_debug)
@@ -177,6 +174,8 @@ def _print_error(message: str, code: int, is_debug: bool) -> int:
     line = Text.assemble(("Error:", "red"), " ", sanitize_text(" ".join(message.split())))
     with contextlib.suppress(OSError):  # stderr is closed or its disk is full; the exit code still shows the error
         if is_debug and error is not None:
+            from knowgate.cli.error_messages import format_traceback
+
             sys.stderr.write(format_traceback(error))
         inform(line)
     return code
@@ -195,6 +194,8 @@ def _explain_os_error(error: OSError) -> str:
 
 def _is_in_cache(path: str) -> bool:
     """Return whether a path is inside the cache folder."""
+    from knowgate.core.files import cache_dir
+
     try:
         return path.startswith(str(cache_dir()))
     except KnowgateError:  # there is no cache folder
