@@ -41,16 +41,19 @@ def is_installed(module: str) -> bool:
 collect_ignore = [path for module, paths in FILES_BY_PACKAGE.items() if not is_installed(module) for path in paths]
 
 LONGEST_FILES = (
-    "test_ray.py",
-    "test_results.py",
+    "test_ray_runner.py",
     "test_llama.py",
     "test_docs.py",
-    "test_judge.py",
-    "test_lora.py",
     "test_readme.py",
     "test_backend_contract.py",
-    "test_operations.py",
     "test_smollm.py",
+    "test_llamacpp.py",
+    "test_openai_llamacpp.py",
+    "test_answer_judge.py",
+    "test_processes.py",
+    "test_first_run.py",
+    "test_lora.py",
+    "test_results.py",
 )
 
 

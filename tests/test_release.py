@@ -94,6 +94,11 @@ def test_the_files_that_small_environments_leave_out_exist():
     assert [path for path in paths if not (ROOT / "tests" / path).is_file()] == []
 
 
+def test_the_files_that_tests_start_with_exist():
+    names = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(conftest.LONGEST_FILES) <= names
+
+
 def test_an_adapter_is_recorded_only_if_its_tests_passed(tmp_path):
     outcomes = {name: Counter() for name in adapter_versions.ADAPTERS}
     outcomes["mcp"] = Counter(passed=2, skipped=1)
