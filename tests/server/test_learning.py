@@ -1,5 +1,6 @@
 """Learning from traffic: audits, loss, alarm, shadow mode, A/B tests, labels and feedback."""
 
+import asyncio
 import sqlite3
 import threading
 import time
@@ -569,3 +570,21 @@ def test_deleting_a_question_deletes_its_audit_texts_and_corrections(serve, stub
     stored = b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))
     assert b"Babakostad, surely" not in stored
     assert b"From the passages" not in stored
+
+
+def test_an_audit_of_a_question_that_is_deleted_meanwhile_stores_no_texts(serve, stub, tmp_path):
+    address, app = serve(gate="never", options={**audit_options(tmp_path), "keep_questions": True})
+    history, audits = use_history(app), app.state.service.learner.auditor
+    compare, is_deleted = audits._answers_differ, threading.Event()
+
+    async def compare_later(*answers):
+        await asyncio.to_thread(is_deleted.wait, 20)
+        return await compare(*answers)
+
+    audits._answers_differ = compare_later
+    ask(address)
+    assert httpx.post(f"{address}/v1/forget", json={"question": UNKNOWN}).json()["decisions"] == 1
+    is_deleted.set()
+    wait_for_audits(address, 1)
+    assert history.list_labels() == []
+    assert b"From the passages" not in b"".join(file.read_bytes() for file in tmp_path.glob("d.db*"))

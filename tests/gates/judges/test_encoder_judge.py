@@ -12,6 +12,8 @@ from knowgate.gates.scoring import score_questions
 from knowgate.stats.metrics import auroc
 from knowgate.training.gate_artifact import save_fitted
 from knowgate.training.judges.answer_judge import fit_answer_judge
+from knowgate.training.judges.trainable_models import TrainableEncoder
+from knowgate.training.judges.training_options import JudgeTrainingOptions
 from tests.support.judge_data import LETTERS, planted, quick, score_reloaded
 from tests.support.tiny_models import save_tiny_cross_encoder
 
@@ -120,3 +122,15 @@ def test_a_teacher_of_benefit_is_rejected(single, examples, base, tmp_path, monk
     monkeypatch.setattr("knowgate.training.judges.answer_judge.load_fitted_gate", lambda folder: other)
     with pytest.raises(BadSetting, match="was fitted on 'benefit'"):
         make(tmp_path, examples, base, teacher=str(single))
+
+
+def test_frozen_layers_and_the_embeddings_below_them_are_not_trained(base):
+    encoder = PairEncoder(resolve_encoder(f"encoder:{base}"), 0)
+    encoder.load_weights()
+    parameters = TrainableEncoder(encoder).prepare(JudgeTrainingOptions(full=True, frozen_layers=1))
+    trained = {id(parameter) for parameter in parameters}
+    names = [name for name, parameter in encoder.model.named_parameters() if id(parameter) in trained]
+    assert any(name.startswith("classifier") for name in names)
+    assert not any(".embeddings." in name or ".layer.0." in name for name in names)
+    frozen = [name for name, parameter in encoder.model.named_parameters() if id(parameter) not in trained]
+    assert any(".embeddings." in name for name in frozen)

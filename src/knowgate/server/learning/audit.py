@@ -150,6 +150,10 @@ class AuditStore:
 
         return await self._decisions.run(insert)
 
+    async def is_deleted(self, decision: str) -> bool:
+        """Return whether a decision was deleted, so that no texts of its audit may be stored."""
+        return bool(await self._decisions.find_missing([decision]))
+
     async def read_new(self) -> list[AuditRecord]:
         """Return the audits of all processes since the last read."""
         return await self._decisions.run(self._fetch_new)
@@ -318,6 +322,9 @@ class Auditor:
             await self._store_failure(job)
             return
         lost = float(await self._answers_differ(job, closed_answer, open_answer))
+        if self.store is not None and await self.store.is_deleted(job.id):
+            await self._store_result(job, LOSS if changes_answer else LABEL, lost)
+            return
         self.recent.update(job.id, {"closed": closed_answer, "opened": open_answer, "lost": lost})
         label = KnowledgeLabel.UNKNOWN if lost else KnowledgeLabel.KNOWN
         self.labeler.add(job.question, label, LabelSource.AGREEMENT)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -188,7 +188,8 @@ def make_default_training(options: AnswerJudgeFitOptions, seed: int) -> JudgeTra
     epochs = options.epochs if options.epochs is not None else 4 if is_encoder else 2
     default = ENCODER_LEARNING_RATES.get(options.base or "", ENCODER_LEARNING_RATE) if is_encoder else None
     rate = default if options.learning_rate is None else options.learning_rate
-    return make_answer_training(epochs, options.batch, rate, full=options.full or is_encoder, seed=seed)
+    training = make_answer_training(epochs, options.batch, rate, full=options.full or is_encoder, seed=seed)
+    return replace(training, frozen_layers=options.frozen_layers)
 
 
 def make_answer_training(

@@ -197,7 +197,12 @@ class TrainableEncoder:
         """Return the parameters to optimize."""
         if not training.full:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
-        return list(self.encoder.model.parameters())
+        body = self.encoder.model.base_model
+        if training.frozen_layers and not hasattr(getattr(body, "encoder", None), "layer"):
+            raise BadSetting("frozen_layers works with encoders that are built like BERT. Leave it out.")
+        for part in [body.embeddings, *body.encoder.layer[: training.frozen_layers]] if training.frozen_layers else []:
+            part.requires_grad_(False)
+        return [parameter for parameter in self.encoder.model.parameters() if parameter.requires_grad]
 
     def set_training(self, on: bool) -> None:
         """Switch between training mode and evaluation mode."""

@@ -56,6 +56,9 @@ class AnswerJudgeFitOptions(EnsembleFitOptions):
     bits: Literal[0, 4, 8] = option(
         0, "Bits per weight of the base model: 4 or 8 save memory (CUDA and LoRA only); 0 for all."
     )
+    frozen_layers: WholeNumber = option(
+        0, "Lower layers of an encoder that are not trained, which saves up to a third of the time."
+    )
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class JudgeTrainingOptions:
         seed: Seed of order, dropout and initialization.
         whole_vocabulary: The label competes with every token, as in language modeling; otherwise only with the other
             label.
+        frozen_layers: Lower layers of an encoder that are not trained, with its embeddings; 0 to train all weights.
         schedule: Learning-rate schedule.
         weight_decay: AdamW's weight decay.
         checks: Evaluations on the dev split per epoch; the weights of the best one are kept.
@@ -88,6 +92,7 @@ class JudgeTrainingOptions:
     rank: int = 16
     seed: int = 0
     whole_vocabulary: bool = True
+    frozen_layers: int = 0
     schedule: Schedule = "cosine"
     weight_decay: float = 0.0
     checks: int = 1
