@@ -441,6 +441,9 @@ def _limit_timeout(timeout: float | None, make_error: Callable[[str], Exception]
 
 
 def _list_variables(names: tuple[str, ...]) -> str:
-    """Return which of these environment variables are set, in upper or lower case, joined by 'or'."""
-    is_set = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
-    return " or ".join(is_set) or "the environment"
+    """Return the names of those variables that are set, joined by 'or' for an error message.
+
+    Each name also counts in lower case. If none is set, the message names "the environment" as a whole.
+    """
+    set_names = [name for upper in names for name in (upper, upper.lower()) if os.environ.get(name)]
+    return " or ".join(set_names) or "the environment"

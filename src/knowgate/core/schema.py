@@ -206,7 +206,11 @@ def _make_container_schema(origin: Any, arguments: tuple[Any, ...]) -> CoreSchem
 
 
 def _make_record_schema(kind: type) -> CoreSchema:
-    """Build the schema of a dataclass, which accepts an object with its fields or a list of their values."""
+    """Build the schema of a dataclass. It accepts an object with the fields, or a list of their values in order.
+
+    The schema calls the class with the JSON value as its arguments. pydantic passes an object as keyword arguments and
+    a list as positional arguments. If the class sets `ignore_unknown = True`, other keys of an object are removed first.
+    """
     hints = typing.get_type_hints(kind, include_extras=True)
     # Keyword-only fields come last, as in a function signature.
     fields = sorted((field for field in dataclasses.fields(kind) if field.init), key=lambda field: bool(field.kw_only))

@@ -35,7 +35,13 @@ class CorrectAnswers:
         return self.opened if self.arbitrated is None else self.arbitrated
 
     def apply(self, choice: GateChoice, rows: BoolArray) -> BoolArray:
-        """Return whether the final answers are correct if the chosen gate decides, for the questions of a mask."""
+        """Return whether the final answers are correct if the chosen gate decides.
+
+        Args:
+            choice: The chosen gate and threshold.
+            rows: Mask of the questions to return.
+        """
+        # The answers of such a gate cannot be derived from its needs. They were measured at its fixed threshold.
         if choice.option.fixed_threshold is not None:
             return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])

@@ -109,17 +109,19 @@ def label_and_decide(
 
 
 def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options: LiveOptions) -> list[str | Gate]:
-    """Let gates decide on the questions of label runs if they need the LLM, and store their decisions.
+    """Call the LLM for those gates that cannot be scored from label runs alone, and store their decisions in the runs.
 
-    Gates that can be scored from what the runs contain are returned as they are.
+    A label run is a folder with questions, the LLM's answers and recorded signals. Many gates need no more than that, so
+    they do not decide here.
 
     Args:
         gates: Gate specs or gates.
-        runs: Label runs.
+        runs: Folders of label runs.
         options: The LLM and the prompts that the runs were made with.
 
     Returns:
-        The gates in the same order. A gate that decided now is replaced by the name of its stored decisions.
+        The gates in the same order. A gate that decided now is replaced by the name of its stored decisions. All others
+        are returned as they were given.
 
     Raises:
         BadSetting: The runs were made with another LLM or other prompts.
@@ -317,25 +319,26 @@ class LiveDecider:
         return is_remote_runner(self.options.runner)
 
     def record(self, run: RunFolder) -> None:
-        """Let gates decide on the questions of a label run, and store their decisions in the run.
+        """Let the gates decide on the questions of a label run, and store their decisions in the run.
 
-        Gates whose stored decisions can be reused do not decide again. Failed questions are skipped.
+        Gates whose stored decisions can be reused do not decide again. Questions that failed while labeling are skipped.
         """
         questions = [question_from_row(row) for row in run.rows() if row.error is None]
         stored = {record.gate for record in read_needs(run.path)}
         deciding = [gate for gate in self.gates if not (gate.is_reusable and gate.name in stored)]
         if not questions or not deciding:
             return
-        # On a cluster all gates decide in one pass over the questions; here one after the other.
+        # A group of gates decides in one pass over the questions. On a cluster, all gates are one group, because its
+        # workers have to load the LLM for every pass. In this process, each gate is a group of its own.
         groups = [deciding] if self.is_remote else [[gate] for gate in deciding]
         for group in groups:
             log.info("%s decides on %d questions", ", ".join(gate.name for gate in group), len(questions))
-            decisions = [GateDecisions() for _ in group]
+            totals = [GateDecisions() for _ in group]  # all decisions of each gate, collected batch by batch
             decider = Decider(self.model, self.prompts, [gate.gate for gate in group])
             for batch in self._runner(group).run(questions, decider.decide):
-                for total, added in zip(decisions, batch, strict=True):
-                    total.add(added)
-            write_needs(run.path, [_make_record(gate, made) for gate, made in zip(group, decisions, strict=True)])
+                for total, batch_decisions in zip(totals, batch, strict=True):
+                    total.add(batch_decisions)
+            write_needs(run.path, [_make_record(gate, total) for gate, total in zip(group, totals, strict=True)])
 
     def _runner(self, gates: Sequence[BoundGate]) -> Runner:
         """Return the runner that calls the decider: in this process, or on a Ray cluster."""

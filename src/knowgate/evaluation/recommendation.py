@@ -249,9 +249,14 @@ def _lower_uncertain_level(recommendation: Recommendation) -> Recommendation:
 
 
 def _recommend_no_retrieval(evaluation: Evaluation, answers: CorrectAnswers, max_loss: float) -> Recommendation:
-    """Recommend never retrieving. No choice is made, so all questions measure it without cross-validation."""
+    """Measure what never retrieving would lose, and make the recommendation for it.
+
+    There is no gate or threshold to choose, so no cross-validation is needed. Only the loss against always retrieving is
+    judged, because without a gate there is no gain over skipping searches at random.
+    """
     n = len(answers.closed)
-    skips, changes = np.ones(n, dtype=bool), answers.closed.astype(float) - answers.opened
+    skips = np.ones(n, dtype=bool)  # every search is skipped
+    changes = answers.closed.astype(float) - answers.opened
     effect = _measure_effect(evaluation, answers, skips, changes).without_gain()
     level = _choose_level(effect, max_loss) if _has_enough_questions(evaluation) else "unknown"
     recommendation = replace(

@@ -166,12 +166,15 @@ def get_known_flags(neighbors: Sequence[Neighbor]) -> list[bool]:
 
 
 def score_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSign) -> float:
-    """Compute the need for retrieval of a question from the logits of the labels.
+    """Compute the need for retrieval of a question, from 0 (the LLM knows the answer) to 1 (retrieve).
+
+    The prompt shows logged questions as examples, then the question. For each of them, the LLM predicts whether it is
+    known. `calibrate_logits` corrects the prediction for the question by the errors that the LLM makes on the examples.
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
-        known: Whether the LLM knew each example.
-        sign: Direction of the correction; see `DhiclGate`.
+        known: Whether the LLM really knew each example.
+        sign: Whether the correction is subtracted ('paper'), added ('code') or left out ('none').
     """
     z_known, z_unknown = calibrate_logits(logits, known, sign)
     return sigmoid(float(z_unknown - z_known))
@@ -185,7 +188,7 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
 
     Args:
         logits: One row (z_known, z_unknown) for each example, then one for the question.
-        known: Whether the LLM knew each example.
+        known: Whether the LLM really knew each example.
         sign: Whether mean deficits are subtracted ('paper'), added ('code') or ignored ('none').
 
     Returns:

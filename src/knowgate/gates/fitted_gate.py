@@ -86,7 +86,10 @@ class FittedGate(Gate):
         return gate
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything."""
+        """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything.
+
+        A gate claims each tensor that it expects, which checks it, and then calls `tensors.finish`, which rejects others.
+        """
 
     @property
     def name(self) -> str:

@@ -55,7 +55,10 @@ class QuestionGate(FittedGate):
     is_pure = True
 
     def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the options or the tensors of the classifier are wrong."""
+        """Raise BadInput if the options are wrong, or if a tensor is missing, unknown or of the wrong shape.
+
+        `claim` and `claim_network` check the expected tensors. `finish` rejects all tensors that were not claimed.
+        """
         options = read_record(QuestionOptions, self.artifact.options, "options", ignore_unknown=True)
         width = len(QUESTION_FEATURES) + len(POPULARITY_FEATURES)
         if options.frequencies:

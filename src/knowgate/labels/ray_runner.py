@@ -171,7 +171,12 @@ class RayScheduler(Generic[Result]):
     deaths: int = 0
 
     def run(self) -> Iterator[Result]:
-        """Yield results in the order in which they arrive; stops all workers at the end."""
+        """Yield results in the order in which they arrive, and stop all workers and index actors at the end.
+
+        A worker first says on which machine it runs, then loads the model, and then runs one batch after another. During
+        each of these calls it is in `busy`. `_receive` handles the end of a call and puts workers that are ready for a
+        batch into `idle`, from where `_send_batches` moves them back to `busy`.
+        """
         try:
             for _ in range(min(self.pool.size, len(self.waiting))):
                 self._start_worker()
@@ -180,8 +185,8 @@ class RayScheduler(Generic[Result]):
                 yield from self._receive(self.busy.pop(reference), reference)
                 self._send_batches()
         finally:
-            workers = [worker.actor for worker in (*self.busy.values(), *self.idle)]
-            for actor in [*workers, *self.indexes.values()]:
+            worker_actors = [worker.actor for worker in (*self.busy.values(), *self.idle)]
+            for actor in [*worker_actors, *self.indexes.values()]:
                 self.ray.kill(actor)
 
     def _receive(self, worker: WorkerHandle, reference: Any) -> Iterator[Result]:

@@ -92,7 +92,11 @@ class LocalBackend(Backend):
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None
     ) -> tuple[GeneratedTokens, Iterator[None]]:
-        """Return an answer, and an iterator that adds one token to that answer at each step."""
+        """Return an answer, and an iterator that adds one token to that answer at each step.
+
+        With `resume`, the answer begins with the draft of that handle. Otherwise it is empty at first. A backend that
+        cannot stream returns the complete answer and an empty iterator.
+        """
 
     @abstractmethod
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:

@@ -248,9 +248,13 @@ class VllmModel(LocalBackend):
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None
     ) -> tuple[VllmAnswer, Iterator[None]]:
-        """Return the whole answer: the offline engine does not stream."""
+        """Return the complete answer, and an empty iterator because no tokens are left to add.
+
+        vLLM's offline engine cannot stream. With `resume`, the answer continues the draft of that handle.
+        """
         if resume is None:
-            draft = VllmResumeHandle(self._encode([prompt], max_tokens)[0], VllmAnswer([], [], finished=False))
+            empty_draft = VllmAnswer([], [], finished=False)
+            draft = VllmResumeHandle(self._encode([prompt], max_tokens)[0], empty_draft)
         else:
             draft = check_resume_handle(resume, VllmResumeHandle)
         return self._complete([draft], max_tokens)[0], iter(())

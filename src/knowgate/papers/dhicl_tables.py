@@ -101,17 +101,19 @@ def build_dhicl_tables(
     cut_questions: int = 0,
     notify: Callable[[str], None] = lambda message: None,
 ) -> list[TextTable]:
-    """Build all tables, with columns for each run.
+    """Build the tables of the DH-ICL paper, which compare variants of its gate, with columns for each label run.
 
-    With a model, variants without stored decisions decide now and their decisions are stored in the runs.
+    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one. With
+    a model, variants without stored decisions decide now and their decisions are stored in the runs.
 
     Args:
-        runs: Label runs.
+        runs: Folders of label runs.
         variants: Variants of the gate.
         model: LLM that decides now; None to use stored decisions only.
         prompts: Prompts that the runs were made with.
         other_gates: Gates to compare with in Table 1.
-        cut_questions: Number of logged questions to learn a cut from; 0 for none. It needs a model.
+        cut_questions: Number of logged questions from which to learn a cut, the need above which the gate retrieves. A
+            last table compares it with the paper's cut of 0.5. Needs a model. 0 learns no cut and adds no table.
         notify: Called with a message before each variant decides.
 
     Raises:

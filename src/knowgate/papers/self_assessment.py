@@ -142,9 +142,9 @@ def _find_entities(row: LabelRow) -> list[str]:
 
 
 def _can_replace(own_entities: Sequence[str], other: str) -> bool:
-    """Return whether `other` is new to the question, and a year or a name like one of the question's entities."""
-    # Only years start with a digit.
-    return other not in own_entities and any(entity[0].isdigit() == other[0].isdigit() for entity in own_entities)
+    """Return whether `other` is a new entity, of a kind (year or name) that the question also contains."""
+    is_year = other[0].isdigit()  # names never start with a digit
+    return other not in own_entities and any(entity[0].isdigit() == is_year for entity in own_entities)
 
 
 def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[str, Any]:

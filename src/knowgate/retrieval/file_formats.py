@@ -41,10 +41,10 @@ _CELL_TAGS = frozenset({"td", "th"})
 _COMMENT = re.compile(r"<!(?=--)(?:.*?-->|.*)", re.DOTALL)  # <!--> is a complete comment
 _DECLARATION = re.compile(r"<(?:[!?]|/(?![a-zA-Z]))[^>]*+>?")
 _TAG = re.compile(
-    r"""<(?P<end>/?)(?P<name>[a-zA-Z][^\s/>]*+)
+    r"""<(?P<slash>/?)(?P<name>[a-zA-Z][^\s/>]*+)
     (?: [\s/]++
       | (?!>) =?+ [^\s/>=]*+ (?: \s*+ = \s*+ (?: "[^"]*+(?:"|\Z) | '[^']*+(?:'|\Z) | [^\s>]*+ ) )?+
-    )*+ (?P<close>>?)""",
+    )*+ (?P<bracket>>?)""",
     re.VERBOSE,
 )
 _INVALID_REFERENCE = re.compile(r"&#(?:[0-9]{10,}|[xX][0-9a-fA-F]{10,});?")  # code points have at most seven digits
@@ -56,8 +56,8 @@ class HtmlToken(NamedTuple):
     Args:
         text: The text; '' for a tag.
         tag: The lower-case name of the tag; '' for a text.
-        opens: Whether this is a start tag.
-        closes: Whether this is an end tag. A tag such as `<br/>` both opens and closes.
+        opens: Whether the tag opens an element: True for every tag except end tags such as `</p>`.
+        closes: Whether the tag closes an element: True for end tags, and for self-closing tags such as `<br/>`.
     """
 
     text: str = ""
@@ -90,7 +90,10 @@ def read_html(markup: str) -> HtmlPage:
 
 
 def tokenize_html(markup: str) -> Iterator[HtmlToken]:
-    """Yield the texts and tags of an HTML page in order; comments and unclosed tags are left out."""
+    """Yield the texts and tags of an HTML page in order.
+
+    Comments and declarations are left out, and so is a last tag that has no closing ">".
+    """
     position = 0
     while position < len(markup):
         start = markup.find("<", position)
@@ -108,10 +111,10 @@ def tokenize_html(markup: str) -> Iterator[HtmlToken]:
                 position = start + 1
             continue
         position = tag.end()
-        if not tag["close"]:
+        if not tag["bracket"]:  # A tag without its closing ">" extends to the end of the page.
             continue
-        name, is_end_tag = tag["name"].lower(), bool(tag["end"])
-        is_self_closing = markup[position - 2] == "/"
+        name, is_end_tag = tag["name"].lower(), bool(tag["slash"])
+        is_self_closing = markup[position - 2] == "/"  # The character before the closing ">", as in <br/>.
         yield HtmlToken(tag=name, opens=not is_end_tag, closes=is_end_tag or is_self_closing)
         # The content of <script> and <style> is not HTML: skip to the end tag.
         if not is_end_tag and not is_self_closing and name in _RAW_TEXT_END:

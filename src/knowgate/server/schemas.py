@@ -321,7 +321,10 @@ class ConfidenceBounds(ApiResponse):
 
 
 class KeyLossReport(ApiResponse):
-    """Audits of one API key: their number, the number of changed answers, and the reason for an alarm of this key."""
+    """Audits of one API key.
+
+    `drawn` is their number, `lost` the number of changed answers, and `alarm` the reason for an alarm of this key, or "".
+    """
 
     drawn: int
     lost: float
@@ -331,10 +334,14 @@ class KeyLossReport(ApiResponse):
 class LossReport(ConfidenceBounds):
     """The share of answers that change if retrieval is skipped, measured by audits.
 
-    `drawn` is the number of audits with a result, `lost` the number of changed answers, and `failed` the number of
-    audits without a result. `high` counts failed audits as changed, `low` as unchanged. `promised` is the maximum share
-    that the alarm tests. `evidence` approaches 1 as the alarm comes closer. `alarm` is the reason for the alarm, or "".
-    `keys` has the audits of each API key.
+    An audit compares the answer that was sent with the answer with passages, for a random sample of requests. `drawn` is
+    the number of audits with a result, `lost` how many of them found a changed answer, and `failed` the number of audits
+    without a result. `high` counts failed audits as changed, `low` as unchanged. `confidence` is that of these bounds.
+
+    `promised` is the maximum share of answers that skipping may change; null means that nothing is tested and that there
+    is no alarm. `evidence` tells how strongly the audits speak against this maximum, from 0 (not at all) to 1 (it counts
+    as exceeded); null without a maximum. `alarm` is the reason for the alarm, or "". `keys` has the audits of each API
+    key.
     """
 
     drawn: int

@@ -105,19 +105,28 @@ def _make_training(options: LoraArbiterOptions, seed: int) -> JudgeTrainingOptio
 
 @dataclass(frozen=True)
 class PairEncoder:
-    """Encodes pairs of answers as prompts that ask whether one of the two is right."""
+    """Encodes pairs of a closed-book and an open-book answer as prompts for a judge.
+
+    A prompt shows both answers and asks whether one of them is right. The side says which: "memory" is the closed-book
+    answer and "documents" the open-book answer (`ARBITER_SIDES`).
+
+    Attributes:
+        pairs: The pairs of answers and their grades.
+        tokens: Maximum number of tokens of each answer to show.
+        passages: Maximum number of passages to show; 0 for none.
+    """
 
     pairs: AnswerPairs
     tokens: int
     passages: int
 
     def encode(self, judge: CausalJudge, indices: Sequence[int], side: str) -> list[LabelPromptTokens]:
-        """Encode the prompts about one side, "closed" or "open", for the rows with the given indices."""
+        """Encode the prompts that ask about the answers of one side, for the pairs with the given indices."""
         pairs = [self.pairs.answers[index] for index in indices]
         return encode_answer_pairs(judge, pairs, side, self.tokens, self.passages)
 
     def make_examples(self, judge: CausalJudge, indices: Sequence[int]) -> list[TrainingExample]:
-        """Make two training examples of each pair: one about the closed-book and one about the open-book answer."""
+        """Make two training examples of each pair, one per side. The target is 1 if that answer is right, else 0."""
         grades = dict(zip(ARBITER_SIDES, (self.pairs.closed_right, self.pairs.open_right), strict=True))
         return [
             TrainingExample(prompt, (float(grades[side][index]),))

@@ -95,9 +95,9 @@ class PreferenceProgress:
         total: Questions of the run.
         done: Questions that have a row.
         kept: Rows with both helpful and harmful passages; only these can train a reranker.
-        one_sided: Rows without helpful or without harmful passages.
+        one_sided: Rows with candidate passages, none of which is helpful, or none harmful.
         bare: Rows without candidate passages.
-        failed: Rows with an error.
+        failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
         fresh: Rows made since this start.
@@ -118,7 +118,13 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows. `is_fresh` is False for rows of an earlier, interrupted run."""
+        """Return the progress after more rows; see the attributes of the class for what is counted.
+
+        Args:
+            rows: The rows to count.
+            is_fresh: False for rows of an earlier, interrupted run.
+            seconds: Seconds since this start. They replace the earlier value.
+        """
         good = [row for row in rows if row.error is None]
         return replace(
             self,
@@ -130,6 +136,7 @@ class PreferenceProgress:
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
             fresh=self.fresh + is_fresh * len(rows),
+            # One prompt without a passage, and one for each candidate.
             prompts=self.prompts + is_fresh * sum(1 + len(row.candidates) for row in good),
             seconds=seconds,
         )

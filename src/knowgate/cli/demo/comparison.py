@@ -149,21 +149,25 @@ class DemoConversation:
     def answer(
         self, message: Question, on_outcome: Callable[[DemoOutcome], None] = lambda outcome: None
     ) -> OutcomesByMode:
-        """Answer a message in all modes, and call `on_outcome` with each outcome as soon as it is known."""
+        """Answer a message in all modes, and call `on_outcome` with each outcome as soon as it is known.
+
+        The gated pipeline answers first. The closed-book or open-book answer that it generated is also the answer of the
+        mode `never` or `always`. If it did not generate one of them, the pipeline of that mode answers the message.
+        """
         start = time.perf_counter()
         rewritten = self.conversation.rewrite(message.text)
         question = replace(message, text=rewritten.text, meta={**message.meta, **rewritten.meta})
         rewrite_seconds = time.perf_counter() - start
         rag = self.pipelines[GATED]
         gated = rag.answer(question)
-        shared = {
+        answers_from_gated = {  # None for a mode whose answer the gated pipeline did not generate
             NEVER: extract_closed_book_answer(gated, rag.max_tokens),
             ALWAYS: extract_open_book_answer(gated),
             GATED: gated,
         }
         outcomes: OutcomesByMode = {}
         for mode in MODES:
-            answer = shared[mode] or self.pipelines[mode].answer(question)
+            answer = answers_from_gated[mode] or self.pipelines[mode].answer(question)
             outcomes[mode] = DemoOutcome(answer, rewrite_seconds)
             on_outcome(outcomes[mode])
         self.conversation.remember(gated)

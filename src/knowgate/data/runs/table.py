@@ -133,13 +133,18 @@ class LabelTable(LabelColumns):
 
     @property
     def always_right(self) -> BoolArray:
-        """Whether always retrieving answers right; the closed-book answers if there are no others."""
+        """Whether the answer is right if always retrieving; grades the closed-book answers if there are no others."""
         return self.closed_right if self.open_right is None else self.open_right
 
     @property
     def iterative_right(self) -> BoolArray | None:
-        """Whether the answer after several rounds of retrieval is right; None if some row has none."""
-        if not self.has_open_answer.any() or (self.has_open_answer & ~self.has_iterative_answer).any():
+        """Whether the answer after several rounds of retrieval (the iterative answer) is right.
+
+        Where no passage was found, this is the closed-book answer. None if no row has an open-book answer, or if one of
+        those that do has no iterative answer.
+        """
+        lacks_iterative = self.has_open_answer & ~self.has_iterative_answer
+        if not self.has_open_answer.any() or lacks_iterative.any():
             return None
         return self.final_iterative_right
 
@@ -205,7 +210,7 @@ class LabelTable(LabelColumns):
         return {"rows": rows, "keys": list(self.keys.take(chosen)), "readings": self.readings.load(chosen, rows)}
 
     def chunks(self) -> Iterator[LabelTable]:
-        """Yield parts of the table whose rows are in memory; the whole table if it is."""
+        """Yield the table in parts whose rows are in memory. A table that is in memory is yielded as a whole."""
         if self.is_in_memory:
             yield self
             return

@@ -227,17 +227,19 @@ RECOMMENDED_QUESTIONS = 240  # with that many, a trained gate can be proven on t
 MIN_POLICY_ROWS = 400  # graded rows for a policy: its held-out quarter can then prove a loss of 5 %, with answers lost
 ANSWER_TOKENS = 32  # tokens of an answer while timing
 CONFIDENCE = 0.95
-PROOF_SHARE = 1 - PART_ROTATION.count("test") / len(PART_ROTATION)  # of the questions: those that may prove a threshold
+PROOF_SHARE = 1 - PART_ROTATION.count("test") / len(PART_ROTATION)  # share of questions that may prove a threshold
 POLICY_QUESTIONS = math.ceil(MIN_POLICY_ROWS / PROOF_SHARE)
 
 
 @dataclass(frozen=True)
 class Provability:
-    """What a number of questions can prove at best.
+    """Whether there are enough questions to prove that skipping searches loses at most `max_loss` of the answers.
+
+    The proof is a statistical test with 95 % confidence. This class answers for the best case, before any labeling.
 
     Attributes:
-        count: Number of questions.
-        max_loss: Maximum share of right answers that skipping may lose.
+        count: Number of questions that there are.
+        max_loss: Maximum share of right answers that skipping may lose; 0.02 is 2 %.
     """
 
     count: int
@@ -245,9 +247,11 @@ class Provability:
 
     @property
     def required(self) -> int:
-        """Questions that are needed to prove `max_loss`, if skipping loses no answer."""
-        rows = compute_required_rows(self.max_loss, (1 - CONFIDENCE) / 2)  # two gates share the error probability
-        return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(rows / PROOF_SHARE))
+        """Number of questions that are needed to prove `max_loss`, if skipping loses no answer."""
+        # An untrained and a trained gate may both be tested, so each gets half of the allowed error probability.
+        tested = compute_required_rows(self.max_loss, (1 - CONFIDENCE) / 2)
+        # The other questions, those of the part "test", only measure and prove nothing.
+        return max(MIN_QUESTIONS_TO_SPLIT, math.ceil(tested / PROOF_SHARE))
 
     @property
     def is_enough(self) -> bool:

@@ -110,22 +110,26 @@ class _FirstRun:
     model: Model | None = None
 
     def run(self) -> FirstRunResult:
-        """Run the steps. Errors in the options are raised before any slow step."""
+        """Label questions, choose a gate on most of them, measure it on the rest, and write report and settings."""
         options = self.options
         self.progress = open_progress(options.out, options)
+        # Wrong options raise an error in this block, before any slow step. The progress file is then restored.
         with self.progress.record_options():
             loaded = load_first_run_questions(options, self.reporter) if options.questions else None
             report_plan(len(loaded.questions) if loaded else options.count, options.max_loss, self.reporter)
             index = self._build_index()
             retriever = as_retriever(index)
             model = self.model or self._load_model(options.model)
+        # Without questions from the user, the LLM writes some about the documents.
         questions = loaded or self._write_questions(index, retriever, model)
+        # Labeling records the LLM's closed-book and open-book answers and their grades; it is the slow step.
         n_labeled = count_labeled(questions, options.out, model, retriever, seed=options.seed)
         report_label_time(questions.questions, n_labeled, model, retriever, self.reporter)
         labeled = label_parts(questions, options.out, model, retriever, seed=options.seed, reporter=self.reporter)
         runs = labeled.runs("fit", "calibration", "test")
         check_label_runs(runs)
         choice = self._select_gate(labeled, model)
+        # Caveats are warnings about the results. The verdict says in words what the test questions show.
         caveats = list_caveats([row for run in runs for row in RunFolder(run).rows()])
         verdict = self._write_report(labeled, choice)
         config = self._write_config(choice, caveats)

@@ -98,17 +98,21 @@ def describe_uncompared_gates(diff: EvaluationDiff) -> str:
 
 
 def build_short_diff_table(diff: EvaluationDiff) -> TextTable:
-    """Build the table for the terminal: watched gates, then those that changed most."""
+    """Build the table for the terminal, with one row per gate: the watched gates, then those that changed most.
+
+    The columns are a measure in A, in B, and its change with an interval; then the change in searches, which is the
+    share of questions that the gate retrieves for. The measure is accuracy, or AUROC if no gate has an accuracy.
+    """
     measure = "accuracy" if any("accuracy" in gate.changes for gate in diff.gates) else "auroc"
     rows = []
     for gate in select_gates(diff):
-        change, rate = gate.changes.get(measure), gate.changes.get("rate")
+        change, searches = gate.changes.get(measure), gate.changes.get("rate")
         cells = (MISSING_VALUE,) * 3
         if change is not None:
-            values = (format_percent(change.first.value), format_percent(change.second.value))
-            cells = (*values, format_points_estimate(change.difference))
-        moved = rate.difference.value if rate else None
-        rows.append((gate.gate, *cells, MISSING_VALUE if moved is None else format_points(moved)))
+            first, second = format_percent(change.first.value), format_percent(change.second.value)
+            cells = (first, second, format_points_estimate(change.difference))
+        more_searches = searches.difference.value if searches else None
+        rows.append((gate.gate, *cells, MISSING_VALUE if more_searches is None else format_points(more_searches)))
     columns = ("gate", f"{MEASURE_NAMES[measure]}, A", "B", "B - A", "searches")
     return TextTable("B less A, in points", columns, tuple(rows))
 
@@ -134,11 +138,13 @@ def select_gates(diff: EvaluationDiff) -> list[GateDiff]:
 
 
 def _measure_change(gate: GateDiff) -> float:
+    """Return by how much accuracy, or else AUROC, changed in either direction; 0 if the gate has neither."""
     change = gate.changes.get("accuracy") or gate.changes.get("auroc")
     return abs(change.difference.value or 0.0) if change else 0.0
 
 
 def _make_measure_cells(gate: GateDiff, measure: str) -> tuple[str, str, str]:
+    """Return the cells of a measure: in A, in B, and the change."""
     change = gate.changes.get(measure)
     if change is None:
         return MISSING_VALUE, MISSING_VALUE, MISSING_VALUE

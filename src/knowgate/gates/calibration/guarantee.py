@@ -185,19 +185,22 @@ def check_loss_and_confidence(epsilon: float, delta: float) -> None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def compute_net_p_value(lost: int, gained: int, n: int, epsilon: float, delta: float) -> float:
-    """Compute the p-value of the form 'net'; the module docstring describes the test.
+    """Compute the p-value of the form 'net', which tests whether the net loss is below epsilon.
 
-    It bounds the probability that lost - gained is as small as observed, or smaller, if the true net loss is epsilon.
+    The p-value bounds the probability that lost - gained is as small as observed, or smaller, if the true net loss is
+    epsilon. This probability also depends on q, the unknown share of questions that are lost or gained. So the p-value
+    is the maximum over several values of q up to an upper confidence limit, plus the probability that q is above it.
 
     Args:
         lost: Questions that the threshold answers wrong and always retrieving answers right.
         gained: Questions that the threshold answers right and always retrieving answers wrong.
         n: Number of questions.
-        epsilon: Net loss to test against.
-        delta: Maximum probability that the guarantee is wrong; a small share of it bounds the unknown q.
+        epsilon: Net loss to test against, as a share of all questions.
+        delta: Maximum probability that the guarantee is wrong. A small part of it is the probability that q is above
+            its limit.
     """
-    # A question is discordant if it is lost or gained. `shares` are the values of q, the share of such questions, that
-    # are tried, and `p_lost` is the probability that a discordant question is a lost one.
+    # A question is discordant if it is lost or gained. `shares` are the tried values of q, one per row. The columns are
+    # the likely numbers of discordant questions. `p_lost` is the probability that a discordant question is a lost one.
     error = NUISANCE_SHARE * delta
     limit = max(_upper_limit(lost + gained, n, error), epsilon)
     shares = np.linspace(epsilon, limit, NUISANCE_STEPS)[:, None]

@@ -195,7 +195,7 @@ def _select_rows(value: Any, rows: torch.Tensor, size: int) -> Any:
 
 
 class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, where all answers to a prompt share those of the prompt.
+    """Key-value cache of one layer, where all answers to a prompt share the keys and values of the prompt.
 
     The prompts' tensors are read-only and have the shape (prompts, heads, tokens, width). The answers' tensors grow with
     each token and have the shape (prompts, heads, answers, tokens, width).
@@ -224,12 +224,14 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.keys[:, :, :, : self.length], self.values[:, :, :, : self.length]
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Keep only some of the answers.
+        """Remove all answers from the cache except those to keep, and all prompts without such answers.
+
+        Every remaining prompt keeps the same number of answers. `rows` and `columns` together index the answers to keep.
 
         Args:
             prompts: Indices of the prompts that remain; None if all do.
-            rows: Prompt index of each answer to keep (remaining prompts x 1).
-            columns: Index of each answer to keep among the answers of its prompt (remaining prompts x answers).
+            rows: The same indices as a column (remaining prompts x 1).
+            columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
         """
         self.keys = self._select_answers(self.keys, rows, columns)
         self.values = self._select_answers(self.values, rows, columns)
@@ -263,7 +265,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SharedCache(Cache):  # type: ignore[misc]
-    """Keys and values of all layers, where all answers to a prompt share those of the prompt.
+    """Key-value cache of all layers, where all answers to a prompt share the keys and values of the prompt.
 
     `padding` is added to the attention scores of the prompts' tokens. It is -inf for padding tokens and 0 for others, or
     None if there is no padding.

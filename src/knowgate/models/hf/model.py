@@ -67,12 +67,13 @@ class _AnsweredBatch:
 
     Args:
         drafts: The draft of each prompt.
-        active: Indices of the unfinished drafts, in the order in which the decoding batch holds them.
+        unfinished: Indices of the drafts that reached the maximum length before an end token, in the order in which the
+            decoding batch holds them. They can be continued later. Empty if no draft can be continued.
         samples: The samples of all prompts, prompt by prompt.
     """
 
     drafts: list[DecodedRow]
-    active: list[int]
+    unfinished: list[int]
     samples: list[DecodedRow]
 
 
@@ -170,7 +171,7 @@ class HFModel(LocalModel, LocalBackend):
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request, layers, sample_layers)
         samples, sample_states = self._group_samples(answered.samples, len(prompts), sample_layers)
-        batch_index = {row: index for index, row in enumerate(answered.active)}
+        batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
             Reading(
                 draft=self._make_completion(row, with_tokens=True) if request.draft_tokens else None,
@@ -231,8 +232,8 @@ class HFModel(LocalModel, LocalBackend):
             drafts = draft_shared(batch, request.draft_tokens, self.stop_ids, draft_layers)
             return _AnsweredBatch(drafts, [], samples)
         drafts = [DecodedRow() for _ in prompts]
-        active = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
-        return _AnsweredBatch(drafts, active, samples)
+        unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
+        return _AnsweredBatch(drafts, unfinished, samples)
 
     def _sample_layers(self, request: SignalRequest) -> list[int]:
         has_layer = request.samples and request.sample_layer is not None

@@ -284,13 +284,21 @@ def _start(
     with_drafts: bool = False,
     past_end: bool = False,
 ) -> SharedGeneration:
-    """Allocate the tensors for generating answers to the prompts of a prefill.
+    """Allocate the tensors for generating several answers to each prompt of a prefill.
 
-    The rows of `uniforms` are divided evenly among the prompts. With `with_drafts`, each prompt also gets a draft.
+    Args:
+        prompts: The prompts after their prefill.
+        uniforms: Random numbers from 0 to 1 to draw samples with (samples x tokens). The first samples belong to the
+            first prompt and so on; each prompt gets the same number of samples.
+        sampling: How samples are drawn; None if there are only drafts.
+        stop_ids: Tokens that end an answer.
+        with_drafts: Also generate a greedy answer (the draft) to each prompt, with statistics of its tokens.
+        past_end: Also feed the token that ends an answer, and keep the hidden states at it.
     """
     device, n_prompts, max_tokens = prompts.mask.device, len(prompts), uniforms.shape[1]
+    # prompts x answers x tokens
     numbers = torch.tensor(uniforms, dtype=torch.float32, device=device).view(n_prompts, -1, max_tokens)
-    if with_drafts:  # drafts need no numbers, but come first among the answers of a prompt
+    if with_drafts:  # the draft is the first answer to a prompt; it is not drawn, so its numbers are never used
         numbers = torch.cat([numbers.new_zeros(n_prompts, 1, max_tokens), numbers], dim=1)
     per_prompt = numbers.shape[1]
     all_alive = torch.ones(n_prompts, per_prompt, dtype=torch.bool, device=device)
@@ -298,6 +306,7 @@ def _start(
         batch=start_shared_decoding(prompts.model, prompts.cache, prompts.mask, per_prompt, max_tokens),
         sampling=sampling,
         uniforms=numbers.flatten(0, 1),
+        # The three statistics of a draft's token are logprob, entropy and margin.
         statistics=torch.zeros(3, n_prompts, max_tokens, device=device) if with_drafts else None,
         stop_ids=torch.tensor(sorted(stop_ids), dtype=torch.long, device=device),
         tokens=torch.full((n_prompts * per_prompt, max_tokens), NO_TOKEN, device=device),

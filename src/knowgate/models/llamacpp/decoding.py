@@ -176,7 +176,12 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
 
 
 class CachedPrefix(NamedTuple):
-    """A sequence of the engine whose first `length` tokens are the first tokens of a prompt."""
+    """The beginning of a prompt that the engine has already computed.
+
+    Args:
+        sequence: Number of the engine's sequence that holds it.
+        length: Number of tokens, from the start of that sequence, that the prompt begins with; 0 for none.
+    """
 
     sequence: int
     length: int

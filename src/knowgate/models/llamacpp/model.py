@@ -48,21 +48,22 @@ MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention r
 
 @dataclass(frozen=True)
 class LlamaCppResumeHandle:
-    """A resume handle: the point at which the draft of one prompt stopped.
+    """A resume handle: all that is needed to continue the draft, a greedy answer to one prompt, where it stopped.
 
     Args:
         ids: Token ids of the prompt.
-        answer: The draft. Its sequence stays in the engine until the next prefill.
-        prefill_number: Number of the prefill that the sequence belongs to.
+        draft: The draft so far.
+        prefill_number: Number of the prefill that the draft was made after. The engine holds the draft's sequence until
+            the next prefill. After that, prompt and draft have to be computed again.
     """
 
     ids: list[int] = field(repr=False)
-    answer: SequenceState = field(repr=False)
+    draft: SequenceState = field(repr=False)
     prefill_number: int
 
-    def copy_answer(self, limit: int) -> SequenceState:
+    def copy_draft(self, limit: int) -> SequenceState:
         """Return a copy of the draft that may grow to `limit` tokens."""
-        draft = self.answer
+        draft = self.draft
         return SequenceState(
             draft.sequence, len(self.ids), limit, tokens=list(draft.tokens), steps=list(draft.steps), end=draft.end
         )
@@ -351,7 +352,7 @@ class LlamaCppModel(LocalBackend):
     def _continue_drafts(self, handles: Sequence[object], max_tokens: int) -> list[Completion]:
         completions = []
         for handle in [check_resume_handle(handle, LlamaCppResumeHandle) for handle in handles]:
-            answer = handle.copy_answer(max_tokens)
+            answer = handle.copy_draft(max_tokens)
             for _ in self._iter_steps(handle, answer):
                 pass
             completions.append(self._make_completion(answer, with_tokens=True))
@@ -367,7 +368,7 @@ class LlamaCppModel(LocalBackend):
                 ids = self._encode([prompt], max_tokens)[0]
             # No prefill has this number, so the first step computes the prompt.
             handle = LlamaCppResumeHandle(ids, SequenceState(PREFIX_ROWS, len(ids), 0), prefill_number=-1)
-        answer = handle.copy_answer(max_tokens)
+        answer = handle.copy_draft(max_tokens)
         return answer, self._iter_steps(handle, answer)
 
     def _iter_steps(self, handle: LlamaCppResumeHandle, answer: SequenceState) -> Iterator[None]:

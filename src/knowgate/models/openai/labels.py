@@ -157,7 +157,14 @@ class ServerLabelReader:
         return ids
 
     def _encode_prompt(self, prompt: LabelPrompt, labels: Sequence[str], label_ids: Sequence[int]) -> LabelPromptTokens:
-        """Tokenize the prefix and each part of a prompt separately."""
+        """Tokenize a label prompt, and find the positions of the tokens after which the LLM predicts a label.
+
+        These are the last tokens of the parts. Every part except the first begins with the label of the part before. The
+        prefix and the parts are tokenized separately, so that no token contains text of two of them.
+
+        Raises:
+            BadSetting: A later part does not begin with a label, or there is no text before the first label.
+        """
         ids = [*self._tokenize(prompt.prefix, True)] if prompt.prefix else []
         positions: list[int] = []
         for number, part in enumerate(prompt.parts):

@@ -56,7 +56,7 @@ def open_openai(value: str) -> OpenAIModel:
 
 
 class DraftResponse(NamedTuple):
-    """A draft and its token ids. `completion` is None, or `ids` is empty, if it was not requested."""
+    """A draft and its token ids. `completion` is None if no draft was requested; `ids` is empty if no ids were."""
 
     completion: Completion | None
     ids: Sequence[int] = ()
@@ -344,16 +344,18 @@ class OpenAIModel(Backend):
         check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         size = n if self._endpoint.capabilities.n else 1
-        jobs = [(prompt, start) for prompt in prompts for start in range(0, n, size)]
+        jobs = [(prompt, n_before) for prompt in prompts for n_before in range(0, n, size)]
 
         def draw(job: tuple[Prompt, int]) -> list[Completion]:
-            """Draw `size` samples of a prompt. `start` is the number of its samples that other jobs draw before."""
-            # A server may return fewer samples than requested, so it is asked again. Each request has its own seed.
-            prompt, start = job
+            """Draw `size` of the `n` samples of a prompt. Earlier jobs draw the first `n_before` of them."""
+            prompt, n_before = job
             drawn: list[Completion] = []
+            # A server may return fewer samples than requested, so it is asked until there are enough. The requests for a
+            # prompt have different seeds: `seed` plus the number of samples before those of the request.
             while len(drawn) < size:
                 count = min(size - len(drawn), MAX_CHOICES)
-                request_fields = fields | self._make_seed_field(None if seed is None else seed + start + len(drawn))
+                request_seed = None if seed is None else seed + n_before + len(drawn)
+                request_fields = fields | self._make_seed_field(request_seed)
                 if count > 1:
                     request_fields["n"] = count
                 drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]

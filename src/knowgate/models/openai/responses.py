@@ -278,7 +278,11 @@ class StreamedResponse:
     ended: bool = False
 
     def add(self, chunk: Any) -> str:
-        """Add a chunk and return its text, which may be empty."""
+        """Add a chunk and return its text; '' if it has no text of the first completion.
+
+        Raises:
+            ModelError: The chunk does not have the format of OpenAI's API.
+        """
         if chunk == STREAM_END:
             self.ended = True
             return ""
@@ -287,6 +291,7 @@ class StreamedResponse:
         self.usage = chunk.get("usage") or self.usage
         choices = chunk.get("choices")
         choices = choices if isinstance(choices, list) else []
+        # The first completion has the index 0, or no index if the server sends only one completion.
         choice = next((item for item in choices if isinstance(item, dict) and not item.get("index")), None)
         if choice is None:
             return ""

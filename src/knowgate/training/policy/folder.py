@@ -151,7 +151,12 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
 
 
 def find_proven_loss(loss: NetLoss, delta: float) -> float:
-    """Return the smallest loss, in tenths of a point, that the exact test proves with confidence 1 - delta."""
+    """Return the smallest loss of accuracy that the exact test proves with confidence 1 - delta.
+
+    The loss is a share of the questions: 0.012 is a loss of 1.2 percentage points. It is a multiple of `LOSS_STEP`.
+    """
+    # Bisection over the number of steps. A loss of 0 cannot be proven. The largest loss, 0.999, is returned without a
+    # test if no smaller one is proven.
     low, high = 0, round(1 / LOSS_STEP) - 1
     while high - low > 1:
         middle = (low + high) // 2

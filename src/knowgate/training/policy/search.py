@@ -381,11 +381,16 @@ class PolicySearch:
         )
 
     def _write(self, parts: PolicyParts, result: FitResult, examples: Examples, out: Path) -> None:
-        """Write the gate, then the policy around it."""
+        """Write the fitted gate to the work folder, then the policy to `out`.
+
+        The folder of a policy is that of its gate, with the policy's own threshold, its arbiter and its guarantee added.
+        """
         from knowgate.training.gate_artifact import save_fitted
 
         gate_folder = self.work / "gate"
-        save_fitted(result, examples, gate_folder, command=self.command, threshold=max(0.0, parts.threshold))
+        # A policy that always retrieves has the threshold -1. The gate gets 0 until `write_policy` replaces it.
+        gate_threshold = max(0.0, parts.threshold)
+        save_fitted(result, examples, gate_folder, command=self.command, threshold=gate_threshold)
         write_policy(parts, gate_folder, out)
 
 
