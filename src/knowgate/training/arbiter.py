@@ -220,26 +220,35 @@ def fit_arbiter(
     with require_extra("fitting an arbiter", EXTRA):
         pairs = load_answer_pairs(resolve_run_paths(runs), seed)
         injected = {"seed": seed, "work": checkpoint_folder(folder), "watch": watch or ignore_progress}
-
-        def train(training_pairs: AnswerPairs, fold: int) -> ArbiterResult:
-            arguments = {**injected, "work": checkpoint_folder(folder) / f"fold-{fold}"}
-            fitted: ArbiterResult = function(
-                training_pairs, **select_injected_arguments(function, arguments), **options
-            )
-            return fitted
-
-        comparison = compare_with_rules(pairs, mode, train, seed) if is_auto else None
-        if comparison is not None and not comparison.is_trained_better:
-            result = fit_rules_arbiter(pairs)
-        else:
-            result = function(pairs, **select_injected_arguments(function, injected), **options)
-        if comparison is not None:
-            result = replace(result, notes=[comparison.describe(), *result.notes])
+        result = _fit_better(pairs, function, injected, options, compared_mode=mode if is_auto else None)
         save_arbiter(result, pairs, folder, command=command)
     delete_checkpoint(folder)
     loaded: Any = load_arbiter(str(folder))
     arbiter: FittedArbiter = loaded
     return arbiter
+
+
+def _fit_better(
+    pairs: AnswerPairs,
+    function: FitFunction,
+    injected: Mapping[str, Any],
+    options: Mapping[str, Any],
+    compared_mode: str | None,
+) -> ArbiterResult:
+    """Fit an arbiter. If `compared_mode` is given, use the free rules unless the fitted arbiter is better out of fold."""
+
+    def train(training_pairs: AnswerPairs, fold: int | None = None) -> ArbiterResult:
+        work = injected["work"] if fold is None else injected["work"] / f"fold-{fold}"
+        fitted: ArbiterResult = function(
+            training_pairs, **select_injected_arguments(function, {**injected, "work": work}), **options
+        )
+        return fitted
+
+    if compared_mode is None:
+        return train(pairs)
+    comparison = compare_with_rules(pairs, compared_mode, train, injected["seed"])
+    result = train(pairs) if comparison.is_trained_better else fit_rules_arbiter(pairs)
+    return replace(result, notes=[comparison.describe(), *result.notes])
 
 
 def load_arbiter_fit_function(mode: str) -> FitFunction:
