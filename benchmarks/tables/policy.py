@@ -81,7 +81,8 @@ TARGETS = (
 )
 FIT = (
     "**The command itself.** `knowgate fit --labels RUN --base hf:FOLDER` on the 1,541 train rows of GPT-4, with the same "
-    "1.5B base and an H200, takes 4:15 minutes and chooses *always*. It keeps a quarter of the rows for the test and trains"
+    "1.5B base and an H200, takes 4:15 minutes and chooses *always* ([output](../runs/papers/fit_policy_gpt4.txt)). "
+    "It keeps a quarter of the rows for the test and trains"
     " one judge, not four on all rows. The judge looks best on the rows to choose on (12.5 % of the searches, -0.8 points),"
     " but cross-validation estimates a loss of 2.1 points, and one is allowed. So with these rows the four adapters above "
     "are not what the command gives you."
