@@ -143,11 +143,9 @@ def _find_entities(row: LabelRow) -> list[str]:
     return [match.group() for match in ENTITY_PATTERN.finditer(row.question)]
 
 
-def _get_kind(entity: str) -> str:
-    """Return the kind of an entity: a year, a name, or the quotation mark that begins a title."""
-    if entity[0] in "《“":
-        return entity[0]
-    return "year" if entity[0].isdigit() else "name"  # names never start with a digit
+def _get_kind(entity: str) -> tuple[bool, bool]:
+    """Return whether an entity is a year, and whether it is a title; other entities are names."""
+    return entity[0].isdigit(), entity[0] in "《“"  # names never start with a digit
 
 
 def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[str, Any]:
