@@ -200,10 +200,12 @@ class _GoldAnswer:
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
-    """Tokenize the distinct gold answers of a question."""
+    """Tokenize the distinct gold answers of a question, and note which consist of words of the question."""
     question_words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(_GoldAnswer(gold, set(gold.split()) <= question_words) for gold in distinct if gold.strip())
+    return tuple(
+        _GoldAnswer(gold, is_in_question=set(gold.split()) <= question_words) for gold in distinct if gold.strip()
+    )
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
@@ -271,6 +273,6 @@ def grade_choice(answer: str, question: Question) -> bool:
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many tokens of an LLM a text has, from its number of characters."""
-    wide = 0 if text.isascii() else len(CJK.findall(text))
-    return float(wide + math.ceil((len(text) - wide) / CHARS_PER_TOKEN))
+    """Estimate how many tokens of an LLM a text has; a Chinese, Japanese or Korean character counts as one token."""
+    n_cjk = 0 if text.isascii() else len(CJK.findall(text))
+    return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))

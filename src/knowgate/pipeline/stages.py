@@ -79,14 +79,17 @@ def _explain_decision(gate: Gate, need: float, threshold: float, explanation: st
     """
     details = "; ".join(filter(None, [explanation, gate.note]))
     if not (summary := describe_constant(gate, threshold)):
-        digits = _count_digits(need, threshold) - 2
+        digits = _count_digits(need, threshold) - 2  # percentages have two decimals fewer than fractions
         verdict = "the LLM may not know" if need > threshold else "the LLM probably knows"
         summary = f"{verdict} (need {100 * need:.{digits}f} %, threshold {100 * threshold:.{digits}f} %)"
     return f"{summary}: {details}" if details else summary
 
 
 def describe_constant(gate: Gate, threshold: float) -> str:
-    """Say what a gate does that decides the same for every question; '' for every other gate."""
+    """Describe a gate that decides the same for every question; '' for every other gate.
+
+    Needs are at least 0, so a gate with a threshold below 0 always retrieves.
+    """
     if isinstance(gate, AlwaysGate | NeverGate):
         verb = "retrieves" if isinstance(gate, AlwaysGate) else "skips retrieval"
         return f"the gate '{gate.name}' {verb} for every question"
@@ -98,7 +101,7 @@ def describe_constant(gate: Gate, threshold: float) -> str:
 
 
 def _count_digits(need: float, threshold: float) -> int:
-    """Return how many decimals of the fractions are needed to show that the need and the threshold differ."""
+    """Return how many decimals to show, so that the need and the threshold do not look equal if they differ."""
     if need == threshold:
         return MIN_DIGITS
     for digits in range(MIN_DIGITS, MAX_DIGITS):

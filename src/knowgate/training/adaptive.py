@@ -123,7 +123,10 @@ def _measure_accuracy(tensors: Tensors, vectors: Vector, classes: NDArray[np.int
 
 
 def _describe_iterative_answers(rows: Sequence[LabelRow]) -> str:
-    """Compare the three strategies, or say how many rows lack an iterative answer."""
+    """Compare the accuracy of no, one and several rounds of retrieval.
+
+    If rows lack an answer after several rounds (an iterative answer), only say how many.
+    """
     verdicts = [is_iterative_correct(row) for row in rows]
     if None in verdicts:
         return (

@@ -118,7 +118,10 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows; see the attributes of the class for what is counted.
+        """Return the progress after more rows: each row is counted as kept, one-sided, bare or failed.
+
+        Kept rows have helpful and harmful passages, one-sided rows only one kind, bare rows no passages, failed rows an
+        error.
 
         Args:
             rows: The rows to count.
@@ -135,9 +138,9 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + is_fresh * len(rows),
-            # One prompt without a passage, and one for each candidate.
-            prompts=self.prompts + is_fresh * sum(1 + len(row.candidates) for row in good),
+            fresh=self.fresh + (len(rows) if is_fresh else 0),
+            # The LLM reads one prompt without a passage, and one for each candidate passage.
+            prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
             seconds=seconds,
         )
 

@@ -109,7 +109,14 @@ class RerankerTrainingOptions:
 
 @dataclass(frozen=True)
 class RerankerProgress:
-    """Progress of a training, in groups over all epochs; `rate` is in groups per second."""
+    """Progress of a training. A group is one training example: a question with its passages.
+
+    Attributes:
+        done: Number of groups that were trained on, over all epochs.
+        total: Number of groups of all epochs.
+        rate: Groups per second.
+        loss: Loss of the last update.
+    """
 
     done: int
     total: int
@@ -119,7 +126,13 @@ class RerankerProgress:
 
 @dataclass(frozen=True)
 class TrainingLog:
-    """The loss of each update, the number of groups, and the training time in seconds."""
+    """Record of a finished training.
+
+    Attributes:
+        losses: Loss of each update.
+        groups: Number of training examples; each is a question with its passages.
+        seconds: Training time.
+    """
 
     losses: tuple[float, ...]
     groups: int
@@ -135,7 +148,13 @@ def train_groups(
     training: RerankerTrainingOptions,
     watch: RerankerProgressCallback = lambda progress: None,
 ) -> TrainingLog:
-    """Train a `CrossEncoder` in place.
+    """Train a `CrossEncoder` of sentence-transformers in place.
+
+    Args:
+        model: The cross-encoder.
+        groups: Questions with their passages, each of which is labeled as positive or negative.
+        training: Hyperparameters.
+        watch: Called with the progress after each update.
 
     Raises:
         BadInput: There are no groups.
@@ -174,7 +193,7 @@ def shuffle_batches(groups: Sequence[RankingGroup], training: RerankerTrainingOp
 
 @dataclass(frozen=True)
 class RerankerOptimizer:
-    """AdamW with a linear schedule and warm-up."""
+    """AdamW whose learning rate rises linearly (warm-up) and then falls linearly to 0."""
 
     parameters: list[Any]
     optimizer: Any
@@ -195,7 +214,9 @@ class RerankerOptimizer:
         warm_up = round(training.warm_up * updates)
 
         def compute_rate_share(update: int) -> float:
-            return update / warm_up if update < warm_up else (updates - update) / max(1, updates - warm_up)
+            if update < warm_up:
+                return update / warm_up
+            return (updates - update) / max(1, updates - warm_up)
 
         return cls(parameters, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, compute_rate_share))
 

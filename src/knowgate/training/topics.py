@@ -186,7 +186,7 @@ def _measure(table: LabelTable, name: str, rows: BoolArray, retrieve: BoolArray 
 def cluster_vectors(
     vectors: Vector, count: int, *, seed: int = 0, rounds: int = 50, starts: int = 4
 ) -> tuple[NDArray[np.int64], Vector]:
-    """Group unit vectors by spherical k-means; the best of several starts counts.
+    """Group unit vectors by spherical k-means, and keep the best of several random starts.
 
     Args:
         vectors: One unit vector per question.
@@ -200,8 +200,10 @@ def cluster_vectors(
     """
     rng = np.random.default_rng(seed)
     runs = [_run_k_means(vectors, _choose_starts(vectors, count, rng), rounds) for _ in range(starts)]
-    assigned, centers = max(runs, key=lambda run: float((vectors * run[1][run[0]]).sum()))
-    used, numbers = np.unique(assigned, return_inverse=True)
+    # The best run has the largest sum of cosine similarities between the vectors and their centers.
+    similarities = [float((vectors * centers[assigned]).sum()) for assigned, centers in runs]
+    assigned, centers = runs[int(np.argmax(similarities))]
+    used, numbers = np.unique(assigned, return_inverse=True)  # drops empty clusters and numbers the others from 0
     return numbers.astype(np.int64), centers[used]
 
 
@@ -291,14 +293,15 @@ def describe_extremes(topics: Sequence[TopicResult]) -> str:
 
 
 def propose_rules(topics: Sequence[TopicResult]) -> list[TopicRule]:
-    """Propose rules for topics where the decision is clear: always retrieve, or never.
+    """Propose rules for topics where it is clear that the LLM should always retrieve, or never.
 
     Args:
-        topics: Measured topics. Those with fewer than 30 questions and those that are values of the data get no rule.
+        topics: Measured topics. Those with fewer than 30 questions get no rule. Nor do topics that were taken from a field
+            of the data, because a rule recognizes a topic by the embeddings of its example questions.
 
     Returns:
-        "retrieve" for topics on which passages certainly gain more than 10 points, and "skip" for topics on which they
-        certainly lose. Without open-book answers: "retrieve" where certainly fewer than 10 % are known.
+        "retrieve" for topics on which passages surely gain more than 10 points of accuracy, and "skip" for topics on
+        which they surely lose. Without answers with passages: "retrieve" where surely fewer than 10 % are known.
     """
     return [
         TopicRule(topic.name, action, topic.examples, topic.similarity, DEFAULT_EMBEDDER)
@@ -346,9 +349,18 @@ def _choose_action(topic: TopicResult) -> RuleAction | None:
 
 
 def _choose_similarity(vectors: Vector, rows: BoolArray, mean: Vector) -> float:
-    """Choose the similarity to the mean of the examples that separates the topic from the other questions best."""
+    """Choose from which cosine similarity to the mean of its examples a question belongs to a topic.
+
+    Args:
+        vectors: Unit vector of each question.
+        rows: Which questions belong to the topic.
+        mean: Mean vector of the topic's examples.
+
+    Returns:
+        The similarity that separates the topic best: the share of its questions above it, minus the share of the others.
+    """
     similarities = vectors @ (mean / max(float(np.linalg.norm(mean)), 1e-12))
     inside, outside = similarities[rows], similarities[~rows]
-    candidates = np.quantile(inside, np.linspace(0, 0.5, 26))
-    balances = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
-    return round(float(candidates[int(np.argmax(balances))]), 3)
+    candidates = np.quantile(inside, np.linspace(0, 0.5, 26))  # at least half of the topic's questions stay above it
+    gaps = [(inside >= cut).mean() - (outside >= cut).mean() if len(outside) else 1.0 for cut in candidates]
+    return round(float(candidates[int(np.argmax(gaps))]), 3)

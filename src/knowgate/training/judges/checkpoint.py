@@ -28,10 +28,17 @@ STATE_FILE, WEIGHTS_FILE, MOMENTS_FILE, BEST_FOLDER = (
 
 
 class TrainingSegment(NamedTuple):
-    """The outcome of one segment: a part of an epoch, followed by an evaluation on the dev split."""
+    """The outcome of one segment of the training: a part of an epoch, after which the dev split is evaluated.
+
+    Attributes:
+        loss: Mean training loss.
+        rate: Examples per second.
+        skipped: Updates that were skipped because a gradient was not finite.
+        seconds: Training time.
+    """
 
     loss: float
-    rate: float  # examples per second
+    rate: float
     skipped: int
     seconds: float
 
@@ -45,10 +52,10 @@ class DevEvaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainingState:
-    """The segments finished so far.
+    """What is known about the finished segments of a training. A segment is a part of an epoch.
 
     Attributes:
-        key: Hash of data and hyperparameters.
+        key: Hash of data and hyperparameters, to recognize the checkpoint of the same training.
         losses: Training loss of each segment.
         dev_losses: Dev loss after each segment.
         dev_aurocs: Dev AUROC after each segment.
