@@ -118,8 +118,9 @@ def load_examples(
     Args:
         runs: Folders of label runs.
         target: Which questions count as needing retrieval. `known`: the LLM does not know the answer. `benefit` and
-            `gain`: retrieval turns a wrong answer right (`Examples` has the difference). `agree`: the answers with and
-            without passages differ; this needs no gold answers and leaves out questions without an open-book answer.
+            `gain`: retrieval turns a wrong answer right (with `gain`, a gate also ranks by the probabilities of right
+            answers). `agree`: the answers with and without passages differ; this needs no gold answers and leaves out
+            questions without an open-book answer.
             Default: `benefit` if at least 90 % of the questions have an open-book answer, else `known`.
         layers: Layers whose hidden states are read. Default: all recorded ones.
         seed: Seed of the split into train, dev, calibration and test.

@@ -100,7 +100,8 @@ class ExampleRequirements:
     """Which training data a fit function needs, given in the annotation of its first argument.
 
     Attributes:
-        target: What "needs retrieval" means for this gate (see `Examples`); None to choose it from the label runs.
+        target: What the gate predicts, such as `known` (the LLM does not know the answer); None to choose it from the
+            label runs.
         reads_states: False if it needs no hidden states; they are not loaded then, which saves memory.
         two_heads: True if it supports the target 'gain': it predicts both answers, with and without passages.
     """

@@ -38,9 +38,11 @@ from knowgate.types import Embedder, Sampling, Signal, SignalRequest, Vector
 
 
 def split_into_heads(examples: Examples) -> dict[str, Examples]:
-    """Return the training data of each head: 'closed' predicts wrong closed-book answers, 'open' wrong open-book ones.
+    """Return the training data of the two classifiers (heads) that the target 'gain' needs.
 
-    Questions without an open-book answer count with their closed-book answer, which they keep when they are retrieved.
+    The head 'closed' predicts whether the closed-book answer (without passages) is wrong, the head 'open' whether the
+    open-book answer is wrong. For a question without an open-book answer, because no passages were found, both predict
+    the same.
 
     Raises:
         BadInput: The training split has too few right or too few wrong answers of one kind.
@@ -129,7 +131,9 @@ def fit_fusion(
     inputs = FusionInputs(names, features, positions, margins=margins or {})
     check_finite(inputs.features)
     encoder_options: dict[str, Any] = {}
-    if not (examples.readings[0].hidden or early) if text is None else text:
+    if text is None:
+        text = not (examples.readings[0].hidden or early)
+    if text:
         encoder = SentenceEmbedder(embedder) if isinstance(embedder, str) else embedder
         inputs = replace(inputs, embeddings=embed_drafts(encoder, examples.questions, examples.readings))
         spec = embedder if isinstance(embedder, str) else "own"

@@ -92,7 +92,7 @@ def save_fitted(
     metrics = estimate_quality(needed[split.test], needs)
     default = _choose_default_threshold(result, examples, calibration, max_loss)
     if threshold is None:
-        result = replace(result, notes=[*result.notes, *default.notes])
+        threshold, result = default.threshold, replace(result, notes=[*result.notes, *default.notes])
     stored_layers = result.request.layers if keep_questions else ()
     reference = drift.build_reference_files(examples.questions, examples.readings, stored_layers)
     manifest = {
@@ -101,9 +101,9 @@ def save_fitted(
         **({"reference": True} if reference else {}),
         "calibration": calibration,
         "metrics": {name: asdict(estimate) for name, estimate in metrics.items()},
-        "threshold": default.threshold if threshold is None else threshold,
+        "threshold": threshold,
         "calibrated": default.is_calibrated,
-        **_count_test_answers(examples, needs, default.threshold if threshold is None else threshold),
+        **_count_test_answers(examples, needs, threshold),
         "test_rate": float(needed[split.test].mean()) if len(split.test) else None,
         **_measure_by_run(examples, needs),
     }

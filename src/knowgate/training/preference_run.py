@@ -178,11 +178,9 @@ def measure_preferences(
     folders = _open_runs(runs)
     questions = _collect_questions(folders, options)
     llm = _load_labeled_model(folders, model)
-    spec = PreferenceJobSpec(
-        (require_name("model", model or folders[0].settings()["model"]) if is_remote else "") or "",
-        prompts or AnswerPrompts(),
-        options.replace(runner=None),
-    )
+    # Other machines load the model by its name.
+    model_name = require_name("model", model or folders[0].settings()["model"]) if is_remote else None
+    spec = PreferenceJobSpec(model_name or "", prompts or AnswerPrompts(), options.replace(runner=None))
     labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
     runner: Runner = PREFERENCE_RUNNER
     if is_remote:

@@ -50,7 +50,7 @@ def fit_probe(
     ] = False,
     seed: int = 0,
 ) -> FitResult:
-    """Train CBDR's network, or a logistic regression, on the hidden state of one layer."""
+    """Train a classifier (probe) that predicts from a hidden state of the LLM whether a question needs retrieval."""
     number = pick_layer(examples, layer)
     features = stack_hidden_states(examples.readings, number, position)
     check_finite(features)
@@ -122,8 +122,7 @@ def balance_examples(examples: Examples, seed: int) -> BalancedExamples:
     counts = {name: len(indices) // 2 for name, indices in drawn.items()}
     sizes = ", ".join(f"{name} {count} + {count}" for name, count in counts.items())
     short = [f"{size} + {size} for {name}" for name, size in BALANCED_SIZES.items() if counts[name] < size]
-    note = f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")
-    notes = [note]
+    notes = [f"balanced: {sizes}" + (f"; the runs are too small for the paper's {', '.join(short)}" if short else "")]
     if counts["train"] < MIN_KNOWN_ROWS:
         notes.append(
             f"only {counts['train']} training questions of each class: below {MIN_KNOWN_ROWS} the raw confidence shows "

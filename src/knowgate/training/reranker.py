@@ -60,16 +60,16 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A reranker aligned to an LLM.
+    """A cross-encoder that was trained to rank passages first that help a given LLM (aligned to it).
 
     Attributes:
         model: The trained cross-encoder.
-        base: A copy of it before alignment, if it was trained on relevance here.
+        base: Copy of the model before alignment, if it was trained on relevance first; else None.
         spec: Spec of the model that training started from.
         training: Hyperparameters of the alignment.
         relevance: Log of the relevance training, if there was one.
         alignment: Log of the alignment.
-        cut: Texts that were truncated.
+        cut: Number of texts that were truncated.
         reads_question: False for a control that ignores the question.
         tested: Held-out rows.
         before: Ranking metrics of each held-out row before alignment.
@@ -105,8 +105,8 @@ def fit_reranker(
         rows: Preferences of one LLM.
         base: Cross-encoder to start from.
         training: Hyperparameters of the alignment.
-        relevance: Groups to train relevance on first. Default: none; for the packaged base, which cannot rank yet,
-            the candidates of the rows themselves, by whether they contain a gold answer.
+        relevance: Examples of relevance to train on first. Default: none. The packaged base cannot rank yet, so its
+            default is the candidates of the rows, which are relevant if they contain a gold answer.
         first: Hyperparameters of the relevance training.
         reads_question: False trains a control that learns which passages are preferred whatever the question is.
         watch: Called with the stage and its progress.
@@ -162,7 +162,7 @@ def fit_relevance(
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
     watch: StageProgressCallback = lambda stage, progress: None,
 ) -> RelevanceReranker:
-    """Train a cross-encoder on which passages contain an answer."""
+    """Train a cross-encoder to rank passages first that contain a gold answer."""
     model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     short, cut = truncate_groups(model, groups)
     log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("relevance", progress))

@@ -69,15 +69,15 @@ class TopicResult:
     """How an LLM does on the questions of one topic.
 
     Attributes:
-        name: Most telling words of the topic, or a value of the data.
+        name: The words that distinguish the topic most or, if topics are the values of a data field, that value.
         n: Number of questions.
         closed: Share answered right from memory.
         opened: Share answered right with passages; None if no question was answered with passages.
-        benefit: `opened` minus `closed`, paired.
+        benefit: `opened` minus `closed`, with an interval.
         searches: Share of the questions that the policy retrieves for; None without a policy.
-        rows: Mask of the questions.
-        examples: The most central questions; empty for topics that are values of the data.
-        similarity: Cosine similarity to the mean of the examples that separates the topic from the others best.
+        rows: Which questions belong to the topic.
+        examples: The most central questions; empty if topics are the values of a data field.
+        similarity: Cosine similarity to the mean of the examples from which a question belongs to the topic.
     """
 
     name: str
@@ -129,7 +129,15 @@ def measure_topics(
 def measure_clusters(
     table: LabelTable, vectors: Vector, count: int, *, retrieve: BoolArray | None = None, resamples: int = 1_000
 ) -> list[TopicResult]:
-    """Cluster questions by their embeddings, name the clusters and measure them; see `measure_topics`."""
+    """Cluster questions by their embeddings, and measure what the LLM knows about each cluster.
+
+    Args:
+        table: The labeled questions.
+        vectors: Embedding of each question.
+        count: Number of clusters.
+        retrieve: Whether a policy retrieves for each question; None for no policy.
+        resamples: Bootstrap resamples for the intervals.
+    """
     texts = [question.text for question in table.questions]
     assigned, centers = cluster_vectors(vectors, count)
     names = name_clusters(texts, assigned, len(centers))
@@ -236,16 +244,16 @@ def name_clusters(texts: Sequence[str], assigned: NDArray[Any], count: int) -> l
     """Name each cluster by the words that are most frequent in it compared with the others (c-TF-IDF)."""
     split = Tokenizer(stem=False)
     words = [{word for word in split(text) if word not in QUESTION_WORDS and len(word) > 1} for text in texts]
-    everywhere = Counter(word for question in words for word in question)
+    total_uses = Counter(word for question in words for word in question)
     names = []
     for number in range(count):
         members = [words[index] for index in np.flatnonzero(assigned == number)]
-        inside = Counter(word for question in members for word in question)
-        smallest = max(2, MIN_WORD_SHARE * len(members))
+        cluster_uses = Counter(word for question in members for word in question)
+        min_uses = max(2, MIN_WORD_SHARE * len(members))
         weights = {
-            word: (uses / len(members)) * np.log(1 + len(texts) / everywhere[word])
-            for word, uses in inside.items()
-            if uses >= smallest
+            word: (uses / len(members)) * np.log(1 + len(texts) / total_uses[word])
+            for word, uses in cluster_uses.items()
+            if uses >= min_uses
         }
         best = sorted(weights, key=lambda word: (-weights[word], word))[:NAME_WORDS]
         names.append(", ".join(best) or "other questions")
