@@ -96,7 +96,10 @@ def _replace_punctuation_slowly(text: str) -> str:
 
 
 class _Replacements(dict[str, str]):
-    """Replacement of each character, computed on first access: a space, a placeholder, or the character itself."""
+    """Maps each character to its replacement, computed on first access.
+
+    Punctuation and the like become a space, combining marks the placeholder COMBINING_MARK; others stay the same.
+    """
 
     def __missing__(self, char: str) -> str:
         category = unicodedata.category(char)[0]
@@ -130,18 +133,19 @@ def join_tokens(text: str) -> str:
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Return the ASCII words of a phrase, longest first, for a quick search.
+    """Return the ASCII words of a phrase, longest first, to test quickly whether a text may contain the phrase.
 
-    Every text that contains the phrase also contains these words after `fold_text`.
+    If it does, `fold_text(text)` contains all of these words.
     """
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Convert a text to lower case without commas, for a quick search for words of `find_anchor_words`.
+    """Convert a text to lower case without commas, to test quickly whether it may contain a phrase.
 
-    This is several times faster than tokenizing the text.
+    It can only contain the phrase if the result contains all words of `find_anchor_words(phrase)`. This test is several
+    times faster than tokenizing the text.
     """
     return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
 

@@ -75,9 +75,10 @@ def _find_content_words(text: str) -> set[str]:
 
 
 def _concatenate(exchanges: Sequence[Exchange], text: str) -> str:
-    """Put the previous question before a follow-up.
+    """Put the previous question before a follow-up question.
 
-    If the previous question was made in this way, only its first and its last part are kept: the first names the topic.
+    If the previous question was itself joined from several, only its first part, which names the topic, and its last part
+    are kept.
     """
     parts = [part.strip() for part in QUESTION_SENTENCE.findall(exchanges[-1].question) if part.strip()]
     kept = parts if len(parts) < MAX_JOINED_QUESTIONS else [parts[0], parts[-1]]

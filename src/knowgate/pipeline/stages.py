@@ -58,6 +58,7 @@ def apply_gate(gate: Gate, threshold: float, states: Sequence[QuestionState]) ->
     rows = zip(states, scores.needs, raw_scores, explanations, rounds, distances, strict=True)
     for state, need, raw, explanation, max_rounds, distance in rows:
         state.max_rounds = min(max_rounds, MAX_ROUNDS)
+        # A server that returns only its top tokens may omit all labels. Their logits are then equal.
         if gate.name in state.reading.labels and not has_distinct_logits(state.reading.labels[gate.name]):
             state.notes.append(DecisionNote.LABELS_UNLISTED)
         state.decision = Decision(
@@ -172,7 +173,7 @@ def mark_replaceable_answers(arbiter: Arbiter | None, states: Sequence[QuestionS
 
 
 def arbitrate(arbiter: Arbiter | None, states: Sequence[QuestionState]) -> Iterator[TextEvent]:
-    """Let the arbiter choose the answer of each marked question, and yield the texts that were not streamed yet."""
+    """Let the arbiter choose between draft and open-book answer where it may, and yield the texts not streamed yet."""
     replaceable = [state for state in states if state.may_show is not None]
     if arbiter is None or not replaceable:
         return

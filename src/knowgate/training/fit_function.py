@@ -71,10 +71,15 @@ class FitResult:
 
 @dataclass(frozen=True)
 class FitProgress:
-    """Progress of a fit: how many units (such as examples) of a stage are done.
+    """Progress of a fit.
 
-    `words` holds details such as the speed. `is_milestone` is true for progress that should be printed on a line of its
-    own, such as the end of an epoch.
+    Attributes:
+        done: Number of units of the stage that are done.
+        total: Number of units of the stage.
+        unit: What is counted, such as questions or examples.
+        stage: What is being done.
+        words: Details such as the speed.
+        is_milestone: Whether to print this progress on a line of its own, as at the end of an epoch.
     """
 
     done: int

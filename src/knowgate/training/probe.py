@@ -155,12 +155,11 @@ def _describe_balance(even: BalancedExamples, raw: Callable[[Sequence[int]], Flo
 
 
 def pick_layer(examples: Examples, layer: str) -> int:
-    """Resolve the name of a layer to its number.
+    """Return the number of a layer that the label runs recorded.
 
     Args:
-        examples: Their label runs say which layers were recorded.
-        layer: A number, or 'mid' (CBDR 3.1: entry floor(len / 2) of the hidden states, embeddings included), 'late'
-            or 'last'.
+        examples: The label rows with their recorded hidden states.
+        layer: A number, or a name: 'mid' (the middle of all hidden states, as in CBDR 3.1), 'late' or 'last'.
     """
     recorded = sorted(examples.readings[0].hidden)
     if not recorded:

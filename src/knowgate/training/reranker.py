@@ -60,7 +60,7 @@ class TruncationCounts:
 
 @dataclass(frozen=True)
 class AlignedReranker:
-    """A cross-encoder that was trained to rank passages first that help a given LLM (aligned to it).
+    """A cross-encoder aligned to an LLM: trained to rank passages that help this LLM above the others.
 
     Attributes:
         model: The trained cross-encoder.
@@ -162,7 +162,7 @@ def fit_relevance(
     training: RerankerTrainingOptions = RELEVANCE_TRAINING,
     watch: StageProgressCallback = lambda stage, progress: None,
 ) -> RelevanceReranker:
-    """Train a cross-encoder to rank passages first that contain a gold answer."""
+    """Train a cross-encoder to rank passages that contain a gold answer above the others."""
     model = reranker_trainer.open_cross_encoder(base, seed=training.seed)
     short, cut = truncate_groups(model, groups)
     log = reranker_trainer.train_groups(model, short, training, lambda progress: watch("relevance", progress))

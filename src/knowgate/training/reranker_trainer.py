@@ -201,7 +201,7 @@ class RerankerOptimizer:
 
     @classmethod
     def create(cls, model: Any, training: RerankerTrainingOptions, updates: int) -> RerankerOptimizer:
-        """Create the optimizer of a model. Biases and norms are exempt from weight decay."""
+        """Create the optimizer of a model. Biases and norms, which have one dimension, are exempt from weight decay."""
         import torch
 
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -250,7 +250,7 @@ def open_cross_encoder(spec: str, *, seed: int = 0, device: str | None = None) -
 
 
 def _open_minilm(seed: int, device: str | None) -> Any:
-    """Open MiniLM's encoder with a new head; it ranks nothing until it is trained."""
+    """Open MiniLM as a cross-encoder with a new, random output layer; it cannot rank until it is trained."""
     import torch
 
     source = embedded_weights.fetch_weights(MINILM)
@@ -308,10 +308,8 @@ def truncate_texts(model: Any, texts: Sequence[str], limit: int) -> list[str]:
     for start in range(0, len(texts), TOKENIZER_BATCH):
         batch = list(texts[start : start + TOKENIZER_BATCH])
         encoded = model.tokenizer(batch, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        truncated += [
-            text if len(offsets) <= limit else text[: offsets[limit - 1][1]]
-            for text, offsets in zip(batch, encoded["offset_mapping"], strict=True)
-        ]
+        for text, offsets in zip(batch, encoded["offset_mapping"], strict=True):  # start and end of each token
+            truncated.append(text if len(offsets) <= limit else text[: offsets[limit - 1][1]])
     return truncated
 
 

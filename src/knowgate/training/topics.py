@@ -216,13 +216,16 @@ def cluster_vectors(
 
 
 def _choose_starts(vectors: Vector, count: int, rng: np.random.Generator) -> Vector:
-    """Choose distant starting centers (k-means++)."""
+    """Choose starting centers that are far from each other (k-means++).
+
+    Each vector is drawn with a probability that grows with its cosine distance from the centers so far.
+    """
     chosen = [int(rng.integers(len(vectors)))]
     distances = np.ones(len(vectors))
     while len(chosen) < count:
         distances = np.minimum(distances, np.maximum(0, 1 - vectors @ vectors[chosen[-1]]))
         total = float(distances.sum())
-        probabilities = distances / total if total > 0 else None
+        probabilities = distances / total if total > 0 else None  # None: all vectors are equal, so any will do
         chosen.append(int(rng.choice(len(vectors), p=probabilities)))
     return vectors[chosen]
 
@@ -295,7 +298,8 @@ def _format_share(share: Proportion) -> str:
 
 def describe_extremes(topics: Sequence[TopicResult]) -> str:
     """Name the topics that the LLM knows most and least about, in one sentence."""
-    most, least = (choose(topics, key=lambda topic: topic.closed.value or 0.0) for choose in (max, min))
+    most = max(topics, key=lambda topic: topic.closed.value or 0.0)
+    least = min(topics, key=lambda topic: topic.closed.value or 0.0)
     shares = [f"{format_percent(topic.closed.value)} about '{topic.name}'" for topic in (most, least)]
     return f"By topic, the LLM knows most ({shares[0]}) and least ({shares[1]}). The card has all {len(topics)} topics."
 

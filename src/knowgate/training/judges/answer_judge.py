@@ -318,6 +318,7 @@ def make_soft_labels(examples: Examples, teacher: str, indices: Iterable[int]) -
     gate, shares = load_fitted_gate(teacher), make_hard_labels(examples).shares
     _check_teacher(teacher, gate)
     rows = sorted(indices)
+    # A need is the probability that an answer is wrong.
     needs = gate.score([examples.questions[i] for i in rows], [examples.readings[i] for i in rows])
     shares[rows] = GOLD_LABEL_WEIGHT * shares[rows] + (1 - GOLD_LABEL_WEIGHT) * (1 - np.array(needs))
     note = f"distilled from the gate '{gate.artifact.path.name}': its probability and the grade count half each"

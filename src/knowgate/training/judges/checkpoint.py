@@ -163,7 +163,7 @@ def save_final_state(work: Path, state: TrainingState) -> None:
 
 
 def restore_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any], optimizer: Any) -> None:
-    """Load weights and moments of the last finished segment into parameters and optimizer."""
+    """Load the weights after the last finished segment into the parameters, and Adam's moments into the optimizer."""
     import torch
     from safetensors.torch import load_file
 

@@ -210,7 +210,7 @@ class TrainableEncoder:
         return self.encoder.fingerprint
 
     def prepare(self, training: JudgeTrainingOptions) -> list[Any]:
-        """Return the parameters to optimize."""
+        """Freeze the embeddings and lower layers if `frozen_layers` is set, and return the parameters to optimize."""
         if not training.full:
             raise BadSetting("an encoder is always trained with all its weights. Use full=True.")
         body = self.encoder.model.base_model

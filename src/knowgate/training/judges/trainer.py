@@ -184,7 +184,7 @@ class _TrainingRun:
             checkpoint.save_checkpoint(self.work, state, self.parameters, self.optimizer)
 
     def _train_segment(self, number: int) -> TrainingSegment:
-        """Train one segment, i.e. a part of an epoch. A segment that is repeated after an interruption gives the same."""
+        """Train one segment, i.e. a part of an epoch. Repeating it after an interruption gives the same result."""
         import torch
 
         self.model.set_training(True)
@@ -209,7 +209,7 @@ class _TrainingRun:
         return TrainingSegment(float(np.mean(finite or [0.0])), rate, n_skipped, time.perf_counter() - start)
 
     def _make_batches(self, number: int) -> list[_Batch]:
-        """Return the batches of a segment; each epoch is cut into `training.checks` segments of equal length."""
+        """Return the batches of segment `number`; each epoch is cut into `training.checks` segments of equal length."""
         checks = self.training.checks
         epoch, part = divmod(number, checks)
         batches, n_before = self._shuffle_epoch(epoch), epoch * len(self.examples)

@@ -94,7 +94,7 @@ def list_gate_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: bo
     recipes = [GateRecipe(f"logprob:{name}", "", options={"feature": name}) for name in features]
     fittable = list_fittable_gates()
     for recipe in DEFAULT_GATES:
-        # Other targets than `known` need answers with passages.
+        # Targets other than `known` need answers with passages.
         if recipe.gate in fittable and (evidence.has_both or recipe.target == "known"):
             recipes.append(recipe)
     if (base := choose_base(evidence, options, has_gpu)) is not None:

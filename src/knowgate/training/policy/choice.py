@@ -241,7 +241,7 @@ def _trace_frontier(questions: GradedQuestions, choice: PolicyChoice) -> list[Po
 
 def _try_policies(questions: GradedQuestions) -> list[PolicyResult]:
     """Return each pair of gate and arbiter at its best safe threshold, most valuable first."""
-    gates = [name for name in questions.gates if name != NEVER]
+    gates = [name for name in questions.gates if name != NEVER]  # without retrieval, an arbiter has no choice
     arbiters = (NO_ARBITER, *questions.arbiters)
     best = [_find_best_setting(questions, gate, arbiter) for gate in gates for arbiter in arbiters]
     return sorted((result for result in best if result is not None), key=lambda result: -result.value)
@@ -341,7 +341,7 @@ def _explain_constant(questions: GradedQuestions, constant: PolicyResult, reason
     Args:
         questions: The questions that the policy was chosen on.
         constant: The constant policy.
-        reason: The explanation if it is not that all policies that are worth more are unsafe.
+        reason: Explanation to return if no other policy is worth more, or one that is worth more is safe.
 
     Returns:
         The explanation, and the number of questions; None if more questions would not help. Both are about the unsafe

@@ -44,7 +44,7 @@ class PolicyParts:
         choice: The chosen policy; None if the questions have no open-book answers (answers with passages).
         threshold: Threshold of the fitted gate.
         outcomes: Needs and grades of the held-out rows; None without open-book answers.
-        arbiter: 'none', a spec, or 'arbiter' for a fitted one.
+        arbiter: The arbiter: 'none', a spec such as 'rules', or 'arbiter' for the one in `arbiter_folder`.
         arbiter_folder: Folder of the fitted arbiter, which is moved into the policy.
         confidence: Confidence of the guarantee.
         summary: What was chosen and why, one or two sentences each.
