@@ -290,7 +290,7 @@ class AdaptiveRAG:
 
     @property
     def proven_loss(self) -> float | None:
-        """Maximum share of right answers that skipping retrieval loses, as proven.
+        """Largest loss of accuracy, compared with always retrieving, that the guarantee of the gate allows.
 
         None if nothing is proven, or the guarantee does not hold for this pipeline.
         """

@@ -103,6 +103,7 @@ def fit_linear(features: Vector, needed: BoolArray, strength: float = 1.0) -> Te
     """
     tensors = fit_standardization(features)
     fitted = fit_logistic((features - tensors["mean"]) / tensors["scale"], needed, C=strength)
+    # The names are those of an ensemble of networks: member 0, layer 0.
     tensors["0.0.weight"] = fitted.coef_.astype(np.float32)
     tensors["0.0.bias"] = fitted.intercept_.astype(np.float32)
     return tensors

@@ -60,7 +60,8 @@ class TrainedJudge:
         """Describe the learning curve, the segment that was kept, and skipped updates."""
         state, per_epoch = self.state, self.training.checks
         evaluations = zip(state.dev_losses, state.dev_aurocs, strict=True)
-        dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations] or [""] * state.n_done
+        dev = [format_dev_evaluation(DevEvaluation(*values)) for values in evaluations]
+        dev = dev or [""] * state.n_done  # without a dev split
         lines = [f"epoch {(i + 1) / per_epoch:g}: loss {loss:.4f}{dev[i]}" for i, loss in enumerate(state.losses)]
         lines.append(f"kept: epoch {(state.best + 1) / per_epoch:g}; trained for {state.seconds:.0f} s")
         if state.n_done < self.training.n_segments:

@@ -107,17 +107,11 @@ def list_stack_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu: b
     if (base := choose_base(evidence, options, has_gpu)) is None:
         return []
     targets: list[Target] = ["known", "gain"] if evidence.has_both else ["known"]
+    targets = [target for target in targets if has_both_classes(evidence, target)]
+    fit_options, n_models = {"base": base, "cheap": True}, STACK_JUDGES + 1  # the judges and the fusion
     return [
-        GateRecipe(
-            f"stack ({target})",
-            "stack",
-            target,
-            options={"base": base, "cheap": True},
-            judge_calls=STACK_JUDGES,
-            models=STACK_JUDGES + 1,  # the judges and the fusion
-        )
+        GateRecipe(f"stack ({target})", "stack", target, fit_options, judge_calls=STACK_JUDGES, models=n_models)
         for target in targets
-        if has_both_classes(evidence, target)
     ]
 
 
