@@ -132,6 +132,7 @@ def parse_result(line: bytes, key: str) -> Any:
         BadInput: The line belongs to another key, or its result does not match its digest.
     """
     call = read_record(RecordedCall, parse_json(line.decode(), "the line"), "the line", ignore_unknown=True)
+    # Lines of earlier versions have no digest.
     if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
         raise BadInput("the line was changed or damaged after it was recorded.")
     return call.result

@@ -90,13 +90,17 @@ class GpuMemory:
 
     @property
     def max_share(self) -> float:
-        """Maximum share of the GPU that this process may hold; never less than it already uses."""
+        """Maximum share of the GPU's memory, from 0 to 1, that this process may hold.
+
+        It may take MAX_FREE_SHARE of the free memory, up to MAX_TOTAL_SHARE of the whole, and keeps what it already uses.
+        """
         used = self.used / self.total
-        return max(used, min(MAX_TOTAL_SHARE, used + MAX_FREE_SHARE * self.free / self.total))
+        allowed = used + MAX_FREE_SHARE * self.free / self.total
+        return max(used, min(MAX_TOTAL_SHARE, allowed))
 
     @property
     def planned(self) -> float:
-        """Number of bytes that batches should take at most."""
+        """Number of bytes that batches are planned for. It is small, because growing caches can double their memory."""
         return PLANNED_SHARE * self.free
 
 
@@ -181,7 +185,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
+        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),  # `or 1` is for mypy only
         cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 
@@ -226,9 +230,13 @@ def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -
 
 
 def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
-    """Return whether a batch exceeds a limit if it has this many prompts, padded to `length` tokens.
+    """Return whether a batch of this size exceeds a limit.
 
-    `rows` is the number of answers per prompt.
+    Args:
+        limits: The limits.
+        prompts: Number of prompts in the batch.
+        length: Number of tokens that each prompt is padded to.
+        rows: Number of answers per prompt. A single answer needs no copy of the prompt's keys and values.
     """
     return (
         prompts > limits.prompts
@@ -244,6 +252,7 @@ def run_single(work: Callable[[], Result]) -> Result:
     Inference mode applies to a thread, so it is entered for each call and not held between the steps of a stream.
     """
     with torch.inference_mode():
+        # A batch of one prompt is never halved: if memory runs out, this raises OutOfMemory.
         return _run_halving([0], lambda _: [work()])[0]
 
 

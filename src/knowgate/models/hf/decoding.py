@@ -6,7 +6,7 @@ continuations use the same prefill. This module works on token ids and tensors o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,7 +90,7 @@ class DecodingBatch:
         output = self.model(
             input_ids=tokens[:, None],
             attention_mask=self.mask,
-            position_ids=self.mask.sum(dim=1, keepdim=True) - 1,
+            position_ids=self.mask.sum(dim=1, keepdim=True) - 1,  # padding has no position
             past_key_values=self.cache,
             use_cache=True,
             output_hidden_states=bool(layers),
@@ -215,22 +215,22 @@ def decode_greedily(
     Returns:
         Indices of the rows that are not finished, in the order in which the batch holds them.
     """
-    steps = iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            unfinished: list[int] = end.value
-            return unfinished
+    for _ in iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers):
+        pass
+    return [index for index, row in enumerate(rows) if not row.finished]
 
 
 def iter_greedy_steps(
     batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
-) -> Generator[None, None, list[int]]:
-    """Extend answers greedily, and yield after each token. Takes the arguments of `decode_greedily`.
+) -> Iterator[None]:
+    """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
-    Returns:
-        Indices of the rows that are not finished.
+    Args:
+        batch: The decoding batch, one row per answer.
+        rows: The answers of the batch, extended in place.
+        max_tokens: Maximum number of tokens per answer, including those it already has.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
     """
     active, states = list(range(len(rows))), FinalStates(len(rows))
     while active and len(rows[active[0]].tokens) < max_tokens:  # all active rows have the same length
@@ -246,7 +246,6 @@ def iter_greedy_steps(
         active = _drop_finished(batch, rows, active)
         yield
     states.finish(batch, rows, active, layers)
-    return active
 
 
 @dataclass
@@ -335,7 +334,8 @@ def sample_rows(
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose states are stored in `final_states`.
-        past_end: Store the states at the token that ended the answer, instead of at its last token.
+        past_end: Store the states at the token that ended the answer, instead of at its last token. Such an answer
+            stays in the batch for one more forward pass, which computes them.
     """
     rows = [DecodedRow() for _ in range(len(batch))]
     active, states = list(range(len(rows))), FinalStates(len(rows))
@@ -378,11 +378,11 @@ def draw_tokens_on_device(
     """Draw one token per uniform number (rows x numbers) without making the host wait for the device.
 
     Returns:
-        The tokens, and a tensor that tells whether all probabilities are finite.
+        The tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
     scaled = logits.float() / sampling.temperature
-    if sampling.is_whole:
-        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
+    if sampling.is_whole:  # neither top_k nor top_p excludes any token
+        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, last_column=logits.shape[1] - 1)
     probabilities, tokens = filter_top_tokens(scaled, sampling)
     last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
     columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
@@ -442,9 +442,9 @@ def _invert_cdf(
     return torch.minimum(columns, torch.as_tensor(last_column, device=columns.device)), torch.isfinite(total).all()
 
 
-def make_nan_error() -> ModelError:
-    """Return the error for a model whose token probabilities are NaN."""
+def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelError:
+    """Return the error for a model whose output is not finite; `output` says what it returned."""
     return ModelError(
-        "the model returned NaN instead of token probabilities. Its weights may be damaged, or the number format does "
-        "not suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
+        f"the model returned {output}. Its weights may be damaged, or the number format does not suit it. Download the "
+        "weights again, or set KNOWGATE_DTYPE=float32."
     )

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowgate.errors import ModelError
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
 from knowgate.models.hf.batching import BatchLimits, split_into_batches
 from knowgate.models.hf.decoding import (
@@ -22,6 +21,7 @@ from knowgate.models.hf.decoding import (
     DecodingBatch,
     decode_greedily,
     iter_greedy_steps,
+    make_nan_error,
     prefill,
     sample_rows,
 )
@@ -36,7 +36,7 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalReque
 
 @dataclass(frozen=True)
 class HFResumeHandle:
-    """A resume handle: the point at which the draft of one prompt stopped.
+    """What is needed to continue the draft of one prompt from the point at which it stopped.
 
     Continuing a draft copies it, so a handle can be used several times.
 
@@ -92,7 +92,8 @@ class HFModel(LocalModel, LocalBackend):
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts in one pass; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; drafts and samples use the same forward pass over the prompt."""
+        # Layer number -> the number in the request, which may be negative (counted from the end).
         layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
@@ -102,7 +103,7 @@ class HFModel(LocalModel, LocalBackend):
             batch = self._prefill(batch_ids, request, sorted(layer_names), limits)
             return self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
 
-        # Prefills that share a cache are joined before answers are generated.
+        # If several forward passes may fill one batch, only the size of the cache limits the batch.
         tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
         return self.run_batched(ids, read_batch, max(1, request.samples), replace(limits, prompt_tokens=tokens))
 
@@ -124,6 +125,7 @@ class HFModel(LocalModel, LocalBackend):
         tokenizer = self.tokenizer
         texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
         rendered = [render_with_tool(tokenizer, text, tool, self.name) for text in texts]
+        # The call token is scored as if it were a whole answer.
         call = [find_call_token(tokenizer, tool, self.name)]
         ids = [self.tokenize(text) for text in rendered]
         return [math.exp(logprob) for logprob in self._score_answers(ids, [call for _ in ids])] if ids else []
@@ -137,7 +139,10 @@ class HFModel(LocalModel, LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _joins_prefills(self, request: SignalRequest) -> bool:
-        """Whether several forward passes may fill one batch: its answers are generated together and not continued."""
+        """Return whether a batch may be larger than one forward pass over its prompts.
+
+        This requires answers that are generated together from a shared cache and are never continued later.
+        """
         return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
 
     def _prefill(
@@ -235,10 +240,6 @@ class HFModel(LocalModel, LocalBackend):
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
         return _AnsweredBatch(drafts, unfinished, samples)
 
-    def _sample_layers(self, request: SignalRequest) -> list[int]:
-        has_layer = request.samples and request.sample_layer is not None
-        return self._resolve_layers([request.sample_layer or 0]) if has_layer else []
-
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
@@ -302,7 +303,7 @@ class HFModel(LocalModel, LocalBackend):
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
-        # A step yields None; False means that no steps are left.
+        # `next` returns None after each step, and False when no steps are left.
         while self.run_alone(lambda: next(steps, False)) is None:
             yield
 
@@ -311,8 +312,5 @@ def _to_numpy(state: torch.Tensor) -> Vector:
     """Copy hidden states from the device to a float32 array; raises ModelError if they are not finite."""
     values: Vector = state.float().cpu().numpy().copy()
     if not np.isfinite(values).all():
-        raise ModelError(
-            "the model returned NaN or infinite hidden states. Its weights may be damaged, or the number format does not "
-            "suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
-        )
+        raise make_nan_error("NaN or infinite hidden states")
     return values

@@ -78,7 +78,12 @@ class SharedGeneration:
     are_finite: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, prompts: DecodingBatch, layers: Sequence[int]) -> DraftsAndSamples:
-        """Generate all answers from a prefill."""
+        """Generate all answers, token by token.
+
+        Args:
+            prompts: The prompts after the forward pass over them.
+            layers: Layers whose hidden states at the last token of each answer are kept.
+        """
         max_tokens = self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
         logits = prompts.compute_logits(layers)[:, None]
@@ -87,12 +92,12 @@ class SharedGeneration:
             chosen: torch.Tensor | None = self.choose(logits, position)
             self.append(chosen, position)
             is_last = position == max_tokens - 1
-            if is_last and not layers:
+            if is_last and not layers:  # the last tokens are fed only to compute the hidden states at them
                 break
             if position % interval == interval - 1 or is_last:
                 self.check_finite()
                 chosen = self.compact(chosen)
-            if chosen is None:
+            if chosen is None:  # all answers have ended
                 break
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
@@ -124,7 +129,11 @@ class SharedGeneration:
         return tokens
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Record the chosen tokens; those of answers that have ended are ignored."""
+        """Record the chosen token of each answer, and update which answers go on.
+
+        Tokens chosen for answers that have already ended are ignored. `is_alive` are the answers without an end token.
+        `is_fed` are those whose hidden states the next forward pass sets; with `past_end`, new end tokens are among them.
+        """
         rows, ends = self.batch.rows, torch.isin(chosen, self.stop_ids)
         continues = self.is_alive & ~ends
         self.tokens[rows, position] = chosen.where(continues, torch.full_like(chosen, NO_TOKEN))
@@ -178,7 +187,7 @@ class SharedGeneration:
         self.are_finite = []
 
     def collect(self) -> DraftsAndSamples:
-        """Copy all answers from the device to the host and return them."""
+        """Copy all answers from the device to the host, and return them as drafts and samples."""
         self.check_finite()
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
@@ -260,7 +269,16 @@ def sample_shared(
     *,
     past_end: bool = False,
 ) -> list[DecodedRow]:
-    """Sample answers; each prompt gets an equal share of the rows of `uniforms`. See `decoding.sample_rows`."""
+    """Sample several answers to each prompt.
+
+    Args:
+        batch: The prompts after the forward pass over them.
+        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
+        sampling: Temperature, top_p and top_k.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are kept.
+        past_end: Keep the states at the token that ended the answer, instead of at its last token.
+    """
     return _start(batch, uniforms, sampling, stop_ids, past_end=past_end).run(batch, layers).samples
 
 
@@ -271,7 +289,16 @@ def draft_and_sample_shared(
     stop_ids: frozenset[int],
     layers: Sequence[int] = (),
 ) -> DraftsAndSamples:
-    """Generate drafts and samples of equal maximum length in the same steps."""
+    """Generate one greedy draft and several samples for each prompt in the same steps.
+
+    Args:
+        batch: The prompts after the forward pass over them.
+        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
+            The number of columns is the maximum length of drafts and samples.
+        sampling: Temperature, top_p and top_k of the samples.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are kept.
+    """
     return _start(batch, uniforms, sampling, stop_ids, with_drafts=True).run(batch, layers)
 
 

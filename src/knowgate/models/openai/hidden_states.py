@@ -76,6 +76,7 @@ class HiddenStateReader:
             UnsupportedSignal: The server was not started with one of the layers, or is not vLLM or SGLang.
             BadSetting: The server is vLLM, but the spec does not name its folder.
         """
+        # The modulo converts negative layer numbers, which count from the end.
         missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
         if missing:
             raise UnsupportedSignal(
@@ -99,7 +100,8 @@ class HiddenStateReader:
 
         Args:
             prompt: The prompt.
-            draft: Token ids of the draft, without the token that ended it.
+            draft: Token ids of the draft, without the token that ended it. If it is empty, the states after it are
+                those before it.
             request: The layers to return, and whether states after the draft are needed.
         """
         ids = [*self._endpoint.tokenize_prompt(prompt)]
@@ -285,7 +287,7 @@ def _read_states(stream: BinaryIO) -> LastTokenStates:
     The states of the other tokens are skipped, because those of long prompts are large.
     """
     try:
-        size = int.from_bytes(stream.read(8), "little")
+        size = int.from_bytes(stream.read(8), "little")  # a safetensors file begins with the size of its JSON header
         if not 0 < size <= MAX_HEADER_BYTES:
             raise ValueError("no header")
         header = json.loads(stream.read(size))

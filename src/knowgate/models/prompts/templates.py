@@ -128,7 +128,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         ) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
-    except AttributeError:
+    except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
             f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
             "section [en] or [zh]."
