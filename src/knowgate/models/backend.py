@@ -41,7 +41,16 @@ class Backend(ABC):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; see `knowgate.types.Model.generate`."""
+        """Return `n` completions per prompt. With `resume`, continue the drafts of earlier readings instead.
+
+        Args:
+            prompts: The prompts.
+            max_tokens: Maximum number of tokens per completion, including those of a continued draft.
+            temperature: 0 for greedy completions.
+            n: Number of completions per prompt.
+            seed: Seed for sampling; None for random samples.
+            resume: For each prompt, the handle of a draft (`Reading.resume`); None for new completions.
+        """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the whole greedy answer as one piece, then return it as a `Completion`."""

@@ -177,7 +177,7 @@ class FakeModel(WordStreamBackend):
         return [True for _ in prompts]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; raises UnsupportedSignal for signals that are not offered."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]

@@ -191,7 +191,7 @@ def decode_completion(value: Mapping[str, Any]) -> Completion:
 
 
 def encode_reading(reading: Reading) -> dict[str, Any]:
-    """Convert a reading to JSON, without its resume handle."""
+    """Convert a reading (the signals of a prompt) to JSON, without the handle that continues its draft."""
     return {
         "draft": None if reading.draft is None else encode_completion(reading.draft),
         "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
@@ -203,7 +203,7 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
 
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
-    """Convert JSON to a reading with the given resume handle."""
+    """Convert JSON to a reading (the recorded signals of a prompt); `resume` is its handle to continue the draft."""
     draft, states = value["draft"], value.get("sample_states")
     return Reading(
         draft=None if draft is None else decode_completion(draft),

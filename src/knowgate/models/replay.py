@@ -130,7 +130,8 @@ class RecordingModel(_RecordedIdentity):
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Stream an answer of the recorded model, and record it like an answer of `generate`.
 
-        The answer is recorded when the stream ends. A stream that is closed early is not recorded.
+        The answer is recorded when the stream ends. A stream that is closed early is not recorded. With `resume`, the
+        answer continues a draft; the recorded model gets its own handle of the draft (`inner`).
         """
         handles = None if resume is None else [resume]
         options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)

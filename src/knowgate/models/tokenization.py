@@ -251,7 +251,7 @@ class IncrementalDecoder:
     trailing_space: str = field(default="", repr=False)
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Return the text that became final since the last call; it may be empty.
+        """Return the text that became final since the last call, which no later token can change; it may be empty.
 
         Args:
             tokens: All tokens of the answer so far.

@@ -264,7 +264,8 @@ class VllmModel(LocalBackend):
 def _parse_answer(output: Any) -> VllmAnswer:
     """Convert a completion of vLLM. Its last token is the one that ended it, unless the limit did."""
     is_finished = output.finish_reason == "stop"
-    tokens = list(output.token_ids)[: -1 if is_finished else None]
+    tokens = list(output.token_ids)
+    tokens = tokens[:-1] if is_finished else tokens
     steps = [_make_step(*pair) for pair in zip(tokens, output.logprobs or (), strict=False)]
     return VllmAnswer(tokens, steps, is_finished)
 

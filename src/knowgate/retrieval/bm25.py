@@ -220,6 +220,7 @@ class TermScorer:
         """Return the terms to cache as dense columns: the most common ones whose columns fit into memory."""
         frequencies = np.diff(self._starts)  # how many passages contain each term
         max_columns = MAX_COLUMN_BYTES // max(1, 4 * self._n_passages)  # a float32 score takes 4 bytes
+        # A common term occurs in at least one passage, also if there are fewer than COMMON_TERM_RATIO passages.
         common = np.flatnonzero(frequencies * COMMON_TERM_RATIO >= max(self._n_passages, COMMON_TERM_RATIO))
         most_common = common[np.argsort(-frequencies[common], kind="stable")[:max_columns]]
         return frozenset(most_common.tolist())

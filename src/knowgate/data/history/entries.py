@@ -137,7 +137,11 @@ class LogEmbedding:
 
 
 class HistoryStore(Protocol):
-    """A log of labeled questions with nearest-neighbor search; several processes may write to it."""
+    """A log of labeled questions with nearest-neighbor search; several processes may write to it.
+
+    `add`, `forget` (by id or text) and `prune` (expired entries) return the number of entries. `scopes` returns the
+    number of entries by scope. `outcomes` and `batches` return entries with the vectors of their questions.
+    """
 
     @property
     def embedding(self) -> LogEmbedding: ...

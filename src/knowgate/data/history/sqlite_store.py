@@ -47,9 +47,10 @@ MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 @dataclass
 class _ScopeIndex:
-    """The vector index of a scope, and up to which change of the table it is current.
+    """The vector index of a scope (the entries of one model, prompts and tenant), and how current it is.
 
     Attributes:
+        index: Vectors of the entries in the scope.
         last_id: Highest row id that was added to the index.
         deletions: Value of the table's deletion counter when the index was last updated.
     """

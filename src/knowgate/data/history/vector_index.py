@@ -110,7 +110,7 @@ class AnnIndex:
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
         ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
-        order = np.argsort(ids, kind="stable")
+        order = np.argsort(ids, kind="stable")  # by id, so that ties are broken as in exact search
         order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
         hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
         return _make_hits(ids[order], hits)

@@ -96,7 +96,9 @@ class RecordedNeeds:
 
 @dataclass(frozen=True)
 class RecordedBeliefs:
-    """How likely an arbiter believed each of the two answers to be right, by question id.
+    """How likely an arbiter believed each answer to a question to be right, by question id.
+
+    An arbiter chooses between the closed-book answer (without passages) and the open-book answer (with passages).
 
     Attributes:
         arbiter: Name of the arbiter.

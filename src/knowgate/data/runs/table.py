@@ -95,11 +95,11 @@ class GateColumn:
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a label table that come from one run: its folder, its name in the keys, and the row numbers."""
+    """The rows of a label table that come from one run."""
 
-    path: Path
-    name: str
-    numbers: RowNumbers = field(repr=False)
+    path: Path  # folder of the run
+    name: str  # the part of the rows' keys (RUN/ID) that names the run
+    numbers: RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
-        """Return the recorded scores of a gate by its name, or by 'NAME,verdict=own'; None if none are recorded."""
+        """Return the recorded scores of a gate, or of 'NAME,verdict=own' (by raw scores); None if none are recorded."""
         column = self.recorded_needs.get(gate)
         if column is None and gate.endswith(OWN_VERDICT):
             base = self.recorded_needs.get(gate.removesuffix(OWN_VERDICT))

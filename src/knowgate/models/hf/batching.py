@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from knowgate.errors import DeviceError, OutOfMemory
+from knowgate.errors import DeviceError, ModelError, OutOfMemory
 from knowgate.types import Result
 
 MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
@@ -155,7 +155,7 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     # Bytes per token. The factor 2 stands for keys and values.
     cache = 2 * layers * heads * head_width * bytes_per_number
     hidden_states = (layers + 1) * int(config.hidden_size) * bytes_per_number  # kept if a gate reads a layer
-    feed_forward = 4 * feed_forward_width * bytes_per_number
+    feed_forward = 4 * feed_forward_width * bytes_per_number  # a layer's intermediate arrays, with room to spare
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the cache counts twice.
     return MemoryCost(
@@ -282,6 +282,14 @@ def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
 def is_memory_error(error: RuntimeError) -> bool:
     """Return whether an error means that memory ran out, so that a smaller batch may succeed."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error) for word in MEMORY_ERROR_MARKERS)
+
+
+def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelError:
+    """Return the error for a model whose output is not finite; `output` says what it returned."""
+    return ModelError(
+        f"the model returned {output}. Its weights may be damaged, or the number format does not suit it. Download the "
+        "weights again, or set KNOWGATE_DTYPE=float32."
+    )
 
 
 @contextlib.contextmanager

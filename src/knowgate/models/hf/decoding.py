@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from knowgate.errors import ModelError
+from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
@@ -68,9 +68,10 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token.
+        """Return the logits of the next token of every row.
 
-        If tokens are pending, the model reads them first. If the prefill is partial, it is finished first.
+        Tokens that were chosen but not fed to the model yet (`pending`) are fed first. If only the lower layers have read
+        the prompts (`partial`), the other layers are run first.
 
         Args:
             layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
@@ -156,6 +157,7 @@ def prefill(
         states_only: Run only the layers up to the highest of `layers`, because no tokens will be generated at first.
             A later continuation runs the others.
     """
+    # The first `computed` tokens of all prompts are in the cache already, so only the others are fed.
     computed, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     tokens, mask = pad_left([row[computed:] for row in ids], pad_id, device)
     mask = torch.cat([mask.new_ones(len(ids), computed), mask], dim=1)
@@ -306,7 +308,12 @@ def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
 
 
 def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, log-probabilities, entropies and margins for rows of logits, as tensors on the device."""
+    """Return the most probable token of each row of logits, with statistics, as tensors on the device.
+
+    Returns:
+        The tokens, their log-probabilities, the entropies in nats, and the margins: the probability of the most
+        probable token minus that of the second.
+    """
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
     entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a forbidden token has p log p = 0 * -inf
@@ -392,7 +399,7 @@ def draw_tokens_on_device(
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the tokens that top_k and top_p keep, most probable first.
 
-    Tokens that top_p excludes have probability 0.
+    Tokens that top_p excludes have probability 0. `scaled` are logits divided by the temperature (rows x vocabulary).
     """
     probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
     # A token is kept if the tokens before it do not reach top_p yet.
@@ -440,11 +447,3 @@ def _invert_cdf(
     total = cumulative[:, -1:]
     columns = torch.searchsorted(cumulative, uniforms * total, right=True)
     return torch.minimum(columns, torch.as_tensor(last_column, device=columns.device)), torch.isfinite(total).all()
-
-
-def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelError:
-    """Return the error for a model whose output is not finite; `output` says what it returned."""
-    return ModelError(
-        f"the model returned {output}. Its weights may be damaged, or the number format does not suit it. Download the "
-        "weights again, or set KNOWGATE_DTYPE=float32."
-    )

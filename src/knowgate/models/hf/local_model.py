@@ -12,8 +12,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from knowgate.models.hf.batching import BatchLimits, BatchWork, compute_batch_limits, run_in_batches, run_single
-from knowgate.models.hf.decoding import make_nan_error
+from knowgate.models.hf.batching import (
+    BatchLimits,
+    BatchWork,
+    compute_batch_limits,
+    make_nan_error,
+    run_in_batches,
+    run_single,
+)
 from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,

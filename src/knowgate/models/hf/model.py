@@ -6,6 +6,7 @@ generated rows into readings.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +16,12 @@ import numpy as np
 import torch
 
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
-from knowgate.models.hf.batching import BatchLimits, split_into_batches
+from knowgate.models.hf.batching import BatchLimits, make_nan_error, split_into_batches
 from knowgate.models.hf.decoding import (
     DecodedRow,
     DecodingBatch,
     decode_greedily,
     iter_greedy_steps,
-    make_nan_error,
     prefill,
     sample_rows,
 )
@@ -149,6 +149,7 @@ class HFModel(LocalModel, LocalBackend):
         self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
     ) -> DecodingBatch:
         """Run the model over the prompts of a batch, in as many forward passes as the memory requires."""
+        # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
         kept_layers = sorted({*layers, *self._sample_layers(request)})
 
@@ -277,13 +278,14 @@ class HFModel(LocalModel, LocalBackend):
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for members in groups.values():
-
-            def extend(members: list[int] = members) -> list[int]:
-                batch = drafts[members[0]].batch.copy([drafts[i].index or 0 for i in members])
-                return decode_greedily(batch, [rows[i] for i in members], max_tokens, self.stop_ids)
-
-            self.run_alone(extend)
+            group, group_rows = [drafts[i] for i in members], [rows[i] for i in members]
+            self.run_alone(functools.partial(self._extend_group, group, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
+
+    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
+        """Extend the unfinished drafts of one batch greedily; `rows` are copies of the drafts, extended in place."""
+        batch = drafts[0].batch.copy([draft.index for draft in drafts if draft.index is not None])
+        decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.decoding import (
     DecodedRow,
     DecodingBatch,
     compute_step_statistics,
     draw_tokens_on_device,
-    make_nan_error,
 )
 from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
 from knowgate.models.local_backend import TokenStep
@@ -113,20 +113,29 @@ class SharedGeneration:
         rows, flat_logits = self.batch.rows, logits.flatten(0, 1)
         if self.sampling is None:  # all answers are drafts, whose tokens are set below
             tokens = torch.empty_like(rows)
-        else:
+        else:  # tokens are drawn for drafts too, and replaced below
             uniforms = self.uniforms[rows, position].view(len(flat_logits), -1)
             tokens, are_finite = draw_tokens_on_device(flat_logits, uniforms, self.sampling)
             tokens = tokens.view_as(rows)
             self.are_finite.append(are_finite)
         if self.statistics is not None and len(self.draft_indices):
-            indices = self.draft_indices
-            # For the first token, all answers of a prompt share one row of logits.
-            draft_logits = flat_logits if len(flat_logits) == len(indices) else flat_logits[indices]
-            chosen, *values = compute_step_statistics(draft_logits)
-            self.are_finite.append(torch.isfinite(values[0]).all())
-            tokens.view(-1)[indices] = chosen
-            self.statistics[:, rows.view(-1)[indices] // self.per_prompt, position] = torch.stack(values)
+            self._choose_for_drafts(tokens.view(-1), flat_logits, self.statistics[:, :, position])
         return tokens
+
+    def _choose_for_drafts(self, tokens: torch.Tensor, logits: torch.Tensor, statistics: torch.Tensor) -> None:
+        """Set the next token of each draft to the most probable one, and store its statistics.
+
+        Args:
+            tokens: The next token of each answer in the batch, changed in place.
+            logits: One row per answer; for the first token, one row per prompt, which all of its answers share.
+            statistics: Logprob, entropy and margin of the next token (3 x prompts), changed in place.
+        """
+        indices = self.draft_indices
+        draft_logits = logits if len(logits) == len(indices) else logits[indices]
+        tokens[indices], *values = compute_step_statistics(draft_logits)
+        self.are_finite.append(torch.isfinite(values[0]).all())
+        prompts = self.batch.rows.view(-1)[indices] // self.per_prompt
+        statistics[:, prompts] = torch.stack(values)
 
     def append(self, chosen: torch.Tensor, position: int) -> None:
         """Record the chosen token of each answer, and update which answers go on.

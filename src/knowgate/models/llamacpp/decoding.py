@@ -107,16 +107,22 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose the next token of each answer, greedily or by its next uniform number, and append it."""
-    greedy = [number for number, answer in enumerate(answers) if answer.uniforms is None]
-    steps = pick_greedy_steps(logits[greedy]) if greedy else []
-    for answer, step in zip((answers[n] for n in greedy), steps, strict=True):
+    """Choose the next token of each answer and append it: the most probable one, or one drawn with uniform numbers.
+
+    Args:
+        answers: The answers. Those without uniform numbers are greedy.
+        logits: Logits of the next token of each answer (answers x vocabulary).
+        sampling: Temperature, top_p and top_k for drawing.
+        engine: Tells which tokens end an answer.
+    """
+    is_greedy = np.array([answer.uniforms is None for answer in answers], dtype=bool)
+    greedy = [answer for answer in answers if answer.uniforms is None]
+    for answer, step in zip(greedy, pick_greedy_steps(logits[is_greedy]), strict=True):
         _append_token(answer, step.token, engine)
         if not answer.finished:
             answer.steps.append(step)
-    sampled = [number for number, answer in enumerate(answers) if answer.uniforms is not None]
-    drawn = draw_tokens([answers[n] for n in sampled], logits[sampled], sampling) if sampled else []
-    for answer, token in zip((answers[n] for n in sampled), drawn, strict=True):
+    sampled = [answer for answer in answers if answer.uniforms is not None]
+    for answer, token in zip(sampled, draw_tokens(sampled, logits[~is_greedy], sampling), strict=True):
         _append_token(answer, token, engine)
 
 

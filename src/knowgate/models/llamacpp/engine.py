@@ -49,7 +49,7 @@ class InputToken:
 
 @dataclass
 class CapturedStates:
-    """Hidden states that the evaluation callback captures.
+    """Hidden states that are captured in the callback that llama.cpp calls for every tensor it computes.
 
     Args:
         layers: Names of the tensors to capture -> layer number.

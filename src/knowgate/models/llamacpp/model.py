@@ -245,6 +245,7 @@ class LlamaCppModel(LocalBackend):
         """
         layers = self._resolve_layers(request.layers)
         sample_layers = self._sample_layers(request)
+        # The engine's cache must have room for the prompts and all of their answers.
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
         logits, prompt_states = self._prefill(
             ids, sorted({*layers, *sample_layers}), sum(map(len, ids)) + n_answer_tokens
@@ -255,6 +256,7 @@ class LlamaCppModel(LocalBackend):
             for i, row in enumerate(ids)
         ]
         samples = self._start_samples(prompts, ids, request, states)
+        # All drafts and samples are decoded as one batch. Each starts with the logits after its prompt.
         all_samples = [sample for group in samples for sample in group]
         prompt_of_sample = [i for i, group in enumerate(samples) for _ in group]
         kept_layers = sorted({*(layers if request.after_draft else ()), *sample_layers})

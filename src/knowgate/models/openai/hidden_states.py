@@ -137,6 +137,7 @@ class HiddenStateReader:
 
     def _read_vllm(self, ids: list[int]) -> Vector:
         """Send token ids to vLLM and read the file that it writes."""
+        # With report=False, the file of this response is not deleted as one that nobody needs.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None

@@ -56,7 +56,7 @@ def open_openai(value: str) -> OpenAIModel:
 
 
 class DraftResponse(NamedTuple):
-    """A draft and its token ids. `completion` is None if no draft was requested; `ids` is empty if no ids were."""
+    """A draft (None if none was requested) and its token ids (empty if they were not requested)."""
 
     completion: Completion | None
     ids: Sequence[int] = ()

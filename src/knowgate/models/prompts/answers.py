@@ -232,13 +232,16 @@ class AnswerPrompts:
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
-        """Return the open-book answer to give: the LLM's, or a sentence of the passages if a small LLM made it up."""
+        """Return the open-book answer to give: that of the LLM, or a sentence of the passages if it was made up.
+
+        Only answers of small LLMs (`sentences` is set) to questions without choices are checked.
+        """
         if self.sentences is None or question.choices:
             return answer
         return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
-        """Return a reading whose draft is the answer that `check_open_answer` gives."""
+        """Return a reading (the outputs of the LLM for a prompt) with its draft replaced by `check_open_answer`."""
         if self.sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
