@@ -246,7 +246,7 @@ def _count_passage_tokens(row: LabelRow) -> float:
     Prompt lengths that were not recorded are estimated from the texts.
     """
     open_length = row.open.prompt_tokens if row.open else None
-    closed_length = row.closed.prompt_tokens if row.closed else None
+    closed_length: float | None = row.closed.prompt_tokens if row.closed else None
     if open_length is None:
         return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
     if closed_length is None:
