@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -193,38 +194,40 @@ class GradedQuestions:
         Prices are in units of `price_wrong`, the price of a wrong answer.
         """
         retrieved = self.gates[gate].needs > threshold
-        cost = self.options.price_search * retrieved
-        cost = cost + self.options.price_llm_call * self._count_llm_calls(gate, arbiter, retrieved)
+        llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
+        cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
         return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
 
-    def _count_llm_calls(self, gate: str, arbiter: str, retrieved: BoolArray) -> FloatArray:
-        """Count the LLM calls for each question.
+    def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
+        """Count the LLM calls that belong to searches, of each question or on average.
 
-        One call answers. Retrieved questions cost a second one if the gate or the arbiter reads a closed-book draft;
-        without retrieval, the draft is the answer.
+        One call answers. After a search, a second one is needed if the gate or the arbiter reads a closed-book draft;
+        without a search, the draft is the answer.
         """
         needs_draft = self.gates[gate].reads_draft or bool(arbiter)
-        return np.asarray(1.0 + self.gates[gate].extra_calls + needs_draft * retrieved)
+        return 1.0 + self.gates[gate].extra_calls + needs_draft * searches
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
         """Evaluate a policy, which retrieves if the gate's need is above the threshold, on these questions."""
-        retrieved, right = self.gates[gate].needs > threshold, self.answer_right(gate, arbiter, threshold)
-        search_share = float(retrieved.mean())
-        judge_calls, models = self.gates[gate].judge_calls, self.gates[gate].models
+        candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
+        searches, right_share = (np.count_nonzero(rows) / len(rows) for rows in (candidate.needs > threshold, right))
+        llm_calls = self._count_llm_calls(gate, arbiter, searches)
+        cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        judge_calls, models = candidate.judge_calls, candidate.models
         if arbiter:
-            judge_calls += self.arbiters[arbiter].judge_calls * search_share  # it is called after retrieval only
+            judge_calls += self.arbiters[arbiter].judge_calls * searches  # it is called after retrieval only
             models += self.arbiters[arbiter].models
         return PolicyResult(
             gate=gate,
             arbiter=arbiter,
             threshold=threshold,
-            searches=search_share,
-            right=float(right.mean()),
-            llm_calls=float(self._count_llm_calls(gate, arbiter, retrieved).mean()),
+            searches=searches,
+            right=right_share,
+            llm_calls=llm_calls,
             judge_calls=judge_calls,
             loss=count_net_loss(right, self.open_right),
             reference_loss=count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter)),
-            value=float(self.compute_values(gate, arbiter, threshold).mean()),
+            value=right_share - cost / self.options.price_wrong,
             models=models,
         )
 
