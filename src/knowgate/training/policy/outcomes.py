@@ -196,7 +196,8 @@ class GradedQuestions:
         retrieved = self.gates[gate].needs > threshold
         llm_calls = self._count_llm_calls(gate, arbiter, retrieved)
         cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
-        return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
+        values: FloatArray = self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
+        return values
 
     def _count_llm_calls(self, gate: str, arbiter: str, searches: Any) -> Any:
         """Count the LLM calls that belong to searches, of each question or on average.
