@@ -340,7 +340,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     try:
         with open_text(path, errors="surrogateescape") as file:
-            lines = iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")
+            lines = iter(lambda: file.readline(MAX_LINE_CHARS + 1), "")  # never holds a huge line in memory
             for number, line in enumerate(lines, start=1):
                 if len(line) > MAX_LINE_CHARS:
                     raise BadInput(f"{path} line {number} is longer than {MAX_LINE_CHARS:,} characters. Split it.")

@@ -275,15 +275,16 @@ class RetrievalStage:
 
         Later rounds are always reranked, because their scores come from several searches and cannot be compared.
         """
-        unsure = []
+        chosen = []  # indices of the questions to rerank
         for i, state in enumerate(states):
-            if not state.passages and results[i] and can_skip_reranking(results[i], self.rerank_margin):
+            is_first_round = not state.passages
+            if is_first_round and results[i] and can_skip_reranking(results[i], self.rerank_margin):
                 state.notes.append(DecisionNote.NOT_RERANKED)
             else:
-                unsure.append(i)
-        with self.lock, measure_time([states[i] for i in unsure], "rerank"):
-            best = rerank(reranker, [queries[i] for i in unsure], [results[i] for i in unsure], self.k)
-        reordered = dict(zip(unsure, best, strict=True))
+                chosen.append(i)
+        with self.lock, measure_time([states[i] for i in chosen], "rerank"):
+            best = rerank(reranker, [queries[i] for i in chosen], [results[i] for i in chosen], self.k)
+        reordered = dict(zip(chosen, best, strict=True))
         return [reordered.get(i, passages) for i, passages in enumerate(results)]
 
     def _judge_usefulness(self, questions: list[Question], results: list[list[Passage]]) -> list[bool]:

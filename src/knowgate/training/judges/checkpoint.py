@@ -148,9 +148,9 @@ def save_checkpoint(work: Path, state: TrainingState, parameters: Sequence[Any],
     with atomic_folder(_segment_folder(work, state.n_done)) as folder:
         weights = {str(i): value.detach().contiguous() for i, value in enumerate(parameters)}
         save_file(weights, folder / WEIGHTS_FILE)
-        moments = optimizer.state_dict()["state"]
-        flat = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
-        save_file(flat, folder / MOMENTS_FILE)
+        moments = optimizer.state_dict()["state"]  # Adam's tensors of each parameter, by name
+        named_moments = {f"{i}.{name}": value for i, values in moments.items() for name, value in values.items()}
+        save_file(named_moments, folder / MOMENTS_FILE)
         digests = compute_digests(folder)
     write_json(work / STATE_FILE, {**asdict(state), "files": digests})
     shutil.rmtree(_segment_folder(work, state.n_done - 1), ignore_errors=True)

@@ -114,7 +114,8 @@ class Evidence:
 
     def describe(self) -> str:
         """Say in one sentence what the rows hold."""
-        signals = ["hidden states"] * self.has_states + ["log-probabilities"] * self.has_logprobs
+        available = {"hidden states": self.has_states, "log-probabilities": self.has_logprobs}
+        signals = [name for name, is_available in available.items() if is_available]
         answers = "answers with and without passages" if self.has_both else "answers without passages only"
         return (
             f"{len(self.table)} graded questions, {answers}, {' and '.join(signals) or 'text alone'}; "
