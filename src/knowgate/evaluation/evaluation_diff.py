@@ -145,7 +145,7 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
 
 
 def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> IndexPairs:
-    """Return the indexes of the questions that both evaluations have, each question once."""
+    """Return the indexes, in the first and in the second evaluation, of the questions that both have, each once."""
     first_index, second_index = _index_by_key(first), _index_by_key(second)
     shared = [key for key in first_index if key in second_index]
     return [first_index[key] for key in shared], [second_index[key] for key in shared]
@@ -166,7 +166,11 @@ def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
 
 
 def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
-    """Compare one gate. Accuracy and rate are paired if the evaluations share questions and store decisions."""
+    """Compare one gate in two evaluations.
+
+    Accuracy and retrieval rate are compared question by question if the evaluations share questions, which `pairs`
+    lists, and store the gate's decisions.
+    """
     changes = {
         measure: _diff_independent(first.measures[measure], second.measures[measure])
         for measure in first.measures
