@@ -85,10 +85,6 @@ class Bootstrap:
         """Number of portions, including the original sample."""
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
-    def draw_portion(self, number: int) -> WeightMatrix:
-        """Return how often each question is drawn in each resample of a portion (resamples x questions)."""
-        return np.concatenate(list(self.iter_blocks(number)))
-
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
         """Yield how often each question is drawn, in blocks (resamples x questions) that fit into memory.
 

@@ -116,6 +116,8 @@ def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
         counts = f"{evidence['harmed']} {'harmed' if arbiter else 'harmed skips'}"
     with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
     loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
+    if not evidence.get("proven", True):
+        return f"Threshold {threshold:g}{with_arbiter} has no guarantee ({counts} among {evidence['n']} questions)."
     return (
         f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers"
         f"{', net of those gained,' if is_net else ''} against always retrieving, with {confidence} confidence "
