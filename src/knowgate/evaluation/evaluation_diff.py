@@ -74,12 +74,8 @@ def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
     if "accuracy" not in gate.changes:
         return False
     difference = gate.changes["accuracy"].difference
-    return (
-        difference.value is not None
-        and difference.value < -tolerance
-        and difference.high is not None
-        and difference.high < 0
-    )
+    has_fallen = difference.value is not None and difference.value < -tolerance
+    return has_fallen and difference.high is not None and difference.high < 0
 
 
 def diff_evaluations(

@@ -1,7 +1,4 @@
-"""Graders decide whether an answer is right, by string rules or by asking another LLM, the judge.
-
-Also measures how often graders agree with each other.
-"""
+"""Graders decide whether an answer is right, by string rules or by asking another LLM, the judge."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ from knowgate.data.runs.rows import GradedAnswer, LabelRow
 from knowgate.data.signals import samples
 from knowgate.errors import BadSetting, UnknownName
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
-from knowgate.stats.proportions import GraderAgreement, measure_agreement
 from knowgate.types import Model, Prompt, Question
 
 YES_PATTERN = re.compile(r"\b(1|yes|true)\b|是|包含|蕴含", re.IGNORECASE)
@@ -211,21 +207,3 @@ def compare_answers(row: LabelRow) -> LabelRow:
         effect_certainty=samples.retrieval_effect(row.closed.certainty, row.open.certainty),
         benefit=samples.retrieval_benefit(row.closed.correct, row.open.correct),
     )
-
-
-# --- agreement ------------------------------------------------------------------------------------
-
-
-def compute_agreement(
-    first: str, second: str, first_verdicts: Sequence[bool | None], second_verdicts: Sequence[bool | None]
-) -> GraderAgreement:
-    """Measure how often two graders agree, over the answers that both could grade.
-
-    Args:
-        first: Name of the first grader.
-        second: Name of the second grader.
-        first_verdicts: Verdicts of the first grader; None for an answer that it could not grade.
-        second_verdicts: Verdicts of the second grader on the same answers.
-    """
-    pairs = [(a, b) for a, b in zip(first_verdicts, second_verdicts, strict=True) if a is not None and b is not None]
-    return measure_agreement("both", (first, second), pairs)

@@ -140,14 +140,11 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
         names: Names of the two graders.
         pairs: For each answer, whether the first and the second grader accept it.
     """
-    n = len(pairs)
-    if not n:
-        return GraderAgreement(side, *names, 0, 0.0, None, 0, 0)
     return GraderAgreement(
         side,
         *names,
-        n=n,
-        agree=sum(first == second for first, second in pairs) / n,
+        n=len(pairs),
+        agree=sum(first == second for first, second in pairs) / max(1, len(pairs)),
         kappa=cohens_kappa(pairs),
         only_first=sum(first and not second for first, second in pairs),
         only_second=sum(second and not first for first, second in pairs),

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -65,10 +65,6 @@ class LabelRounds:
         """Number of questions in all rounds."""
         return sum(len(each.ids) for each in self.rounds)
 
-    def list_runs(self, folder: Path, *parts: QuestionPart) -> list[Path]:
-        """List the folders of all label runs of the given parts."""
-        return [folder / each.name for each in self.rounds if each.part in parts]
-
     def add(self, questions: Sequence[Question]) -> LabelRounds:
         """Return the rounds plus a new round for each part that has questions not labeled so far."""
         known = {id for each in self.rounds for id in each.ids}
@@ -106,8 +102,7 @@ def read_rounds(folder: Path) -> LabelRounds:
 def write_rounds(folder: Path, rounds: LabelRounds) -> None:
     """Write the rounds to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [{"name": each.name, "part": each.part, "ids": list(each.ids)} for each in rounds.rounds]
-    write_json(folder / ROUNDS_FILE, {"rounds": lines})
+    write_json(folder / ROUNDS_FILE, asdict(rounds))
 
 
 @dataclass(frozen=True)
@@ -125,8 +120,8 @@ class LabeledParts:
     key: str
 
     def runs(self, *parts: QuestionPart) -> list[Path]:
-        """List the label runs of some parts."""
-        return self.rounds.list_runs(self.folder, *parts)
+        """List the folders of all label runs of the given parts."""
+        return [self.folder / each.name for each in self.rounds.rounds if each.part in parts]
 
 
 def label_parts(

@@ -183,21 +183,13 @@ def draw_line_plot(
 
 def build_legend(lines: Sequence[PlotLine]) -> str:
     """Build the legend as HTML; entries of hidden lines are in a collapsed list."""
-    visible, hidden = "", ""
-    for number, line in enumerate(lines):
-        entry = _build_legend_entry(line, number)
-        if line.is_visible:
-            visible += entry
-        else:
-            hidden += entry
+    visible = [_build_legend_entry(line, number) for number, line in enumerate(lines) if line.is_visible]
+    hidden = [_build_legend_entry(line, number) for number, line in enumerate(lines) if not line.is_visible]
+    legend = f'<ul class="legend">{"".join(visible)}</ul>'
     if not hidden:
-        return f'<ul class="legend">{visible}</ul>'
-    count = sum(not line.is_visible for line in lines)
-    return (
-        f'<ul class="legend">{visible}</ul>'
-        f'<details class="more"><summary>Show others in the picture ({count})</summary>'
-        f'<ul class="legend">{hidden}</ul></details>'
-    )
+        return legend
+    summary = f"<summary>Show others in the picture ({len(hidden)})</summary>"
+    return f'{legend}<details class="more">{summary}<ul class="legend">{"".join(hidden)}</ul></details>'
 
 
 def _build_legend_entry(line: PlotLine, number: int) -> str:

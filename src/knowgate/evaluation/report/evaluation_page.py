@@ -182,15 +182,14 @@ def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
     """Build the table of what always, never and gated retrieval cost, and what the gate saves."""
     policies = (verdict.savings.always, verdict.never, verdict.savings.gated)
+    search_money = [cost.searches * assumptions.price_search for cost in policies]
     money = [cost.money(assumptions.prices) for cost in policies]
     rows = (
         _make_cost_row("searches", [cost.searches for cost in policies]),
         _make_cost_row("LLM calls", [cost.calls for cost in policies]),
         _make_cost_row("tokens of passages, estimated", [cost.prompt for cost in policies]),
         _make_cost_row("tokens generated, drafts included", [cost.completion for cost in policies]),
-        _make_cost_row(
-            "price of the searches", [cost.searches * assumptions.price_search for cost in policies], format_money
-        ),
+        _make_cost_row("price of the searches", search_money, format_money),
         _make_cost_row("price of searches and LLM", money, format_money),
         _make_cost_row(
             "seconds a question, searching and deciding",
@@ -202,13 +201,8 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
     return TextTable(f"On {SAVINGS_QUESTIONS:,} questions", columns, rows)
 
 
-def _format_count(count: float) -> str:
-    """Format a count with thousands separators."""
-    return f"{count:,.0f}"
-
-
 def _make_cost_row(
-    name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = _format_count
+    name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = "{:,.0f}".format
 ) -> tuple[str, ...]:
     """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
 

@@ -161,17 +161,12 @@ def _describe_losing_slices(recommendation: Recommendation) -> str:
 def _describe_calls(savings: Savings) -> str:
     """State the searches, LLM calls, searching time and deciding time per question."""
     always, gated, duration = savings.always, savings.gated, savings.assumptions.search_seconds
+    deciding = "an unknown time" if gated.decision_seconds is None else f"{1_000 * gated.decision_seconds:.1f} ms"
     return (
         f"Per question it makes {gated.searches:.2f} searches and {gated.calls:.2f} LLM calls (always retrieving: "
         f"{always.searches:.2f} and {always.calls:.2f}). At {duration:g} s a search, searching takes "
-        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {_format_decision_time(gated)}."
+        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {deciding}."
     )
-
-
-def _format_decision_time(cost: QuestionCost) -> str:
-    """Format the time of a decision in milliseconds."""
-    seconds = cost.decision_seconds
-    return "an unknown time" if seconds is None else f"{1_000 * seconds:.1f} ms"
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
