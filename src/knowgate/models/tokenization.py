@@ -107,13 +107,13 @@ def encode_label_prompts(
     encoded = []
     for chat, prompt, prompt_parts in zip(is_chat, prompts, parts, strict=True):
         start = [] if chat else prefix_ids[prompt.prefix]
-        encoded.append(join_label_parts(start, [(part, next(part_ids)) for part in prompt_parts], label_ids))
+        encoded.append(join_label_parts(start, [next(part_ids) for _ in prompt_parts], label_ids))
         tokenizer.check_length(len(encoded[-1].ids), 1)
     return encoded
 
 
 def join_label_parts(
-    prefix: Sequence[int], parts: Sequence[tuple[str, Sequence[int]]], label_ids: Sequence[int]
+    prefix: Sequence[int], parts: Sequence[Sequence[int]], label_ids: Sequence[int]
 ) -> LabelPromptTokens:
     """Concatenate a prefix and the parts of a label prompt, and note where each part ends.
 
@@ -121,18 +121,17 @@ def join_label_parts(
 
     Args:
         prefix: Token ids of the prefix.
-        parts: Text and token ids of each part.
+        parts: Token ids of each part.
         label_ids: First tokens of the labels.
 
     Raises:
         BadSetting: A later part does not begin with a label.
     """
     ids, positions = list(prefix), list[int]()
-    for number, (text, tokens) in enumerate(parts):
+    for number, tokens in enumerate(parts):
         if number and (not tokens or tokens[0] not in label_ids):
             raise BadSetting(
-                f"part {number + 1} of a label prompt must begin with the first token of a label, but it begins with "
-                f"'{text[:20]}'. Choose other labels."
+                f"part {number + 1} of a label prompt must begin with the first token of a label. Choose other labels."
             )
         ids += tokens
         positions.append(len(ids) - 1)

@@ -158,10 +158,10 @@ class ServerLabelReader:
             BadSetting: A later part does not begin with a label, or there is no text before the first label.
         """
         prefix = self._tokenize(prompt.prefix, True) if prompt.prefix else ()
-        parts = []
-        for number, part in enumerate(prompt.parts):
-            begins_text = number == 0 and not prompt.prefix
-            parts.append((part, self._tokenize(part, begins_text)))
+        parts = [
+            self._tokenize(part, number == 0 and not prompt.prefix)  # only the beginning of the text has special tokens
+            for number, part in enumerate(prompt.parts)
+        ]
         tokens = join_label_parts(prefix, parts, label_ids)
         if not tokens.positions or tokens.positions[0] < 0:
             raise BadSetting(
