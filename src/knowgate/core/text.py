@@ -121,7 +121,10 @@ def _replace_punctuation_slowly(text: str) -> str:
 
 
 class _Replacements(dict[str, str]):
-    """Replacement of each character, computed on first access: a space, a placeholder, or the character itself."""
+    """Maps each character to its replacement, computed on first access.
+
+    Punctuation and the like become a space, combining marks the placeholder COMBINING_MARK; others stay the same.
+    """
 
     def __missing__(self, char: str) -> str:
         category = unicodedata.category(char)[0]
@@ -155,18 +158,19 @@ def join_tokens(text: str) -> str:
 
 
 def find_anchor_words(phrase: str) -> list[str]:
-    """Return the ASCII words of a phrase, longest first, for a quick search.
+    """Return the ASCII words of a phrase, longest first, to test quickly whether a text may contain the phrase.
 
-    Every text that contains the phrase also contains these words after `fold_text`.
+    If it does, `fold_text(text)` contains all of these words.
     """
     words = {word for word in tokenize(phrase) if ASCII_WORD.fullmatch(word)}
     return sorted(words, key=lambda word: (-len(word), word))
 
 
 def fold_text(text: str) -> str:
-    """Convert a text to lower case without commas, for a quick search for words of `find_anchor_words`.
+    """Convert a text to lower case without commas, to test quickly whether it may contain a phrase.
 
-    This is several times faster than tokenizing the text.
+    It can only contain the phrase if the result contains all words of `find_anchor_words(phrase)`. This test is several
+    times faster than tokenizing the text.
     """
     return (text if text.isascii() else normalize_unicode(text)).lower().replace(",", "")
 
@@ -225,10 +229,12 @@ class _GoldAnswer:
 
 @functools.lru_cache(maxsize=8_192)
 def _prepare_golds(question: str, golds: tuple[str, ...]) -> tuple[_GoldAnswer, ...]:
-    """Tokenize the distinct gold answers of a question."""
+    """Tokenize the distinct gold answers of a question, and note which consist of words of the question."""
     question_words = set(tokenize(question))
     distinct = dict.fromkeys(join_tokens(gold) for gold in golds)
-    return tuple(_GoldAnswer(gold, set(gold.split()) <= question_words) for gold in distinct if gold.strip())
+    return tuple(
+        _GoldAnswer(gold, is_in_question=set(gold.split()) <= question_words) for gold in distinct if gold.strip()
+    )
 
 
 def is_echo(answer: Sequence[str], question: Sequence[str]) -> bool:
@@ -296,6 +302,6 @@ def grade_choice(answer: str, question: Question) -> bool:
 
 
 def estimate_tokens(text: str) -> float:
-    """Estimate how many tokens of an LLM a text has, from its number of characters."""
-    wide = 0 if text.isascii() else len(CJK.findall(text))
-    return float(wide + math.ceil((len(text) - wide) / CHARS_PER_TOKEN))
+    """Estimate how many tokens of an LLM a text has; a Chinese, Japanese or Korean character counts as one token."""
+    n_cjk = 0 if text.isascii() else len(CJK.findall(text))
+    return float(n_cjk + math.ceil((len(text) - n_cjk) / CHARS_PER_TOKEN))
