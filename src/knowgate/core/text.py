@@ -6,11 +6,13 @@ Chinese has no spaces between words, so Chinese text is compared character by ch
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from knowgate.types import Question
 
@@ -30,6 +32,9 @@ THOUSANDS_SEPARATOR = re.compile(r",(?<=\d,)(?=\d{3}(?!\d))")  # 2,846 is 2846
 DECIMAL_POINT = re.compile(r"\.(?<=\w\.)(?=\w)")  # a candidate; callers check that digits surround it
 COMBINING_MARK = "\0"  # placeholder for combining marks; no text contains it, because it is a control character
 ASCII_WORD = re.compile(r"[0-9a-z.]+")
+MAX_COMBINING_MARKS = 30  # in a row
+# Combining marks are neither word characters nor spaces, except for two Japanese ones. Other characters match, too.
+LONG_MARK_RUN = re.compile(rf"(?:[^\w\s]|[\uff9e\uff9f]){{{MAX_COMBINING_MARKS + 1}}}")
 
 
 def normalize(text: str) -> str:
@@ -43,16 +48,36 @@ def normalize(text: str) -> str:
 
 def _normalize(text: str) -> str:
     """Normalize a text as `normalize` does, without its cache."""
-    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", unicodedata.normalize("NFKC", text).lower())).split()
+    words = _replace_punctuation(THOUSANDS_SEPARATOR.sub("", normalize_unicode(text).lower())).split()
     without_articles = [word for word in words if word not in ARTICLES]
     joined = " ".join(without_articles or words)  # "A" alone is an answer: a letter, a blood type
     if joined.isascii():
         return joined
     without_cjk_spaces = SPACE_AT_CJK.sub("", joined) if CJK.search(joined) else joined
-    return unicodedata.normalize("NFKC", without_cjk_spaces)  # lower() can split a composed letter into two
+    return normalize_unicode(without_cjk_spaces)  # lower() can split a composed letter into two
 
 
 _normalize_cached = functools.lru_cache(maxsize=CACHE_SIZE)(_normalize)
+
+
+def normalize_unicode(text: str, form: Literal["NFKC", "NFKD"] = "NFKC") -> str:
+    """Apply a Unicode normalization form, in a time that grows linearly with the length of the text.
+
+    The time of `unicodedata.normalize` is quadratic in the number of combining marks in a row. So at most 30 in
+    a row are kept, as in Unicode's Stream-Safe Text Format. No language needs more than a few.
+    """
+    if LONG_MARK_RUN.search(text):
+        text = "".join(
+            "".join(itertools.islice(run, MAX_COMBINING_MARKS) if is_mark else run)
+            for is_mark, run in itertools.groupby(text, _is_combining_mark)
+        )
+    return unicodedata.normalize(form, text)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_combining_mark(char: str) -> bool:
+    """Return whether a character is a combining mark, or is replaced by one in a normalized text."""
+    return unicodedata.combining(unicodedata.normalize("NFKD", char)[0]) > 0
 
 
 def _replace_punctuation(text: str) -> str:
@@ -147,7 +172,7 @@ def fold_text(text: str) -> str:
     It can only contain the phrase if the result contains all words of `find_anchor_words(phrase)`. This test is several
     times faster than tokenizing the text.
     """
-    return (text if text.isascii() else unicodedata.normalize("NFKC", text)).lower().replace(",", "")
+    return (text if text.isascii() else normalize_unicode(text)).lower().replace(",", "")
 
 
 def is_exact_match(answer: str, golds: Sequence[str]) -> bool:
@@ -255,7 +280,7 @@ def parse_choice_letter(answer: str, choices: Sequence[str] = ()) -> str | None:
     of exactly one choice.
     """
     allowed = CHOICE_LETTERS[: len(choices) or len(CHOICE_LETTERS)]
-    letters = [letter for letter in CHOICE_PATTERN.findall(unicodedata.normalize("NFKC", answer)) if letter in allowed]
+    letters = [letter for letter in CHOICE_PATTERN.findall(normalize_unicode(answer)) if letter in allowed]
     if letters:
         return str(letters[0])
     lowercase = LOWERCASE_CHOICE.fullmatch(answer)
