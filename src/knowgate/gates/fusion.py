@@ -123,7 +123,11 @@ class FusionGate(FittedGate):
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute the uncalibrated need for retrieval with the logistic regression, or the expected gain with two."""
+        """Compute the uncalibrated need for retrieval.
+
+        It is the output of the logistic regression. A gate with two regressions, which predict that the answer without
+        and with passages is wrong, computes it from the expected gain.
+        """
         needs = self._predict(questions, readings)
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
@@ -134,9 +138,10 @@ class FusionGate(FittedGate):
         return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each regression, one row per question.
+        """Compute the inputs of each logistic regression of the gate, as a matrix with one row per question.
 
-        The columns are the features, then the logit of each probe, then the logit of the text classifier, if any.
+        The columns are the features, then the logit of each probe (a classifier of a hidden state), then the logit of
+        the text classifier, if the gate has one. Each regression has probes of its own.
         """
         options, tensors = self.artifact.options, self.artifact.tensors
         readings = [add_self_assessment(reading, self.name) for reading in readings]
@@ -147,12 +152,11 @@ class FusionGate(FittedGate):
         }
         if "embedder" in options:
             inputs[TEXT_SIGNAL] = embed_drafts(self.encoder, questions, readings)
-        return [
-            np.hstack(
-                [features, *(_to_logits(apply_network(tensors, x, f"{prefix}{name}.")) for name, x in inputs.items())]
-            )
-            for prefix in self._head_prefixes
-        ]
+        signals = []
+        for prefix in self._head_prefixes:
+            outputs = [apply_network(tensors, x, f"{prefix}{name}.") for name, x in inputs.items()]
+            signals.append(np.hstack([features, *map(_to_logits, outputs)]))
+        return signals
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Name the signals that contributed most for and against retrieval; with two heads, their probabilities.
@@ -208,7 +212,7 @@ class StackGate(FusionGate):
         return functools.reduce(operator.or_, (judge.request for judge in self.judges), super().request)
 
     def compute_signals(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[Vector]:
-        """Compute the inputs of each regression: those of the fusion, then the margin of each judge."""
+        """Compute the inputs of each regression: the signals of the fusion, then the log-odds of each judge's score."""
         readings = [add_self_assessment(reading, self.name) for reading in readings]
         scores = [np.array(judge.raw_scores(questions, readings)) for judge in self.judges]
         margins = np.column_stack([compute_margin(score) for score in scores])
@@ -225,7 +229,7 @@ def name_judge(number: int) -> str:
 
 
 def compute_margin(scores: FloatArray) -> Vector:
-    """Return the log-odds of a judge's uncalibrated scores, as a signal."""
+    """Return the log-odds of a judge's uncalibrated scores, which are probabilities that retrieval is needed."""
     return logit(scores, MARGIN_FLOOR).astype(np.float32)
 
 
@@ -247,19 +251,14 @@ def describe_signals(names: Sequence[str], values: Vector, contributions: FloatA
         values: Values of the signals for one question.
         contributions: How much each signal adds to the logit of the need for retrieval.
     """
-    order = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))
-    strong = [column for column in order if abs(contributions[column]) >= MIN_CONTRIBUTION]
-    strong = strong[:MAX_NAMED_SIGNALS]
-    sides = {
-        "raised by": [column for column in strong if contributions[column] > 0],
-        "lowered by": [column for column in strong if contributions[column] < 0],
-    }
-    return "; ".join(
-        f"{side} "
-        + ", ".join(dict.fromkeys(describe_feature(names[column], float(values[column])) for column in columns))
-        for side, columns in sides.items()
-        if columns
-    )
+    strongest = sorted(range(len(names)), key=lambda column: -abs(contributions[column]))[:MAX_NAMED_SIGNALS]
+    descriptions: dict[str, list[str]] = {"raised by": [], "lowered by": []}
+    for column in strongest:
+        side = descriptions["raised by" if contributions[column] > 0 else "lowered by"]
+        description = describe_feature(names[column], float(values[column]))
+        if abs(contributions[column]) >= MIN_CONTRIBUTION and description not in side:
+            side.append(description)
+    return "; ".join(f"{side} {', '.join(texts)}" for side, texts in descriptions.items() if texts)
 
 
 def add_self_assessment(reading: Reading, gate: str) -> Reading:

@@ -67,7 +67,7 @@ class LogprobGate(Gate):
         return SignalRequest(draft_tokens=draft_tokens, entropies=self.statistic == "entropy")
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
-        """Compute the need for retrieval as 1 - p, the statistic of the draft."""
+        """Compute the need for retrieval: 1 - a statistic of the draft's token probabilities, such as their mean."""
         compute, draft_tokens = STATISTICS[self.statistic], self.request.draft_tokens
         return [confidence.draft_need(reading.draft, compute, draft_tokens) for reading in readings]
 

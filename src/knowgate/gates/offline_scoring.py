@@ -153,10 +153,11 @@ def find_signals(table: LabelTable) -> frozenset[Signal]:
 
 
 def list_scorable_gates(table: LabelTable) -> list[str]:
-    """List the gates whose scores are recorded, and the gates without fitting whose signals are recorded."""
+    """List the gates whose scores a label table records, and unfitted gates that can be scored on its signals."""
     signals, gates = find_signals(table), list(table.recorded_needs)
     if Signal.LOGPROBS in signals:
-        available = set(table.token_statistics.tolist())  # a server that lists only the top tokens lacks some
+        # The names of the token statistics that a row has; a server that lists only the top tokens lacks some.
+        available = set(table.token_statistics.tolist())
         statistics = [f"logprob:{name}" for name in TOKEN_STATISTICS if all(name in names for names in available)]
         gates = ["logprob:first", "logprob:mean", "logprob:min", *statistics, "flare", *gates]
     if Signal.LABELS in signals:
@@ -171,7 +172,13 @@ def list_scorable_gates(table: LabelTable) -> list[str]:
 
 @dataclass(frozen=True)
 class _BoundGate:
-    """A gate that is bound to the LLM of a label table. Tables call it `name`, error messages `spec`."""
+    """A gate that is bound to the LLM of a label table.
+
+    Attributes:
+        name: What result tables call the gate.
+        spec: What error messages call the gate: its folder if it is fitted.
+        gate: The gate.
+    """
 
     name: str
     spec: str
@@ -185,7 +192,14 @@ class _BoundGate:
 
 @dataclass(frozen=True)
 class _ChunkScores:
-    """Scores of a part of the rows. `far` is the share of far questions among the `n_known` with a known distance."""
+    """Scores of a gate for a part of the rows of a label table.
+
+    Attributes:
+        needs: Need for retrieval of each row.
+        raw: Scores before calibration; None for gates that are not fitted.
+        far: Share of questions that are unlike the training questions of the gate, among those with a known distance.
+        n_known: Number of questions whose distance from the training questions is known.
+    """
 
     needs: FloatArray
     raw: FloatArray | None
@@ -246,7 +260,7 @@ def can_score(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> 
 
 
 def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate:
-    """Load a gate, check that it was not fitted on these rows, and bind it to the LLM of the table."""
+    """Load a gate, check that it was not fitted on questions of the table, and bind it to the LLM of the table."""
     name, folder = get_gate_name(gate), get_gate_folder(gate)
     loaded = _load_gate(table, gate, plug_in)
     if folder is not None:
@@ -256,12 +270,17 @@ def _bind_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> _BoundGate
 
 
 def _load_gate(table: LabelTable, gate: str | Gate, plug_in: bool) -> Gate:
-    """Load a gate from its spec; return a gate object as it is. Errors also list the gates that the table records."""
+    """Load a gate from its spec; return a gate object as it is.
+
+    If the name is unknown, the error also lists the gates whose scores the table records. `plug_in` accepts gates that
+    were fitted on a different LLM.
+    """
     if not isinstance(gate, str):
         return gate
     try:
         return load_gate(gate, plug_in=plug_in)
     except UnknownName as error:
+        # Names with options (=) are not listed. Names with a comma are quoted, because the list is separated by commas.
         recorded = [f"'{name}'" if "," in name else name for name in table.recorded_needs if "=" not in name]
         raise UnknownName("gate", gate, {*error.known, *recorded}, also=error.also) from error
 
@@ -281,17 +300,18 @@ def _merge_chunks(table: LabelTable, bound: _BoundGate, chunks: Sequence[_ChunkS
     """Combine the scores of all parts of a table, and add the cost of the gate's decisions."""
     gate, request = bound.gate, bound.gate.request
     raw = [chunk.raw for chunk in chunks if chunk.raw is not None]
-    n_known = sum(chunk.n_known for chunk in chunks)
+    n_known = sum(chunk.n_known for chunk in chunks)  # questions whose distance from the training questions is known
+    n_far = sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks)
     return TableScores(
         bound.name,
         np.concatenate([chunk.needs for chunk in chunks]),
         gate.threshold,
-        calls=float(Signal.LABELS in gate.needs) + request.samples,
+        calls=float(Signal.LABELS in gate.needs) + request.samples,  # one call for a prompt of the gate, one per sample
         drafts=request.draft_tokens > 0,
-        extra_tokens=request.samples * float(table.closed_tokens.mean()),
+        extra_tokens=request.samples * float(table.closed_tokens.mean()),  # a sample is about as long as an answer
         note=gate.note,
         raw=np.concatenate(raw) if len(raw) == len(chunks) else None,
-        far=sum((chunk.far or 0.0) * chunk.n_known for chunk in chunks) / n_known if n_known else None,
+        far=n_far / n_known if n_known else None,
         scoring=bound.scoring,
     )
 
@@ -310,7 +330,10 @@ def _number_duplicate_names(scores: Sequence[TableScores]) -> list[TableScores]:
 
 
 def _find_recorded(table: LabelTable, gate: str | Gate) -> GateColumn | None:
-    """Return the recorded scores of a gate, or None; a folder of the same name must hold the same gate."""
+    """Return the scores that a label table records for a gate; None if there are none.
+
+    Scores are recorded by name. If the gate is given as a folder, its fingerprint (`scoring`) must match as well.
+    """
     column = table.find_recorded(gate) if isinstance(gate, str) else None
     if column is None or parse_fitted_spec(str(gate)) is None:
         return column

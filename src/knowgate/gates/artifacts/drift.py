@@ -79,7 +79,8 @@ def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] |
     """
     if source is None:
         return
-    (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", None if source["of"] == "state" else SURFACE_WIDTH).shape
+    features = None if source["of"] == "state" else SURFACE_WIDTH  # the size of a hidden state depends on the LLM
+    (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", features).shape
     tensors.claim(f"{DISTANCE_PREFIX}scale", width, positive=True)
     (_, count) = tensors.claim(f"{DISTANCE_PREFIX}directions", width, None).shape
     for name, size in (("along", count), ("across", 1), ("edge", 1)):
@@ -87,11 +88,19 @@ def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] |
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
-    """Summarize the training questions by the tensors that `compute_distances` uses.
+    """Fit the tensors with which `compute_distances` measures how unlike the training questions a question is.
+
+    The distance is a Mahalanobis distance: a variance for each of the first principal directions, and one variance for
+    all others together.
 
     Args:
-        features: Features of the training questions.
-        held_out: Features of questions of the same kind that the gate was not trained on. They define what is far.
+        features: Features of the training questions, one row per question.
+        held_out: Features of questions of the same kind that the gate was not trained on. Most of them have a distance
+            below 1.
+
+    Returns:
+        Mean and scale of the features, principal directions, variances along and across these directions, and the
+        distance that is scaled to 1 (`edge`).
     """
     step = math.ceil(len(features) / MAX_ROWS)
     rows = features[::step].astype(np.float64)  # at most MAX_ROWS, evenly spaced
@@ -270,9 +279,15 @@ def check_state_agreement(artifact: Artifact, model: Model, prompts: AnswerPromp
 def measure_state_agreement(
     reference: ReferenceStates, readings: Sequence[Reading], layers: Sequence[int]
 ) -> StateAgreement:
-    """Compare the hidden states in readings with the stored ones, over all layers.
+    """Compare hidden states that a server returns with those that a gate stores for the same questions.
 
-    If the shapes differ, the agreement is 0.
+    Args:
+        reference: The stored questions and states.
+        readings: What the server returns for these questions, in the same order.
+        layers: Layers to compare.
+
+    Returns:
+        The worst agreement over all layers; no agreement at all if the states have different sizes.
     """
     min_cosine, is_nearest = 1.0, np.ones(len(readings), dtype=bool)
     for layer in layers:

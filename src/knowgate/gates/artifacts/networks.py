@@ -61,7 +61,7 @@ class TensorValidator:
         return tensor
 
     def finish(self) -> None:
-        """Raise BadInput if a tensor was not claimed."""
+        """Raise BadInput if a tensor is left that `claim` was not called for, so that it is unknown."""
         if self._unclaimed:
             raise BadInput(f"unknown tensor '{min(self._unclaimed)[:80]}'.")
 
@@ -88,7 +88,7 @@ def check_feature_width(features: Vector, width: int) -> None:
 
 
 def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None = None) -> None:
-    """Check the tensors of one ensemble of networks.
+    """Check the tensors of an ensemble of networks, and mark them as claimed (known).
 
     Args:
         tensors: The tensors of the gate or arbiter.
@@ -107,7 +107,10 @@ def claim_network(tensors: TensorValidator, prefix: str = "", width: int | None 
 
 
 def _claim_member(tensors: TensorValidator, prefix: str, width: int) -> None:
-    """Check the tensors of one network, layer by layer; each layer must fit the output of the one before it."""
+    """Check the tensors of one network of an ensemble, layer by layer.
+
+    `width` is the number of features. After each layer it becomes the number of outputs, which the next layer reads.
+    """
     layer = 0
     while layer == 0 or f"{prefix}{layer}.weight" in tensors:
         (width, _) = tensors.claim(f"{prefix}{layer}.weight", None, width).shape
@@ -149,20 +152,24 @@ def _standardize(tensors: Tensors, features: Vector, prefix: str) -> FloatArray:
 
 
 def _list_members(tensors: Tensors, prefix: str) -> list[str]:
-    """List the members of an ensemble: the numbers that its tensor names start with, after the prefix."""
+    """List the numbers of the networks in an ensemble. Its tensors are named '<prefix><number>.<layer>.weight'."""
     names = [name.removeprefix(prefix) for name in tensors if name.startswith(prefix) and name.endswith(".weight")]
     return sorted({name.split(".")[0] for name in names})
 
 
 def _apply_member(tensors: Tensors, prefix: str, inputs: FloatArray) -> FloatArray:
-    """Apply one network of an ensemble to standardized features and return the probabilities."""
+    """Apply one network of an ensemble to standardized features and return the probability of the second class.
+
+    The network has ReLU between its layers, and one or two outputs. Its tensors are named like '<prefix>0.weight'.
+    """
     depth = sum(name.startswith(prefix) and name.endswith(".weight") for name in tensors)
+    outputs = inputs
     for layer in range(depth):
-        inputs = inputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
+        outputs = outputs @ tensors[f"{prefix}{layer}.weight"].T.astype(np.float64) + tensors[f"{prefix}{layer}.bias"]
         if layer < depth - 1:
-            inputs = np.maximum(inputs, 0.0)
-    logits = inputs[:, -1] - inputs[:, 0] if inputs.shape[1] == 2 else inputs[:, 0]
-    return sigmoid(logits)
+            outputs = np.maximum(outputs, 0.0)
+    # The softmax of two outputs is the sigmoid of their difference.
+    return sigmoid(outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0])
 
 
 def apply_calibration(raw: FloatArray, calibration: Mapping[str, Any]) -> FloatArray:

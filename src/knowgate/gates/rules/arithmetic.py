@@ -41,10 +41,10 @@ class _Parser:
     """Parses and computes a list of tokens by precedence: sums, products, signs, powers, parentheses."""
 
     def __init__(self, tokens: list[str]):
-        self._tokens = tokens[::-1]
+        self._tokens = tokens[::-1]  # the next token is the last of this list, so that pop() takes it
 
     def parse(self) -> Fraction:
-        """Compute the whole expression. Raises ValueError if something is left over."""
+        """Compute the whole expression; raise ValueError if tokens are left after its end."""
         value = self._sum()
         if self._tokens:
             raise ValueError("the expression does not end here")
