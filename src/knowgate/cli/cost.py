@@ -104,7 +104,7 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
 
 
 def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
-    """Format money and amounts for `COST_QUESTIONS` questions; unknown ones as missing."""
+    """Format the money and the amounts that `COST_QUESTIONS` questions cost, as cells of the cost table."""
     amounts = (
         cost.searches,
         cost.calls,

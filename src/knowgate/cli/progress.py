@@ -143,7 +143,13 @@ def format_pace(rate: float, unit: str) -> str:
 def format_progress_line(task: str, done: int, total: int, unit: str, rate: float, pace: str = "") -> str:
     """Format progress as 'labeling: 120 of 1,000 questions, 3.2 questions/s, 4 min left'.
 
-    Speed and remaining time are left out if the rate is 0, which means unknown.
+    Args:
+        task: What is done.
+        done: Number of items that are done.
+        total: Number of all items.
+        unit: What the items are called.
+        rate: Items per second. If it is 0 (unknown), speed and remaining time are left out.
+        pace: Text that replaces the speed.
     """
     parts = [f"{task}: {done:,} of {total:,} {unit}"]
     if pace or rate > 0:

@@ -16,7 +16,14 @@ from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.errors import ArtifactError, BadInput, ModelError
 from knowgate.gates.artifacts.drift import claim_distance_tensors, compute_distances, read_distance_features
-from knowgate.gates.artifacts.gate_folder import Artifact, Verdict, check_binding, read_artifact
+from knowgate.gates.artifacts.gate_folder import (
+    Artifact,
+    FittedGateSpec,
+    Verdict,
+    check_binding,
+    parse_fitted_spec,
+    read_artifact,
+)
 from knowgate.gates.artifacts.networks import TensorValidator, apply_calibration
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.bootstrap import Estimate
@@ -171,12 +178,12 @@ class FittedGate(Gate):
     def calibrate(self, raw: Sequence[float]) -> list[float]:
         """Convert raw scores to calibrated probabilities that retrieval is needed."""
         needs = apply_calibration(np.array(raw, dtype=np.float64), self.artifact.manifest["calibration"])
-        return [float(need) for need in np.clip(needs, 0.0, 1.0)]
+        return [float(need) for need in needs]
 
 
 @dataclass(frozen=True)
 class EmbedderOptions:
-    """The entries of `gate.json` that identify the embedding model of a gate that embeds texts."""
+    """The entries of `gate.json` that identify the embedding model of a gate: its name and its fingerprint."""
 
     embedder: str
     embedder_fingerprint: str
@@ -257,3 +264,33 @@ def describe_retrieval_rule(threshold: float) -> str:
     if threshold < 0:
         return "always"
     return f"when need is above {threshold:g}" if threshold < 1 else "never"
+
+
+# --- names and folders ----------------------------------------------------------------------------
+
+
+def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
+    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
+    if isinstance(gate, str):
+        return parse_fitted_spec(gate)
+    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
+
+
+def get_gate_name(gate: str | Gate) -> str:
+    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
+    spec = _get_fitted_spec(gate)
+    if spec is None:
+        return gate if isinstance(gate, str) else gate.name
+    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
+
+
+def get_gate_folder(gate: str | Gate) -> str | None:
+    """Return the folder of a fitted gate; None for gates that are not fitted."""
+    spec = _get_fitted_spec(gate)
+    return None if spec is None else spec.folder
+
+
+def get_verdict(gate: str | Gate) -> Verdict:
+    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
+    spec = _get_fitted_spec(gate)
+    return "need" if spec is None else spec.verdict

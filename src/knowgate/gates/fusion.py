@@ -132,7 +132,9 @@ class FusionGate(FittedGate):
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Compute the probability that each regression predicts."""
+        """Compute the probability that each regression predicts: that retrieval is needed or, with two, that the answer
+        without passages (first) and with passages (second) is wrong.
+        """
         signals = self.compute_signals(questions, readings)
         pairs = zip(self._head_prefixes, signals, strict=True)
         return [apply_network(self.artifact.tensors, columns, f"{prefix}fusion.") for prefix, columns in pairs]
@@ -167,8 +169,8 @@ class FusionGate(FittedGate):
         if not questions or "embedder" in options:  # embedding the texts a second time would be too slow
             return ["" for _ in questions]
         if options.get("heads"):
-            closed, with_passages = self._predict(questions, readings)
-            pairs = zip(1 - closed, 1 - with_passages, strict=True)
+            closed_wrong, open_wrong = self._predict(questions, readings)
+            pairs = zip(1 - closed_wrong, 1 - open_wrong, strict=True)
             return [f"expected to be right: {p:.0%} from memory, {q:.0%} with passages" for p, q in pairs]
         (signals,) = self.compute_signals(questions, readings)
         contributions = compute_contributions(self.artifact.tensors, signals, "fusion.")

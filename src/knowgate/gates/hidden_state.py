@@ -88,8 +88,8 @@ class UarOptions:
 
     Attributes:
         layer: Layer of the hidden state.
-        tree: Form of the decision tree; see `UarGate`.
-        calibrations: Calibrations of the heads `CRITERIA`, in that order.
+        tree: 'hard' branches at probabilities of 0.5, 'soft' weights the branches by their probabilities.
+        calibrations: Calibrations of the heads intent, knowledge and time, in this order.
     """
 
     layer: int
@@ -185,9 +185,9 @@ def apply_heads(
 
     Args:
         tensors: Weights of the heads.
-        calibrations: One for each of `CRITERIA`.
+        calibrations: Calibrations of the heads intent, knowledge and time, in this order.
         states: Hidden states, one row per question.
-        unknown: Calibrated probabilities of the head 'self'.
+        unknown: Calibrated probabilities of the head 'self', that the LLM does not know the answer.
     """
     intent, knowledge, time = (
         networks.apply_calibration(apply_head(tensors, name, states), calibration)

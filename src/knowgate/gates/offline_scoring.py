@@ -20,8 +20,8 @@ from knowgate.data.signals.samples import SEAKR, SEAKR_END
 from knowgate.errors import BadInput, BadSetting, UnknownName, UnsupportedSignal
 from knowgate.gates import FITTED_GATES, GATES, load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
-from knowgate.gates.artifacts.gate_folder import SEEN_FILE, FittedGateSpec, Verdict, parse_fitted_spec
-from knowgate.gates.fitted_gate import FittedGate
+from knowgate.gates.artifacts.gate_folder import SEEN_FILE, parse_fitted_spec
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
 from knowgate.gates.scoring import collect_readings, measure_distances, score_with_raw, wrap_plugin_errors
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import Gate, Question, Reading, Signal, SignalRequest, Vector
@@ -82,14 +82,14 @@ class RunModelIdentity:
 
 @dataclass(frozen=True)
 class RecordedReadingSource:
-    """Returns the recorded signals of a label table instead of running an LLM. Errors call the gate `spec`."""
+    """Returns the recorded signals of a label table instead of running an LLM. `spec` names the gate in errors."""
 
     table: LabelTable
     spec: str
 
     def bind(self, gate: Gate) -> Gate:
         """Return a copy of the gate for the LLM of the table; raise UnsupportedSignal if a signal is missing."""
-        if Signal.LABELS in gate.needs and not gate.recorded_signal:
+        if Signal.LABELS in gate.needs and not gate.recorded_signal:  # answers to its own prompt are never recorded
             raise self._make_prompt_error()
         missing = sorted(gate.needs - find_signals(self.table))
         if missing:
@@ -138,7 +138,7 @@ def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
 
 
 def find_signals(table: LabelTable) -> frozenset[Signal]:
-    """Return the signals that a label table contains. Most are looked up in its first row only."""
+    """Return the signals that a label table contains. Most are in all rows or in none, so only the first is checked."""
     reading = table.readings[0]
     # SeaKR's uncertainty is computed from samples and their hidden states, so it replaces both.
     has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))
@@ -226,21 +226,26 @@ def score_gates(table: LabelTable, gates: Sequence[str | Gate], *, plug_in: bool
     unique = list({gate if isinstance(gate, str) else id(gate): gate for gate in expanded}.values())
     recorded = [_find_recorded(table, gate) for gate in unique]
     bound = {n: _bind_gate(table, unique[n], plug_in) for n, column in enumerate(recorded) if column is None}
-    different: dict[str, _BoundGate] = {}  # one gate for each set of equal scores
-    for n, item in bound.items():
-        different.setdefault(item.scoring or str(n), item)
+    computed = _compute_scores(table, bound)
+    scores = [
+        computed[n] if column is None else _get_recorded_scores(column, str(unique[n]))
+        for n, column in enumerate(recorded)
+    ]
+    return _number_duplicate_names(scores)
+
+
+def _compute_scores(table: LabelTable, gates: Mapping[int, _BoundGate]) -> dict[int, TableScores]:
+    """Score gates in one pass over the rows of a table. Keys are the numbers of the gates."""
+    # Fitted gates with the same fingerprint have the same scores, so only the first of them is scored.
+    keys = {n: gate.scoring or str(n) for n, gate in gates.items()}
+    different: dict[str, _BoundGate] = {}
+    for n, gate in gates.items():
+        different.setdefault(keys[n], gate)
     chunk_scores: dict[str, list[_ChunkScores]] = {key: [] for key in different}
-    for chunk in table.chunks() if different else ():
-        for key, item in different.items():
-            chunk_scores[key].append(_score_chunk(chunk, item))
-    return _number_duplicate_names(
-        [
-            _merge_chunks(table, bound[n], chunk_scores[bound[n].scoring or str(n)])
-            if column is None
-            else _get_recorded_scores(column, str(unique[n]))
-            for n, column in enumerate(recorded)
-        ]
-    )
+    for chunk in table.chunks() if gates else ():
+        for key, gate in different.items():
+            chunk_scores[key].append(_score_chunk(chunk, gate))
+    return {n: _merge_chunks(table, gate, chunk_scores[keys[n]]) for n, gate in gates.items()}
 
 
 def score_gate(table: LabelTable, gate: str | Gate, *, plug_in: bool = False) -> TableScores:
@@ -349,7 +354,8 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
             f"the label run records no score of gate '{column.gate}' for {n_missing} of {len(column.needs)} questions. "
             "Pass the folder of the gate to score all of them."
         )
-    entry = {**GATES, **FITTED_GATES}.get(re.split("[:, ]", column.gate)[0])
+    kind = re.split("[:, ]", column.gate)[0]  # the name of the gate without its options
+    entry = {**GATES, **FITTED_GATES}.get(kind)
     signals = entry.needs if entry else "unknown"  # a gate that is not registered counts as one that reads a draft
     return TableScores(
         column.gate,
@@ -381,36 +387,6 @@ def _to_record(scores: TableScores, ids: Mapping[int, str]) -> RecordedNeeds:
     )
 
 
-# --- names and folders ----------------------------------------------------------------------------
-
-
-def _get_fitted_spec(gate: str | Gate) -> FittedGateSpec | None:
-    """Return the folder and the verdict option of a fitted gate; None for gates that are not fitted."""
-    if isinstance(gate, str):
-        return parse_fitted_spec(gate)
-    return FittedGateSpec(str(gate.artifact.path), gate.verdict) if isinstance(gate, FittedGate) else None
-
-
-def get_gate_name(gate: str | Gate) -> str:
-    """Return the name of a gate in tables: its folder name if it is fitted, else its spec or name."""
-    spec = _get_fitted_spec(gate)
-    if spec is None:
-        return gate if isinstance(gate, str) else gate.name
-    return Path(spec.folder).name + (",verdict=own" if spec.verdict == "own" else "")
-
-
-def get_gate_folder(gate: str | Gate) -> str | None:
-    """Return the folder of a fitted gate; None for gates that are not fitted."""
-    spec = _get_fitted_spec(gate)
-    return None if spec is None else spec.folder
-
-
-def get_verdict(gate: str | Gate) -> Verdict:
-    """Return 'own' for a fitted gate that decides by its raw score (verdict=own), 'need' for every other gate."""
-    spec = _get_fitted_spec(gate)
-    return "need" if spec is None else spec.verdict
-
-
 # --- training questions ---------------------------------------------------------------------------
 
 
@@ -428,8 +404,8 @@ def check_unseen(table: LabelTable, folder: str, kind: str = "gate") -> None:
 def mark_seen_rows(table: LabelTable, folder: str | Path) -> list[bool]:
     """Return for each row whether a gate or arbiter was fitted on its question.
 
-    Questions are compared by fingerprint, exactly and without regard to spelling variants. No row is marked if the
-    folder does not list its training questions.
+    Questions match if they are equal, or differ only in spelling (`loose_fingerprints`). No row is marked if the folder
+    does not list its training questions.
     """
     file = expand_path(folder) / SEEN_FILE
     seen = set(read_text(file).split()) if file.is_file() else set()

@@ -85,9 +85,10 @@ class SeakrGate(Gate):
         Raises:
             UnsupportedSignal: The reading has neither.
         """
-        names = (samples.SEAKR_END, samples.SEAKR)  # recorded at the end of the answer; by older runs one token earlier
+        # Older label runs recorded only SEAKR, from states one token before the end of the answer.
+        names = (samples.SEAKR_END, samples.SEAKR)
         recorded = [reading.signals[name] for name in names if name in reading.signals]
-        if self.alpha == samples.SEAKR_ALPHA and recorded:
+        if recorded and self.alpha == samples.SEAKR_ALPHA:  # values are recorded for the default regularization only
             return recorded[0]
         if reading.sample_states is None:
             raise UnsupportedSignal(
@@ -99,10 +100,12 @@ class SeakrGate(Gate):
     def compute_need(self, uncertainty: float, size: float | None = None) -> float:
         """Convert the uncertainty of a question to its need for retrieval.
 
+        By default, the uncertainty is related to the length of the hidden states, which differs between LLMs. If
+        `center` is set or the length is unknown, the need is sigmoid((uncertainty - center) / scale).
+
         Args:
             uncertainty: Value of `compute_uncertainty`.
-            size: Logarithm of the mean squared length of the hidden states. If None (not recorded by older label runs),
-                the need is sigmoid((u - center) / scale), with a center of -6 by default.
+            size: Logarithm of the mean squared length of the hidden states; None if it is unknown.
         """
         if self.center is None and size is not None:
             return samples.relative_dispersion(uncertainty, size, self.n, self.alpha)
@@ -118,7 +121,7 @@ class SeakrGate(Gate):
         return [f"the sampled answers have uncertainty {self.compute_uncertainty(reading):.2f}" for reading in readings]
 
     def _get_size(self, reading: Reading) -> float | None:
-        """Return the logarithm of the mean squared length of the states; None if it is unknown."""
+        """Return the logarithm of the mean squared length of the hidden states; None if it is unknown."""
         if samples.SEAKR_SIZE in reading.signals or reading.sample_states is None:
             return reading.signals.get(samples.SEAKR_SIZE)
         return samples.log_mean_square(reading.sample_states[: self.n])

@@ -105,6 +105,7 @@ class SkrGate(Gate):
         if self.scope is None:
             raise BadSetting("gate 'skr' is not bound to a model. Call `bind` first, or use it in AdaptiveRAG.")
         texts = [question.text for question in questions]
+        # More than k are searched for, because those whose answer did not change are dropped.
         nearest = self._store.search(texts, self.k * SEARCH_FACTOR, self.scope)
         return [tuple([n for n in neighbors if n.outcome in DECISIVE_OUTCOMES][: self.k]) for neighbors in nearest]
 
@@ -158,7 +159,7 @@ def majority_vote(neighbors: Sequence[Neighbor]) -> float:
 def smooth_vote(neighbors: Sequence[Neighbor]) -> float:
     """Return the need for retrieval: the share of neighbors that retrieval helped, weighted by similarity and trust.
 
-    A prior of one half pulls the result towards 0.5 if there are few neighbors.
+    A neighbor is a similar logged question. If there are few, a prior pulls the result towards 0.5.
     """
     weights = [max(0.0, neighbor.similarity) * neighbor.weight for neighbor in neighbors]
     helped = sum(w for w, n in zip(weights, neighbors, strict=True) if n.outcome == RetrievalOutcome.BETTER)

@@ -113,7 +113,7 @@ class DemoPage:
         decision, question = outcomes[GATED].answer.decision, outcomes[GATED].answer.question
         text = f"{_format_verdict(decision)}, {decision.rule or f'{decision.need:.2f}'}"
         self.console.print(Text(text, "yellow" if decision.retrieve else "green"))
-        if "asked" in question.meta:
+        if "asked" in question.meta:  # the original text of a question that was rewritten
             self.print_paragraph(f"understood as: {question.text}", style="dim")
 
     def print_totals(self, totals: Mapping[str, OutcomeTotals]) -> None:

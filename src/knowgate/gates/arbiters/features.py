@@ -29,7 +29,12 @@ MIN_PROBABILITY = 1e-6
 
 
 def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]], float]) -> AnswerFeature:
-    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities."""
+    """Return a feature: the logarithm of a token statistic of one answer; None without log-probabilities.
+
+    Args:
+        side: Selects the closed-book or the open-book answer of a pair.
+        statistic: Computes a probability from the tokens of the answer.
+    """
 
     def compute(pair: AnswerPair) -> float | None:
         tokens = side(pair).tokens

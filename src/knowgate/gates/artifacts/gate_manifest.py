@@ -249,7 +249,7 @@ class RerankerRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedAnswersRecord:
-    """Bound on the share of answers that a gate changes, which the alarm of the server tests.
+    """Upper bound on the share of answers that a gate changes. A running server warns if its traffic exceeds it.
 
     Attributes:
         n: Number of held-out questions.

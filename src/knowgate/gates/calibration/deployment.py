@@ -158,7 +158,7 @@ def _check_passages(deployment: Deployment, evidence: Mapping[str, Any]) -> Iter
     retriever = evidence["retriever"]
     if _differ(retriever["fingerprint"], deployment.retriever):
         yield f"it was proven for passages of another index ({retriever['name']})"
-    k = count_shown_passages(evidence["k"], retriever["fingerprint"])
+    k = count_shown_passages(evidence["k"], retriever["fingerprint"])  # None if each question had its own passages
     if k not in (None, deployment.k):
         yield f"it was proven for {k} passages, not for {deployment.k}"
     max_tokens, open_prompts = evidence.get("max_tokens"), evidence.get("open_prompts")

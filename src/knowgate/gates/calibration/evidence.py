@@ -35,6 +35,7 @@ def save_threshold(
         keys: Fingerprints of the questions that the threshold was chosen on.
         out: Folder to write; may be the folder of the gate itself.
     """
+    # An earlier threshold has its evidence under 'guarantee', 'budget' or 'accuracy'.
     unchanged = {key: value for key, value in artifact.manifest.items() if key not in TARGET_KINDS}
     manifest = {**unchanged, "threshold": threshold, "calibrated": True, kind: dict(evidence)}
     file = artifact.path / CARD_FILE

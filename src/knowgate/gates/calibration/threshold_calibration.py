@@ -27,7 +27,8 @@ from knowgate.gates.calibration.changed_answers import bound_changed_answers
 from knowgate.gates.calibration.evidence import TargetKind, build_calibration_table, save_threshold, summarize_threshold
 from knowgate.gates.calibration.guarantee import LossForm, compute_required_rows, learn_then_test
 from knowgate.gates.calibration.threshold_choice import GateOutcomes, ThresholdResult, evaluate_threshold
-from knowgate.gates.offline_scoring import get_gate_folder, get_gate_name, get_verdict, mark_seen_rows, score_gate
+from knowgate.gates.fitted_gate import get_gate_folder, get_gate_name, get_verdict
+from knowgate.gates.offline_scoring import mark_seen_rows, score_gate
 from knowgate.labels.options import count_shown_passages
 from knowgate.types import Arbiter, Gate
 from knowgate.types.markup import escape_html
@@ -102,9 +103,8 @@ class CalibrationOptions(Options):
             )
         if self.max_loss is not None:
             confidence = DEFAULT_CONFIDENCE if self.confidence is None else self.confidence
-            return CalibrationTarget(
-                "guarantee", self.max_loss, round(1 - confidence, 12), "net" if self.net else "harm"
-            )
+            delta = round(1 - confidence, 12)  # without rounding, 1 - 0.95 is 0.050000000000000044
+            return CalibrationTarget("guarantee", self.max_loss, delta, "net" if self.net else "harm")
         if self.confidence is not None or self.net:
             option = "net" if self.net else "confidence"
             raise BadSetting(
@@ -142,7 +142,7 @@ class Calibration:
     def gate(self) -> Gate:
         """The gate with its new threshold.
 
-        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Pass `threshold` with it.
+        A gate that is not fitted cannot store a threshold, so it is returned unchanged. Use `threshold` together with it.
         """
         return load_gate(self.source) if isinstance(self.source, str) else self.source
 
@@ -397,7 +397,12 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if drafts or samples in the runs differ in length from those that the gate reads."""
+    """Raise BadSetting if the drafts of the runs have another length, or their samples another number, than in use.
+
+    Args:
+        manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
+        settings: Settings of the label runs.
+    """
     request, features = manifest["want"], set(manifest["options"].get("features", ()))
     draft_tokens, samples = int(request.get("draft_tokens", 0)), int(request.get("samples", 0))
     lengths = []

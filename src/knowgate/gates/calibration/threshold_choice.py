@@ -368,5 +368,6 @@ def list_rate_thresholds(needs: FloatArray) -> list[float]:
     if len(values) < 2:
         return []
     quantiles = np.quantile(needs, np.arange(1, RATE_STEPS) / RATE_STEPS)
-    upper = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
-    return sorted({float(threshold) for threshold in (values[upper - 1] + values[upper]) / 2})
+    # The position in `values` of the first need above each quantile.
+    above = np.clip(np.searchsorted(values, quantiles, side="right"), 1, len(values) - 1)
+    return sorted({float(threshold) for threshold in (values[above - 1] + values[above]) / 2})

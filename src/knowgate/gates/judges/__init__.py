@@ -117,6 +117,7 @@ def encode_answers(
     prompt, encoded = ANSWER_PROMPTS[prompt_name], []
     for question, text in zip(questions, texts, strict=True):
         answer = judge.truncate(text, tokens) if tokens else None
+        # An encoder reads the pair of question and answer, every other judge the prompt.
         pair_answer = None if answer is None else answer + prompt.encoder_suffix
         encoded.append(judge.encode_answer(render_choices(question), pair_answer, prompt.build(question, answer)))
     return encoded

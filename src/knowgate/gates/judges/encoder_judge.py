@@ -66,7 +66,7 @@ class PairEncoder:
             from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from knowgate.models.hf.loader import silence_transformers, translate_loading_errors
 
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed)  # a folder without a classification head gets a random one
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with (
             silence_transformers(),

@@ -27,9 +27,12 @@ def compute_arithmetic(question: str) -> str | None:
         The result as text, or None if the question holds no single expression that can be computed exactly within the
         limits, for example because it divides by zero.
     """
-    text = OPERATOR_WORD.sub(lambda match: OPERATOR_WORDS[match[0]], question[: MAX_CHARACTERS + 1].lower())
-    expressions = EXPRESSION.findall(re.sub(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])", "", text))
-    if len(question) > MAX_CHARACTERS or len(expressions) != 1 or "%" in text:
+    if len(question) > MAX_CHARACTERS or "%" in question:  # percentages are not computed
+        return None
+    text = OPERATOR_WORD.sub(lambda match: OPERATOR_WORDS[match[0]], question.lower())
+    without_spaces = re.sub(r"(?<=[\d)+*/^(-])\s+(?=[\d(+*/^)-])", "", text)  # between numbers and operators only
+    expressions = EXPRESSION.findall(without_spaces)
+    if len(expressions) != 1:
         return None
     try:
         return _format(_Parser(TOKEN.findall(expressions[0])).parse())
