@@ -64,7 +64,7 @@ def _list_weights() -> Iterator[tuple[str, ...]]:
 def _list_converted_models() -> Iterator[tuple[str, ...]]:
     """Yield a row for each GGUF model that was converted and stored in the cache."""
     for folder in sorted((cache_dir() / "converted").glob("*-v*")):
-        if folder.is_dir():
+        if folder.is_dir():  # named NAME-DIGEST-vVERSION
             size = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
             yield folder.name.split("-")[0], f"{size:.0f} MB", "yes", f"converted GGUF: {folder.name}"
 

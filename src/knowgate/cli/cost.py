@@ -105,14 +105,8 @@ def build_cost_table(comparison: CostComparison) -> TextTable:
 
 def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
     """Format the money and the amounts that `COST_QUESTIONS` questions cost, as cells of the cost table."""
-    amounts = (
-        cost.searches,
-        cost.calls,
-        cost.prompt,
-        cost.completion,
-        cost.gpu,
-        cost.lost.value if cost.lost else None,
-    )
+    lost = cost.lost.value if cost.lost else None
+    amounts = (cost.searches, cost.calls, cost.prompt, cost.completion, cost.gpu, lost)
     return (_format(cost.money(prices), "{:,.4g}"), *(_format(amount, "{:,.0f}") for amount in amounts))
 
 

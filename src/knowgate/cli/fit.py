@@ -182,7 +182,7 @@ def fit_and_print(
     table = Table("measure", "test split", box=None)
     for measure, estimate in manifest["metrics"].items():
         table.add_row(measure, format_estimate(estimate))
-        if measure == "accuracy":
+        if measure == "accuracy":  # for comparison: a gate that decides the same for all questions
             table.add_row("(majority)", f"{majority_accuracy(manifest):.3f}")
     console = create_console(soft_wrap=False)
     console.print(table)

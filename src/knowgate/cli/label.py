@@ -128,6 +128,7 @@ def labeling_progress_bar() -> Iterator[LabelProgressBar]:
 
 
 def _format_speed(progress: LabelProgress, separator: str) -> str:
+    """Format the questions and the tokens per second; '' if no time has passed."""
     if not progress.seconds:
         return ""
     questions = f"{progress.fresh / progress.seconds:.2f} questions/s"

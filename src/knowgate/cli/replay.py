@@ -178,18 +178,20 @@ def _build_table(results: Sequence[ReplayResult], names: dict[float, str], *, wi
 
     Narrow terminals drop columns from the right, so risks come before all savings except searches.
     """
-    kinds = ["retrievals", "tokens", "seconds", *(["money"] if with_money else [])]
-    risks = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
+    risk_titles = {name: RISK_COLUMNS[name].format(share.n) for name, share in results[0].risks.items()}
+    amounts = ["tokens", "seconds", *(["money"] if with_money else [])]
+    columns = ["threshold", "retrieved", "retrievals saved", "answers known", *risk_titles.values()]
+    columns += [f"{amount} saved" for amount in amounts]
     rows = []
     for result in results:
         label = "always" if result.threshold < 0 else f"{result.threshold:g}"
         if result.threshold in names:
             label += f" ({names[result.threshold]})"
-        searches, *others = [_format_saving(result.savings[kind]) for kind in kinds]
-        shares = [_format_share(result.risks[name]) for name in risks]
-        rows.append((label, f"{result.rate:.1%}", searches, _format_known(result), *shares, *others))
-    first, *rest = (f"{kind} saved" for kind in kinds)
-    return TextTable("", ("threshold", "retrieved", first, "answers known", *risks.values(), *rest), tuple(rows))
+        cells = [label, f"{result.rate:.1%}", _format_saving(result.savings["retrievals"]), _format_known(result)]
+        cells += [_format_share(result.risks[name]) for name in risk_titles]
+        cells += [_format_saving(result.savings[amount]) for amount in amounts]
+        rows.append(tuple(cells))
+    return TextTable("", tuple(columns), tuple(rows))
 
 
 def _format_known(result: ReplayResult) -> str:

@@ -201,11 +201,12 @@ def calibrate_logits(logits: Vector, known: Sequence[bool], sign: CalibrationSig
     Returns:
         The corrected z_known and z_unknown of the question.
     """
-    examples = logits[:-1]
-    known_deficits = [max(0.0, float(z[1] - z[0])) for z, is_known in zip(examples, known, strict=True) if is_known]
-    unknown_deficits = [
-        max(0.0, float(z[0] - z[1])) for z, is_known in zip(examples, known, strict=True) if not is_known
-    ]
+    known_deficits, unknown_deficits = [], []
+    for (z_known, z_unknown), is_known in zip(logits[:-1], known, strict=True):
+        if is_known:
+            known_deficits.append(max(0.0, float(z_unknown - z_known)))
+        else:
+            unknown_deficits.append(max(0.0, float(z_known - z_unknown)))
     factor = {"paper": -1.0, "code": 1.0, "none": 0.0}[sign]
     return (
         float(logits[-1][0]) + factor * _mean(known_deficits),

@@ -15,7 +15,7 @@ from knowgate.core.chart import embed_svg
 from knowgate.core.display import TextTable
 from knowgate.core.files import sha256_text
 from knowgate.errors import ArtifactError, BadInput, ModelError
-from knowgate.gates.artifacts.drift import claim_distance_tensors, compute_distances, read_distance_features
+from knowgate.gates.artifacts.drift import compute_distances, read_distance_features, require_distance_tensors
 from knowgate.gates.artifacts.gate_folder import (
     Artifact,
     FittedGateSpec,
@@ -86,7 +86,7 @@ class FittedGate(Gate):
         """
         gate, tensors = cls(artifact, plug_in, verdict=verdict), TensorValidator(artifact.tensors)
         try:
-            claim_distance_tensors(tensors, artifact.manifest.get("distance"))
+            require_distance_tensors(tensors, artifact.manifest.get("distance"))
             gate.check(tensors)
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
@@ -95,7 +95,7 @@ class FittedGate(Gate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if options or tensors are wrong for this kind of gate. The base class accepts everything.
 
-        A gate claims each tensor that it expects, which checks it, and then calls `tensors.finish`, which rejects others.
+        Call `tensors.require` for each tensor that the gate expects, then `tensors.reject_others`.
         """
 
     @property
@@ -225,9 +225,8 @@ def render_gate_html(path: Path, manifest: Mapping[str, Any], note: str = "") ->
     """Render an HTML table of a gate's facts, followed by its ROC curve if the folder has one."""
     file = path / CURVE_FILE
     svg = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    return _build_gate_table(path, manifest, note).html() + (
-        embed_svg(svg, "ROC curve on the test split") if svg else ""
-    )
+    chart = embed_svg(svg, "ROC curve on the test split") if svg else ""
+    return _build_gate_table(path, manifest, note).html() + chart
 
 
 def _build_gate_table(path: Path, manifest: Mapping[str, Any], note: str) -> TextTable:

@@ -17,7 +17,7 @@ from knowgate.data.signals.vectors import draft_texts, stack_hidden_states, text
 from knowgate.errors import BadInput
 from knowgate.gates import load_fitted_gate
 from knowgate.gates.artifacts.gate_manifest import StatePosition
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network, compute_contributions
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, compute_contributions, require_network
 from knowgate.gates.fitted_gate import FittedGate, load_fitted_embedder
 from knowgate.gates.judges import compute_gain_needs
 from knowgate.models.prompts.questions import build_self_assessment_prompt
@@ -91,7 +91,7 @@ class FusionGate(FittedGate):
     embedder: Embedder | None = None
 
     labels = ASSESSMENT_LABELS
-    recorded_signal = SELF_ASSESSMENT
+    recorded_signal = SELF_ASSESSMENT  # label runs may record the answer to the prompt of this gate
 
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if a feature is unknown or the tensors of a classifier are wrong."""
@@ -103,9 +103,9 @@ class FusionGate(FittedGate):
         classifiers = [*(probe.name for probe in options.probes), *([TEXT_SIGNAL] if options.embedder else [])]
         for prefix in self._head_prefixes:
             for name in classifiers:
-                claim_network(tensors, f"{prefix}{name}.")
-            claim_network(tensors, f"{prefix}fusion.", options.width)
-        tensors.finish()
+                require_network(tensors, f"{prefix}{name}.")
+            require_network(tensors, f"{prefix}fusion.", options.width)
+        tensors.reject_others()
 
     @property
     def request(self) -> SignalRequest:

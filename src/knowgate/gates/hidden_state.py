@@ -55,8 +55,8 @@ class ProbeGate(FittedGate):
     def check(self, tensors: networks.TensorValidator) -> None:
         """Raise BadInput if the options or the tensors of the network are wrong."""
         read_record(ProbeOptions, self.artifact.options, "options", ignore_unknown=True)
-        networks.claim_network(tensors)
-        tensors.finish()
+        networks.require_network(tensors)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the uncalibrated need for retrieval from the hidden states."""
@@ -123,11 +123,11 @@ class UarGate(FittedGate):
         options = read_record(UarOptions, self.artifact.options, "options", ignore_unknown=True)
         for calibration in options.calibrations:
             check_calibration(calibration, "options")
-        (width,) = tensors.claim(f"{SELF_HEAD}.weight", None).shape
+        (width,) = tensors.require(f"{SELF_HEAD}.weight", None).shape
         for name in CRITERIA:
-            tensors.claim(f"{name}.weight", width)
-        _claim_scales(tensors, width)
-        tensors.finish()
+            tensors.require(f"{name}.weight", width)
+        _require_scales(tensors, width)
+        tensors.reject_others()
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
         """Compute the score of the head 'self' only, because a label run can calibrate no other head."""
@@ -155,12 +155,11 @@ class UarGate(FittedGate):
         if not questions:
             return []
         heads = self.predict_heads(questions, readings)
+        rows = zip(heads.intent, heads.knowledge, heads.time, heads.self_, strict=True)
         return [
             f"asks for sources {intent:.2f}, needs knowledge {knowledge:.2f}, "
             f"time-sensitive {time:.2f}, unknown {unknown:.2f}"
-            for intent, knowledge, time, unknown in zip(
-                heads.intent, heads.knowledge, heads.time, heads.self_, strict=True
-            )
+            for intent, knowledge, time, unknown in rows
         ]
 
     def _get_states(self, readings: Sequence[Reading]) -> Vector:
@@ -168,14 +167,14 @@ class UarGate(FittedGate):
         return stack_hidden_states(readings, self.artifact.options["layer"], "pre")
 
 
-def _claim_scales(tensors: networks.TensorValidator, width: int) -> None:
+def _require_scales(tensors: networks.TensorValidator, width: int) -> None:
     """Check the tensors that standardize hidden states: mean and scale of each head, or one 'size' in older folders."""
     if "size" in tensors:
-        tensors.claim("size", 1, positive=True)
+        tensors.require("size", 1, positive=True)
         return
     for name in (SELF_HEAD, *CRITERIA):
-        tensors.claim(f"{name}.mean", width)
-        tensors.claim(f"{name}.scale", width, positive=True)
+        tensors.require(f"{name}.mean", width)
+        tensors.require(f"{name}.scale", width, positive=True)
 
 
 def apply_heads(

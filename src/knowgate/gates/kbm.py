@@ -65,7 +65,7 @@ class KbmGate(FittedGate):
     def check(self, tensors: TensorValidator) -> None:
         """Raise BadInput if the options of the judge are wrong or the folder holds unknown tensors."""
         read_record(KbmOptions, self.artifact.options, "options", ignore_unknown=True)
-        tensors.finish()
+        tensors.reject_others()
 
     @functools.cached_property
     def judge(self) -> CausalJudge:

@@ -55,7 +55,7 @@ class LogprobGate(Gate):
     statistic: TokenStatistic = "first"
     draft_tokens: int = 16
     needs = frozenset({Signal.LOGPROBS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def __post_init__(self) -> None:
         confidence.check_draft_tokens(self.name, self.draft_tokens)
@@ -96,7 +96,7 @@ class FlareGate(Gate):
     theta: float = 0.4
     draft_tokens: int = 32
     needs = frozenset({Signal.LOGPROBS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def __post_init__(self) -> None:
         if not 0 <= self.theta <= 1:

@@ -373,7 +373,7 @@ def _get_recorded_scores(column: GateColumn, gate: str) -> TableScores:
 
 def save_scores(table: LabelTable, scores: Sequence[TableScores]) -> None:
     """Write the scores of gates into the label runs of a table, so that later evaluations can reuse them."""
-    for run in table.split_by_run():
+    for run in table.split_by_run():  # `numbers` are the rows of the table that belong to the run
         ids = {number: table.rows[number].id for number in run.numbers.tolist()}
         write_needs(run.path, [_to_record(item, ids) for item in scores])
 

@@ -32,7 +32,7 @@ class ToolGate(Gate):
     """
 
     needs = frozenset({Signal.TOOLS})
-    is_pure = True
+    is_pure = True  # `score` is a short computation that uses no model, file or network
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:
         """Return the probability of a tool call as the need for retrieval."""

@@ -18,7 +18,7 @@ from knowgate.data.signals.confidence import geometric_mean, min_probability
 from knowgate.errors import BadInput, UnsupportedSignal
 from knowgate.gates.arbiters.abstention import RULES_ARBITER
 from knowgate.gates.arbiters.fitted_arbiter import FittedArbiter
-from knowgate.gates.artifacts.networks import TensorValidator, apply_network, claim_network
+from knowgate.gates.artifacts.networks import TensorValidator, apply_network, require_network
 from knowgate.stats.metrics import FloatArray
 from knowgate.types import AnswerPair, Completion, Signal, Token, Vector
 
@@ -179,7 +179,7 @@ class FeaturesArbiter(FittedArbiter):
         if not names or not set(names) <= set(ANSWER_FEATURES):
             raise BadInput(f"its features are missing or unknown: {', '.join(names)[:80] or 'none'}.")
         for side in ANSWER_SIDES:
-            claim_network(tensors, f"{side}.", len(names))
+            require_network(tensors, f"{side}.", len(names))
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """Compute the uncalibrated probability that each answer is right; columns: closed-book, open-book."""

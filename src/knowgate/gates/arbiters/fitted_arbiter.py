@@ -107,7 +107,7 @@ class FittedArbiter(Arbiter):
         arbiter, tensors = cls(artifact, plug_in), TensorValidator(artifact.tensors)
         try:
             arbiter.check(tensors)
-            tensors.finish()
+            tensors.reject_others()
         except BadInput as error:
             raise artifact.make_error(str(error)) from None
         return arbiter
@@ -179,10 +179,6 @@ class FittedRulesArbiter(FittedArbiter):
 
     Needs: the texts of both answers. Cost: nothing beyond the closed-book answer.
     """
-
-    def check(self, tensors: TensorValidator) -> None:
-        """Raise BadInput if the folder holds weights, which rules do not have."""
-        tensors.finish()
 
     def raw(self, answers: Sequence[AnswerPair]) -> FloatArray:
         """Return how much the rules believe in the closed-book (first column) and the open-book answer (second)."""

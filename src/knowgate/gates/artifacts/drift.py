@@ -70,7 +70,7 @@ def read_distance_features(
     return surface_features(questions)
 
 
-def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
+def require_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] | None) -> None:
     """Check the tensors with which a gate computes how far a question is from its training questions.
 
     Args:
@@ -80,11 +80,11 @@ def claim_distance_tensors(tensors: TensorValidator, source: Mapping[str, Any] |
     if source is None:
         return
     features = None if source["of"] == "state" else SURFACE_WIDTH  # the size of a hidden state depends on the LLM
-    (width,) = tensors.claim(f"{DISTANCE_PREFIX}mean", features).shape
-    tensors.claim(f"{DISTANCE_PREFIX}scale", width, positive=True)
-    (_, count) = tensors.claim(f"{DISTANCE_PREFIX}directions", width, None).shape
+    (width,) = tensors.require(f"{DISTANCE_PREFIX}mean", features).shape
+    tensors.require(f"{DISTANCE_PREFIX}scale", width, positive=True)
+    (_, count) = tensors.require(f"{DISTANCE_PREFIX}directions", width, None).shape
     for name, size in (("along", count), ("across", 1), ("edge", 1)):
-        tensors.claim(f"{DISTANCE_PREFIX}{name}", size, positive=True)
+        tensors.require(f"{DISTANCE_PREFIX}{name}", size, positive=True)
 
 
 def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
@@ -152,7 +152,7 @@ def format_far_warning(gate: str, share: float | None, n: int) -> str:
 
     Args:
         gate: Name of the gate.
-        share: Share of far questions.
+        share: Share of questions that are far from the training questions; None if unknown.
         n: Number of questions.
     """
     if share is None or share <= MIN_REPORTED_SHARE:

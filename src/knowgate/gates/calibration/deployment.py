@@ -174,9 +174,8 @@ def _check_arbiter(deployment: Deployment, arbiter: Mapping[str, Any] | None) ->
         if deployment.arbiter is not None:
             yield "it was proven without an arbiter"
     elif arbiter["fingerprint"] != deployment.arbiter:
-        yield f"it was proven with the arbiter '{arbiter['name']}'" + (
-            ", fitted differently" if deployment.arbiter is not None else ""
-        )
+        difference = "" if deployment.arbiter is None else ", fitted differently"
+        yield f"it was proven with the arbiter '{arbiter['name']}'{difference}"
 
 
 def _check_reranker(deployment: Deployment, reranker: Mapping[str, Any] | None) -> Iterator[str]:

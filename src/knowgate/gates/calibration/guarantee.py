@@ -150,7 +150,7 @@ def compute_required_rows(epsilon: float, delta: float, form: LossForm = "harm")
     """
     check_loss_and_confidence(epsilon, delta)
     if form == "net":
-        return compute_net_required_rows(epsilon, delta)
+        return find_smallest_count(lambda n: compute_net_p_value(0, 0, n, epsilon, delta) <= delta)
     return math.ceil(math.log(delta) / math.log1p(-epsilon) - 1e-9)  # a rounding error must not add a question
 
 
@@ -226,11 +226,6 @@ def _binomial_cdf(k: FloatArray, n: FloatArray, p: FloatArray) -> FloatArray:
     a, b = np.where(is_possible, n - k, 1.0), np.where(is_possible, k + 1, 1.0)
     cdf: FloatArray = _load_special().betainc(a, b, 1 - p)
     return np.where(is_possible, cdf, (k >= n).astype(float))
-
-
-def compute_net_required_rows(epsilon: float, delta: float) -> int:
-    """Compute how many questions prove a net loss (lost minus gained) of at most epsilon if none is lost or gained."""
-    return find_smallest_count(lambda n: compute_net_p_value(0, 0, n, epsilon, delta) <= delta)
 
 
 @functools.cache

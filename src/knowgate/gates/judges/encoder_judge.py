@@ -122,7 +122,8 @@ class EncoderJudge:
 
     def encode_answer(self, question: str, answer: str | None, text: str) -> LabelPromptTokens:
         """Tokenize question and answer as a pair. `text`, the prompt for causal models, is ignored."""
-        return LabelPromptTokens(self.encoders[0].encode(question, answer or ""), [0])
+        ids = self.encoders[0].encode(question, answer or "")
+        return LabelPromptTokens(ids, positions=[0])  # an encoder classifies the pair at its first token
 
     def truncate(self, text: str, n_tokens: int) -> str:
         """Return the start of a text, cut after `n_tokens` tokens, with its original casing and spaces."""
