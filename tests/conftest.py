@@ -69,12 +69,13 @@ def shared_weights(request):
     from knowgate.core.files import cache_dir
     from knowgate.models.hf import local_model
 
-    load_again, converted = local_model.load_transformers, cache_dir() / "converted"
+    load_again, converted = local_model.load_transformers, (cache_dir() / "converted").resolve()
     load_once = functools.cache(load_again)
 
     def load(source, bits=0):
-        is_embedded = Path(source).parent == converted and Path(source).name.startswith("SmolLM")
-        return load_once(source, bits) if is_embedded else load_again(source, bits)
+        folder = Path(source).resolve()
+        is_embedded = folder.parent == converted and folder.name.startswith("SmolLM")
+        return load_once(str(folder), bits) if is_embedded else load_again(source, bits)
 
     local_model.load_transformers = load
     yield load_again

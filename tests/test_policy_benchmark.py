@@ -88,10 +88,24 @@ def test_random_retrieves_as_often_with_the_same_arbiter(printed):
     assert printed["llama3_8b"]["policy"]["random"] > 0.359  # with the arbiter; 35.5 % without
 
 
+def test_without_options_tables_are_printed(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["policy.py"])
+    policy.main()
+    assert capsys.readouterr().out.startswith("## Policies")
+
+
+PRINT_LONG_TABLES = """
+from benchmarks import policy
+policy.policy_tables = lambda: ["## Policies", *["| a row |"] * 100_000]  # more than fits into a pipe
+policy.main()
+"""
+
+
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m benchmarks.policy | head -1"
-    ended = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert ended.stdout.startswith("## Policies")
+    command = f'{sys.executable} -c "$0" | head -1'
+    arguments = ["sh", "-c", command, PRINT_LONG_TABLES]
+    ended = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.stdout == "## Policies\n"
     assert ended.stderr == ""
 
 

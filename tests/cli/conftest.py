@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from knowgate.cli.main import run
+from knowgate.core.files import cache_dir
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,20 @@ def docs(tmp_path: Path) -> Path:
     return folder
 
 
+def link_weights(cache: Path) -> None:
+    """Make the weights of the usual cache available in another one, so that they are not fetched and converted again."""
+    cache.mkdir()
+    for name in ("weights", "converted"):
+        (cache_dir() / name).mkdir(parents=True, exist_ok=True)
+        (cache / name).symlink_to(cache_dir() / name)
+
+
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+) -> Call:
+    if request.node.get_closest_marker("model"):
+        link_weights(tmp_path / "cache")
     monkeypatch.setenv("KNOWGATE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)

@@ -27,10 +27,14 @@ def test_tables_go_to_stdout_and_the_page_is_named_on_stderr(tmp_path):
     assert out.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
 
 
-def test_the_page_is_called_report_html_by_default(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert run(write_run(tmp_path / "a", varied_rows(3))).exit_code == 0
-    assert (tmp_path / "report.html").is_file()
+def test_the_page_is_in_the_first_run_by_default(tmp_path, monkeypatch):
+    paths = [write_run(tmp_path / name, varied_rows(3)) for name in ("a", "b")]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    result = run(*paths)
+    assert result.exit_code == 0
+    assert f"Page: {paths[0] / 'report.html'}" in result.stderr
+    assert [page.parent for page in tmp_path.rglob("report.html")] == [paths[0]]
 
 
 def test_stdout_holds_only_json(tmp_path):

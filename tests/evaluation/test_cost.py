@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,13 @@ def test_the_break_even_price_can_be_positive_zero_or_undefined(always, gated, s
 def test_right_answers_that_a_skip_loses_are_counted_on_graded_rows():
     costing = compare_traffic_costs(Traffic(EVENTS), 0.5, PRICES)
     assert [bill.lost.hits for bill in (costing.always, costing.never, costing.gated)] == [0, 3, 1]
+
+
+def test_the_change_of_right_answers_is_gained_minus_lost():
+    gaining = [replace(event, loses_answer=False, gains_answer=True) for event in EVENTS[:1]]
+    costing = compare_traffic_costs(Traffic(gaining + EVENTS[1:]), 0.5, PRICES)
+    assert [cost.change for cost in (costing.always, costing.never, costing.gated)] == [0.0, (1 - 3) / 4, 0.0]
+    assert (costing.gated.lost.hits, costing.gated.gained.hits) == (1, 1)
 
 
 def test_a_cost_is_unknown_if_a_priced_amount_is_not_recorded():
@@ -154,3 +162,8 @@ def test_the_money_of_a_question_is_its_searches_and_its_tokens_or_calls():
     cost = QuestionCost(searches=0.5, prompt=100.0, completion=20.0, calls=1.5)
     assert cost.money(CostAssumptions(price_search=0.01, price_token=0.001).prices) == pytest.approx(0.005 + 0.12)
     assert cost.money(CostAssumptions(price_search=0.01, price_llm_call=0.1).prices) == pytest.approx(0.005 + 0.15)
+
+
+def test_the_duration_of_a_search_is_no_price():
+    assert CostAssumptions(search_seconds=2).are_defaults
+    assert not CostAssumptions(price_search=0.01).are_defaults

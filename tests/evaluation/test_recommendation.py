@@ -252,6 +252,7 @@ def test_unknown_money_gives_a_neutral_verdict_with_the_price_at_which_it_pays(t
     assert (verdict.level, verdict.label) == ("saves", "Saves searches")
     assert verdict.headline == "'good' at 0.5 pays if an LLM call costs less than $0.00167."
     assert "makes 0.75 searches and 1.75 LLM calls (always retrieving: 1.00 and 1.00)" in verdict.text
+    assert "At 0.3 s a search, searching takes 0.225 s (always retrieving: 0.3 s)" in verdict.text
     assert "What these cost is unknown: the rows hold no texts of passages." in verdict.text
     assert "Break-even: $125 / 75,000 = $0.00167 a call." in verdict.text
     assert verdict.key_figures[-1].value == "$0.00167"

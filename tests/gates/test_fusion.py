@@ -9,7 +9,7 @@ from knowgate.gates.fusion import describe_signals
 
 def test_features_are_described_in_plain_words():
     assert describe_feature("min", np.log(0.03)) == "its least certain word 3%"
-    assert describe_feature("length", np.log1p(5)) == "length of its draft in tokens 5"
+    assert describe_feature("length", np.log1p(5)) == "length of its draft in tokens: 5"
     assert describe_feature("probe-post-23", 0.0) == "its inner state after the answer"
 
 

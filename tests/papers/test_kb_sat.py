@@ -53,6 +53,17 @@ def test_chinese_titles_are_entities():
     assert build_kb_sat(rows).swapped[0]["question"] == "《三国演义》的作者是谁?"
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_a_name_is_never_replaced_by_a_year_or_a_title(seed):
+    rows = [
+        row(0, True, "Where was Marie Curie in 1911?"),
+        row(1, False, "What did “Dune” win in 1966?"),
+        row(2, False, "Where was Niels Bohr?"),
+    ]
+    swapped = build_kb_sat(rows, seed).swapped[0]["question"]
+    assert swapped in ("Where was Niels Bohr in 1911?", "Where was Marie Curie in 1966?")
+
+
 def test_an_empty_swapped_set_is_explained():
     nameless = build_kb_sat([row(1, True, "who wrote it?"), row(2, False)])
     assert nameless.swapped == []

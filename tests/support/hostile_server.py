@@ -1,4 +1,4 @@
-"""A server on this machine that says whatever a test wants it to, byte by byte: one thread, raw sockets."""
+"""A server on this machine that says whatever a test wants it to, byte by byte, over raw sockets."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 
 Reply = bytes | Callable[[], Iterable[bytes]]
 HURRY = 0.01
+SILENCE = 30.0  # seconds after which a client that neither reads nor writes is left alone; no test waits for it
 
 
 class HostileServer:
-    """Gives `reply`, whatever is asked, to one connection after the other, and hangs up."""
+    """Gives `reply`, whatever is asked, once per connection, and hangs up. Each connection has its own thread."""
 
     def __init__(self) -> None:
         self.reply: Reply = b""
@@ -39,19 +40,23 @@ class HostileServer:
         self._socket.close()
 
     def _serve(self) -> None:
+        threads = []
         while not self._stop.is_set():
             if select.select([self._socket], [], [], HURRY)[0]:
                 connection, _ = self._socket.accept()
-                with connection, contextlib.suppress(OSError):
-                    self._answer(connection)
+                threads.append(threading.Thread(target=self._answer, args=[connection], daemon=True))
+                threads[-1].start()
+        for thread in threads:
+            thread.join()
 
     def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(1.0)
-        self.seen.append(_request(connection))
-        for piece in [self.reply] if isinstance(self.reply, bytes) else self.reply():
-            if self._stop.is_set():
-                return
-            connection.sendall(piece)
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(SILENCE)
+            self.seen.append(_request(connection))
+            for piece in [self.reply] if isinstance(self.reply, bytes) else self.reply():
+                if self._stop.is_set():
+                    return
+                connection.sendall(piece)
 
 
 def _request(connection: socket.socket) -> bytes:
@@ -70,9 +75,14 @@ def _request(connection: socket.socket) -> bytes:
 
 
 def http(body: bytes | object, status: object = 200, **headers: str) -> bytes:
-    """A reply as a server writes it; what is not bytes is sent as JSON."""
+    """A reply as a server writes it; what is not bytes is sent as JSON.
+
+    It announces that the server hangs up. Otherwise a client may send its next request on the same connection before it
+    notices the end, and fails with another error than the one that is tested.
+    """
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    given = {"content-length": str(len(content)), **{name.replace("_", "-"): text for name, text in headers.items()}}
+    given = {"content-length": str(len(content)), "connection": "close"}
+    given |= {name.replace("_", "-"): text for name, text in headers.items()}
     lines = [f"HTTP/1.1 {status} Whatever", *(f"{name}: {text}" for name, text in given.items())]
     return "\r\n".join(lines).encode("utf-8", "surrogateescape") + b"\r\n\r\n" + content
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from knowgate.cli.console import inform, print_json, print_tables
+from knowgate.cli.console import inform, print_json, print_tables, print_text
 from knowgate.cli.options import parse_log_location, path_option
 from knowgate.cli.replay import LogArgument, name_thresholds, print_log_summary, read_traffic
 from knowgate.core.display import UNKNOWN_AMOUNT, TextTable
@@ -59,7 +59,8 @@ def cost_command(
 ) -> None:
     """Compare what 1,000 questions cost if you always retrieve, never retrieve, or use a gate.
 
-    Also prints the break-even price: the price of a search above which the gate is cheaper than always retrieving.
+    Prints what the gate saves, the break-even price (the price of a search above which the gate is cheaper than always
+    retrieving), and a table. Money is in the currency of your prices.
 
     Example: knowgate cost traffic.jsonl --prices prices.toml
     """
@@ -72,8 +73,9 @@ def cost_command(
     if as_json:
         print_json(_make_record(logged, comparison))
     else:
-        print_tables([build_cost_table(comparison)])
-        _print_summary(comparison)
+        currency = "US dollars" if are_assumed else "the currency of your prices"
+        print_text(f"{describe_saving(comparison, currency)} {describe_break_even(comparison)}")
+        print_tables([build_cost_table(comparison, currency)])
     if are_assumed:
         inform(ASSUMED_PRICES_MESSAGE)
     print_log_summary(logged, traffic)
@@ -90,24 +92,23 @@ def _choose_threshold(log: LoggedTraffic, gate: str | None, threshold: float | N
     return next(iter(named))
 
 
-def build_cost_table(comparison: CostComparison) -> TextTable:
+def build_cost_table(comparison: CostComparison, currency: str) -> TextTable:
     """Build the cost table, with one row each for always, never and gated retrieval."""
     money = "money" if comparison.prices.include_llm else "money, searches only"
     columns = (
-        "per 1,000 questions", money, "searches", "LLM calls", "tokens read", "tokens written", "GPU seconds", "lost",
+        "", money, "searches", "LLM calls", "right, against always", "lost", "tokens read", "tokens written", "GPU seconds",
     )  # fmt: skip
-    rows = []
-    for name, cost in comparison.policies.items():
-        label = f"gated at {comparison.threshold:g}" if name == "gated" else name
-        rows.append((label, *_make_cells(cost, comparison.prices)))
-    return TextTable("", columns, tuple(rows))
+    rows = tuple((name, *_make_cells(cost, comparison.prices)) for name, cost in comparison.policies.items())
+    title = f"Per {COST_QUESTIONS:,} questions, gated at the threshold {comparison.threshold:g}, money in {currency}"
+    return TextTable(title, columns, rows)
 
 
 def _make_cells(cost: PolicyCost, prices: Prices) -> tuple[str, ...]:
-    """Format the money and the amounts that `COST_QUESTIONS` questions cost, as cells of the cost table."""
+    """Format what `COST_QUESTIONS` questions cost, as cells in the order of the columns of the cost table."""
     lost = cost.lost.value if cost.lost else None
-    amounts = (cost.searches, cost.calls, cost.prompt, cost.completion, cost.gpu, lost)
-    return (_format(cost.money(prices), "{:,.4g}"), *(_format(amount, "{:,.0f}") for amount in amounts))
+    amounts = (cost.money(prices), cost.searches, cost.calls, cost.change, lost, cost.prompt, cost.completion, cost.gpu)
+    templates = ("{:,.4g}", "{:,.0f}", "{:,.0f}", "{:+,.1f}", "{:,.1f}", "{:,.0f}", "{:,.0f}", "{:,.0f}")
+    return tuple(map(_format, amounts, templates))
 
 
 def _format(amount: float | None, template: str) -> str:
@@ -115,15 +116,21 @@ def _format(amount: float | None, template: str) -> str:
     return UNKNOWN_AMOUNT if amount is None else template.format(COST_QUESTIONS * amount)
 
 
-def _print_summary(comparison: CostComparison) -> None:
-    """Print what the gate saves, if the costs are known, and the break-even price."""
+def describe_saving(comparison: CostComparison, currency: str) -> str:
+    """Say what the gate saves, if the costs are known, and how many right answers that costs, if they are graded."""
     always, gated = (cost.money(comparison.prices) for cost in (comparison.always, comparison.gated))
+    verdict = "What the gate saves is unknown."
     if always is not None and gated is not None:
         saved = COST_QUESTIONS * (always - gated)
+        amount = f"{abs(saved):,.4g}{'' if comparison.prices.include_llm else ' in searches'}"
         verb = "saves" if saved >= 0 else "costs"
-        subject = "" if comparison.prices.include_llm else " in searches"
-        inform(f"The gate {verb} {abs(saved):,.4g}{subject} on {COST_QUESTIONS:,} questions.")
-    inform(describe_break_even(comparison))
+        verdict = f"The gate {verb} {amount} per {COST_QUESTIONS:,} questions, in {currency}."
+    lost, gained = comparison.gated.lost, comparison.gated.gained
+    if lost is None or gained is None:
+        return verdict
+    counts = f"{lost.hits:,} lost and {gained.hits:,} gained among {lost.n:,} graded questions"
+    change = f"{_format(comparison.gated.change, '{:+,.1f}')} per {COST_QUESTIONS:,} questions"
+    return f"{verdict} Right answers, against always retrieving: {change} ({counts})."
 
 
 def describe_break_even(comparison: CostComparison) -> str:

@@ -16,6 +16,7 @@ from knowgate.errors import BadInput
 from knowgate.evaluation.boundary import read_run_reports, run_report_to_dict
 from knowgate.evaluation.report.boundary_page import describe_boundary, write_boundary_page
 from knowgate.evaluation.report.boundary_tables import build_boundary_tables, summarize_accuracies
+from knowgate.evaluation.report.report_folder import PAGE_FILE
 from knowgate.evaluation.report.terminal import render_tables
 from knowgate.training.topics import (
     AUTO_TOPICS,
@@ -34,7 +35,7 @@ def report(
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=parse_path, metavar="FILE", show_default="./report.html", help="HTML file to write the page to."
+            parser=parse_path, metavar="FILE", show_default="report.html in the first RUN", help="HTML page to write."
         ),
     ] = None,
     html: Annotated[bool, typer.Option("--html/--no-html", help="Whether to write the HTML page.")] = True,
@@ -42,7 +43,7 @@ def report(
 ) -> None:
     """Show which questions the LLM answers from memory and where passages help or harm, for one or more label runs.
 
-    Prints tables with the runs side by side and writes an HTML page.
+    Prints tables with the runs side by side, and writes an HTML page into the folder of the first run.
     """
     reports = read_run_reports(runs)
     for run in reports:
@@ -61,7 +62,7 @@ def report(
     if options.topics or options.topic_rules:
         _print_topics(runs, options)
     if html:
-        file = out or Path("report.html")
+        file = out or runs[0] / PAGE_FILE
         write_boundary_page(reports, file)
         print_page_location(file)
     if not as_json:

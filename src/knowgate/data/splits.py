@@ -71,7 +71,7 @@ def fingerprint_question(question: Question) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """Row numbers of the four disjoint parts of the training data."""
+    """Row numbers of the four disjoint parts into which training data is split."""
 
     train: NDArray[np.int64]
     dev: NDArray[np.int64]

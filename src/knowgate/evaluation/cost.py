@@ -28,7 +28,6 @@ SAVINGS_QUESTIONS = 100_000  # questions that reports show savings for
 DEFAULT_SEARCH_PRICE = 0.005  # US dollars; about what hosted search services charge
 DEFAULT_TOKEN_PRICE = 3e-7  # US dollars; a small hosted LLM
 DEFAULT_SEARCH_SECONDS = 0.3  # assumed duration of a search
-GRADED = "graded"  # key of Traffic.checks for questions whose answers are graded
 
 
 def read_prices(path: Path) -> Prices:
@@ -66,6 +65,8 @@ class PolicyCost:
         gpu: Seconds of the LLM's GPU.
         lost: Share of questions that are answered wrong because the search is skipped. None if answers are not graded.
         calls: Number of LLM calls.
+        gained: Share of questions that are answered right because the search is skipped. None if answers are not
+            graded.
     """
 
     searches: float
@@ -74,6 +75,12 @@ class PolicyCost:
     gpu: float | None = None
     lost: Proportion | None = None
     calls: float | None = None
+    gained: Proportion | None = None
+
+    @property
+    def change(self) -> float | None:
+        """Gained minus lost answers, as a share of the questions; None if answers are not graded."""
+        return (self.gained.hits - self.lost.hits) / self.lost.n if self.gained and self.lost else None
 
     def money(self, prices: Prices) -> float | None:
         """Return the total cost. None if an amount that has a price is unknown."""
@@ -179,7 +186,8 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> P
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
     )
     calls = 1.0 if stage is not None else _count_gated_calls(traffic, retrieve)
-    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, _measure_losses(traffic, retrieve), calls)
+    lost, gained = (_measure_answers(traffic, retrieve, name) for name in ("loses_answer", "gains_answer"))
+    return PolicyCost(float(retrieve.mean()), prompt, completion, gpu, lost, calls, gained)
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
@@ -205,15 +213,16 @@ def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, st
     return None if math.isnan(mean) else mean
 
 
-def _measure_losses(traffic: Traffic, retrieve: BoolArray) -> Proportion | None:
-    """Measure the share of graded questions whose correct answer is lost by skipping.
+def _measure_answers(traffic: Traffic, retrieve: BoolArray, effect: str) -> Proportion | None:
+    """Measure the share of graded questions on which skipping has an effect: 'loses_answer' or 'gains_answer'.
 
     None for a log, where it is only known whether the answers differ, not whether one is wrong.
     """
-    if GRADED not in traffic.checks:
+    if "graded" not in traffic.checks:
         return None
     graded = [index for index, event in enumerate(traffic.events) if event.loses_answer is not None]
-    return make_proportion(traffic.checks[GRADED][1] & ~retrieve[graded])
+    has_effect = np.array([getattr(traffic.events[index], effect) for index in graded], dtype=bool)
+    return make_proportion(has_effect & ~retrieve[graded])
 
 
 # --- label runs -----------------------------------------------------------------------------------
@@ -232,7 +241,7 @@ class CostAssumptions(Options):
         None, "Price of one LLM call. Use it instead of `price_token` if the rows hold no texts of passages."
     )
     search_seconds: Price = option(
-        DEFAULT_SEARCH_SECONDS, "Duration of a search in seconds. The report computes waiting times from it."
+        DEFAULT_SEARCH_SECONDS, "Duration of a search in seconds. The time that the gate saves is computed from it."
     )
 
     @property
@@ -245,8 +254,8 @@ class CostAssumptions(Options):
 
     @property
     def are_defaults(self) -> bool:
-        """Whether these are the default assumptions, whose prices are in US dollars."""
-        return all(getattr(self, name) == field.default for name, field in CostAssumptions.model_fields.items())
+        """Whether these are the default prices, which are in US dollars."""
+        return self.prices == CostAssumptions().prices
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from knowgate.gates.arbiters.policy_arbiter import NO_ARBITER, get_policy_arbite
 from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, save_scores, score_gates
 from knowgate.labels.run import LabelProgress
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap
-from knowgate.training.topics import measure_topics
+from knowgate.training.topics import TOPICS_HELP, measure_topics
 from knowgate.types import Gate
 
 GateLike = str | Path | Gate
@@ -46,12 +46,7 @@ class EvaluateOptions(LiveOptions):
         "or `judge`. Default: the one that the rows were labeled with.",
         metavar="NAME",
     )
-    topics: str | None = option(
-        None,
-        "Also show the results by topic: `auto` (clusters of question embeddings, named by their most telling words), "
-        "a number of clusters, or a field of the data such as `dataset`.",
-        metavar="auto|N|KEY",
-    )
+    topics: str | None = option(None, TOPICS_HELP, metavar="auto|N|KEY")
     second_look: str | Path | None = option(
         None,
         "Folder of a fitted kbm gate that judges retrieved passages and drops those that it expects to do more harm "

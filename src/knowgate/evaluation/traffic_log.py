@@ -267,15 +267,16 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     draft_tokens = np.minimum(table.closed_tokens, _get_draft_limit(table, gate, scores)) + scores.extra_tokens
     seconds_per_token = _get_seconds_per_token(path)
     retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
-    losses = retrieved_right & ~table.closed_right
+    losses, gains = retrieved_right & ~table.closed_right, table.closed_right & ~retrieved_right
     events = [
         replace(
             _make_graded_event(
                 row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
             ),
             extra_calls=scores.calls,
+            gains_answer=bool(gain),
         )
-        for row, need, draft, loss in zip(table.rows, scores.needs, draft_tokens, losses, strict=True)
+        for row, need, draft, loss, gain in zip(table.rows, scores.needs, draft_tokens, losses, gains, strict=True)
     ]
     log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold, n_estimated=len(events))
     log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)

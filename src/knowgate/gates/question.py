@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knowgate.core.schema import read_record
-from knowgate.data.signals.answer_text import (
+from knowgate.data.signals.question_text import (
     BUCKETS,
     FREQUENCY_FEATURES,
     POPULARITY_FEATURES,

@@ -207,7 +207,8 @@ def extract_plain_turn_template(
         turn = extract_turn_template(render, special, chat=True)
     except BadSetting:
         return None
-    return turn if CLOCK_FUNCTION not in template and turn.render(SPECIMEN_TEXT) == render(SPECIMEN_TEXT) else None
+    prints_date = CLOCK_FUNCTION in template
+    return None if prints_date or turn.render(SPECIMEN_TEXT) != render(SPECIMEN_TEXT) else turn
 
 
 def is_plain_text(text: str) -> bool:
@@ -250,7 +251,7 @@ class IncrementalDecoder:
     trailing_space: str = field(default="", repr=False)
 
     def take(self, tokens: Sequence[int]) -> str:
-        """Return the text that became final since the last call; it may be empty.
+        """Return the text that became final since the last call, which no later token can change; it may be empty.
 
         Args:
             tokens: All tokens of the answer so far.
@@ -259,6 +260,7 @@ class IncrementalDecoder:
             return ""
         text = self._decode(tokens[self.context :])
         settled_text = self._decode(tokens[self.context : self.settled])
+        # A replacement character at the end stands for a character that is still incomplete.
         if len(text) <= len(settled_text) or text.endswith(REPLACEMENT_CHARACTER):
             return ""
         self.context, self.settled = self.settled, len(tokens)

@@ -47,6 +47,8 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
 def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     """Return the first token of a tool call in the chat template of a model, such as '<tool_call>'.
 
+    The template is rendered without and with a tool call as the answer. The call begins where the two texts differ.
+
     Raises:
         UnsupportedSignal: The chat template does not show how a call begins.
     """

@@ -130,12 +130,13 @@ class VllmModel(LocalBackend):
         """Return the token ids of each prompt, inside the model's chat template if it has one."""
         is_chat = [not prompt.raw and self.has_template for prompt in prompts]
         pairs = list(zip(prompts, is_chat, strict=True))
+        # Raw and chat prompts are tokenized in one call each, and then put together in the order of the prompts.
         raw = iter(self.tokenize_all([prompt.text for prompt, chat in pairs if not chat], special=True))
         chats = iter(self.tokenize_all([self.render(prompt.text) for prompt, chat in pairs if chat]))
         return [next(chats if chat else raw) for chat in is_chat]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read all prompts in one batch; see `knowgate.types.Model.read`.
+        """Return the requested signals of all prompts, computed in one batch.
 
         Raises:
             UnsupportedSignal: Hidden states are requested.
@@ -263,7 +264,8 @@ class VllmModel(LocalBackend):
 def _parse_answer(output: Any) -> VllmAnswer:
     """Convert a completion of vLLM. Its last token is the one that ended it, unless the limit did."""
     is_finished = output.finish_reason == "stop"
-    tokens = list(output.token_ids)[: -1 if is_finished else None]
+    tokens = list(output.token_ids)
+    tokens = tokens[:-1] if is_finished else tokens
     steps = [_make_step(*pair) for pair in zip(tokens, output.logprobs or (), strict=False)]
     return VllmAnswer(tokens, steps, is_finished)
 
@@ -271,5 +273,6 @@ def _parse_answer(output: Any) -> VllmAnswer:
 def _make_step(token: int, listed: Mapping[int, Any]) -> TokenStep:
     """Compute the statistics of a chosen token from the tokens that vLLM lists at its position."""
     values = sorted((entry.logprob for entry in listed.values()), reverse=True)
+    # Entropy and margin depend only on the log-probabilities, so the texts of the tokens are left empty.
     statistics = TokenLogprobs("", listed[token].logprob, tuple(("", value) for value in values))
     return TokenStep(token, statistics.logprob, statistics.entropy, statistics.margin)

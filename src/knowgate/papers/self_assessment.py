@@ -120,10 +120,12 @@ def swap_entities(known: Sequence[LabelRow], pool: Sequence[LabelRow], rng: rand
     for row in known:
         own_entities = _find_entities(row)
         others = sorted(entities.get(row.lang, ()))  # sorted, so that the seed alone decides
-        replacements = [entity for entity in others if _can_replace(own_entities, entity)]
-        if own_entities and replacements:
-            replaced = rng.choice(own_entities)
-            text = row.question.replace(replaced, rng.choice(replacements), 1)
+        new = [entity for entity in others if entity not in own_entities]
+        replacements = {own: [entity for entity in new if _get_kind(entity) == _get_kind(own)] for own in own_entities}
+        replaceable = [own for own in own_entities if replacements[own]]
+        if replaceable:
+            replaced = rng.choice(replaceable)
+            text = row.question.replace(replaced, rng.choice(replacements[replaced]), 1)
             records.append(_make_record(row, text, False, "swapped"))
     return records
 
@@ -141,10 +143,9 @@ def _find_entities(row: LabelRow) -> list[str]:
     return [match.group() for match in ENTITY_PATTERN.finditer(row.question)]
 
 
-def _can_replace(own_entities: Sequence[str], other: str) -> bool:
-    """Return whether `other` is a new entity, of a kind (year or name) that the question also contains."""
-    is_year = other[0].isdigit()  # names never start with a digit
-    return other not in own_entities and any(entity[0].isdigit() == is_year for entity in own_entities)
+def _get_kind(entity: str) -> tuple[bool, bool]:
+    """Return whether an entity is a year, and whether it is a title; other entities are names."""
+    return entity[0].isdigit(), entity[0] in "《“"  # names never start with a digit
 
 
 def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[str, Any]:

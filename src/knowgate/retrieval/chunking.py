@@ -70,7 +70,8 @@ def _count_units(text: str) -> int:
 def _pack(text: str, level: int, limit: int) -> list[str]:
     """Split a text at one kind of separator and pack the pieces into passages of at most `limit` units.
 
-    A piece that is too long by itself is split at the next kind of separator.
+    A piece that is too long by itself is split at the next kind of separator. A heading at the end of a passage moves to
+    the next passage.
 
     Args:
         text: The text to split.
@@ -88,7 +89,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
         body, heading = "".join(current), ""
-        if level < len(_SEPARATORS) - 1:
+        if level < len(_SEPARATORS) - 1:  # between words there are no headings
             body, heading = _split_trailing_heading(body)
         *complete, last = _pack(heading + piece, level + 1, limit)
         passages += [body, *complete]

@@ -85,12 +85,11 @@ class Bootstrap:
         """Number of portions, including the original sample."""
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
-    def draw_portion(self, number: int) -> WeightMatrix:
-        """Return how often each question is drawn in each resample of a portion (resamples x questions)."""
-        return np.concatenate(list(self.iter_blocks(number)))
-
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Yield the resamples of a portion in blocks that fit into memory for any number of questions."""
+        """Yield how often each question is drawn in each resample of a portion (resamples x questions).
+
+        The resamples come in blocks that fit into memory for any number of questions.
+        """
         if number == 0:
             yield unit_weights(self.n)
             return

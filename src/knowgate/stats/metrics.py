@@ -41,6 +41,7 @@ BoolArray = NDArray[np.bool_]
 WeightMatrix = NDArray[np.floating[Any]]  # float32 for resamples, to save memory; float64 for unit weights
 N_ECE_BINS = 15
 ECE_BLOCK_SIZE = 100_000  # questions whose bins are in memory at once
+MIN_BLOCK_COLUMNS = 16  # with fewer columns, np.cumsum is faster than sums of blocks
 
 
 def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
@@ -175,11 +176,13 @@ class NeedRanking:
 
 
 def _cumulate(rows: WeightMatrix) -> WeightMatrix:
-    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), in a quarter of its time.
+    """Return the cumulative sums over the rows, like np.cumsum(rows, axis=0), but for many columns in half of its time.
 
     The rows are summed within blocks of about sqrt(n) rows, and then the totals of earlier blocks are added. The
     results are exactly those of np.cumsum, because the weights are counts.
     """
+    if rows.shape[1] < MIN_BLOCK_COLUMNS:
+        return np.cumsum(rows, axis=0, dtype=rows.dtype)
     sums = rows.copy()
     block = max(1, math.isqrt(len(rows)))
     n_whole = len(rows) // block * block

@@ -29,6 +29,10 @@ from knowgate.stats.proportions import Proportion, estimate_proportion, format_p
 from knowgate.types import Embedder, Vector
 
 AUTO_TOPICS = "auto"
+TOPICS_HELP = (
+    "Also show the results by topic: `auto` (clusters of question embeddings, named by their most telling words), a "
+    "number of clusters, or a field of the data such as `dataset`."
+)
 MAX_TOPICS = 50
 QUESTIONS_PER_TOPIC = 60  # automatic number of topics: one for about so many questions
 AUTO_RANGE = (2, 12)
@@ -50,12 +54,7 @@ QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
 class TopicOptions(Options):
     """Options of a report by topic."""
 
-    topics: str | None = option(
-        None,
-        "Also show what the LLM knows by topic: `auto` (clusters of question embeddings, named by their most telling "
-        "words), a number of clusters, or a field of the data such as `dataset`.",
-        metavar="auto|N|KEY",
-    )
+    topics: str | None = option(None, TOPICS_HELP, metavar="auto|N|KEY")
     topic_rules: Path | None = option(
         None,
         "Write the rules that follow from the topics, such as always to retrieve for one, to this rules file. Read it "

@@ -60,3 +60,8 @@ def test_the_proven_loss_is_the_smallest_that_the_exact_test_accepts():
     proven = find_proven_loss(NetLoss(lost=3, gained=1, n=300), 0.05)
     assert compute_net_p_value(3, 1, 300, proven, 0.05) <= 0.05
     assert compute_net_p_value(3, 1, 300, proven - 0.001, 0.05) > 0.05
+
+
+@pytest.mark.parametrize(("n", "lost"), [(5, 5), (1, 1)])
+def test_if_every_answer_is_lost_nothing_is_proven(n, lost):
+    assert find_proven_loss(NetLoss(lost=lost, gained=0, n=n), 0.05) == 1.0

@@ -234,9 +234,9 @@ class PostgresHistory(SqlHistory):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Count the entries of a scope, but not beyond the limit of exact search.
+        """Return the number of entries of a scope, or `exact_rows` + 1 if there are more than `exact_rows`.
 
-        A scope that was above the limit once is not counted again.
+        Larger scopes are not searched exactly, so their size does not matter. They are counted only once.
         """
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"

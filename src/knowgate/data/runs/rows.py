@@ -122,7 +122,7 @@ def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> G
 
 
 def list_graders(row: LabelRow) -> list[str]:
-    """List the graders whose verdicts a row holds, the one that counts first."""
+    """List the graders whose verdicts a row holds, beginning with the one whose verdicts count."""
     others = [name for answer in (row.closed, row.open) if answer for name in answer.other_grades]
     return list(dict.fromkeys([row.grader, *others]))
 

@@ -115,7 +115,7 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
         _describe_difference(recommendation),
         *arbiter,
         _describe_losing_slices(recommendation),
-        _describe_calls(always, gated),
+        _describe_calls(savings),
         _warn_about_distance(recommendation, evaluation),
         describe_savings(savings),
     ]
@@ -156,11 +156,13 @@ def _describe_losing_slices(recommendation: Recommendation) -> str:
     return f"It loses answers on: {'; '.join(parts)}." if parts else ""
 
 
-def _describe_calls(always: QuestionCost, gated: QuestionCost) -> str:
-    """State the searches, LLM calls and deciding time per question."""
+def _describe_calls(savings: Savings) -> str:
+    """State the searches, LLM calls, searching time and deciding time per question."""
+    always, gated, duration = savings.always, savings.gated, savings.assumptions.search_seconds
     return (
         f"Per question it makes {gated.searches:.2f} searches and {gated.calls:.2f} LLM calls (always retrieving: "
-        f"{always.searches:.2f} and {always.calls:.2f}); deciding takes {_format_decision_time(gated)}."
+        f"{always.searches:.2f} and {always.calls:.2f}). At {duration:g} s a search, searching takes "
+        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {_format_decision_time(gated)}."
     )
 
 

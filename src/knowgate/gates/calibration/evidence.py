@@ -134,6 +134,8 @@ def _summarize_proof(threshold: float, evidence: Mapping[str, Any]) -> str:
         net, counts = ", net of those gained,", f"{evidence['harmed']} lost and {evidence['gained']} gained"
     with_arbiter = f" with the arbiter {arbiter['name']}" if arbiter else ""
     loss, confidence = _format_percent(evidence["epsilon"]), _format_percent(1 - evidence["delta"])
+    if not evidence.get("proven", True):
+        return f"Threshold {threshold:g}{with_arbiter} has no guarantee ({counts} among {evidence['n']} questions)."
     return (
         f"Threshold {threshold:g}{with_arbiter} loses at most {loss} of the answers{net} against always retrieving, "
         f"with {confidence} confidence ({counts} among {evidence['n']} questions, p = {evidence['p_value']:.2g})."

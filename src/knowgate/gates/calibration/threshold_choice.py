@@ -115,7 +115,7 @@ def count_net_loss(right: BoolArray, open_right: BoolArray) -> NetLoss:
         right: Whether the rule answers each question right.
         open_right: Whether the open-book answer to each question is right.
     """
-    return NetLoss(int((open_right & ~right).sum()), int((right & ~open_right).sum()), len(right))
+    return NetLoss(int(np.count_nonzero(open_right & ~right)), int(np.count_nonzero(right & ~open_right)), len(right))
 
 
 def _upper_limit(lost: float, gained: float, n: int, confidence: float) -> float:

@@ -120,7 +120,8 @@ class ServerLabelReader:
         """Return ids and log-probabilities of the given tokens as first token of the answer, from SGLang."""
         try:
             prompt_ids = [*self._endpoint.tokenize_prompt(prompt)]
-            response = _request_sglang(self._endpoint, LabelPromptTokens(prompt_ids, [len(prompt_ids) - 1]), ids)
+            tokens = LabelPromptTokens(prompt_ids, positions=[len(prompt_ids) - 1])  # the answer follows the last token
+            response = _request_sglang(self._endpoint, tokens, ids)
         except (UnsupportedSignal, StatusError):  # behind a gateway, or too old to tokenize a chat
             return []
         with translate_format_errors(FORMAT_NAME):
@@ -132,7 +133,7 @@ class ServerLabelReader:
         fields = {
             **NEUTRAL_SAMPLING,
             "max_tokens": 1,
-            "logprobs": True if not prompt.raw else 1,
+            "logprobs": 1 if prompt.raw else True,  # the completions API takes a number, the chat API a boolean
             "return_tokens_as_token_ids": True,
             "logprob_token_ids": ids,
         }

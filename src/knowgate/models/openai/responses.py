@@ -76,7 +76,7 @@ def parse_completions(response: Any) -> list[Completion]:
 
 def parse_token_logprobs(response: Any) -> list[TokenLogprobs] | None:
     """Return the tokens of the first completion with their log-probabilities, or None if there are none."""
-    return _parse_logprobs(get_first_choice(response))
+    return parse_logprobs(get_first_choice(response).get("logprobs"))
 
 
 def get_first_choice(response: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
     """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
-    logprobs = _parse_logprobs(choice)
+    logprobs = parse_logprobs(choice.get("logprobs"))
     tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
     # If both fields are missing, `choice` itself stands for the text, so that the check below fails.
@@ -139,11 +139,6 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
-
-
-def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
-    """Return the tokens of a choice with their log-probabilities, or None if it has none."""
-    return parse_logprobs(choice.get("logprobs"))
 
 
 def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:

@@ -128,7 +128,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         ) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
-    except AttributeError:
+    except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
             f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
             "section [en] or [zh]."
@@ -162,12 +162,13 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
 
 
 def _find_placeholders(text: str, where: str) -> set[str]:
-    """Return the names in braces.
+    """Return the names in braces, such as 'query' for '{query}'.
 
     Raises BadSetting for conversions and format codes such as '{query!r}' and '{query:>9}'. They could fail when the
     template is filled, or produce a text so long that memory runs out.
     """
     try:
+        # `parse` yields (text before, name, format code, conversion); the name is None after the last placeholder.
         fields = [field for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
         raise BadSetting(

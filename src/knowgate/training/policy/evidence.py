@@ -22,6 +22,7 @@ from knowgate.training.arbiter_pairs import AnswerPairs
 from knowgate.training.examples import MIN_GRADED_ROWS, SHARED_SETTINGS, Examples, Target
 from knowgate.training.fusion import TOKEN_FEATURES
 from knowgate.training.policy.outcomes import ChoiceOptions
+from knowgate.training.topics import TOPICS_HELP
 from knowgate.types import AnswerPair, Vector
 
 
@@ -34,10 +35,7 @@ class PolicyOptions(ChoiceOptions):
         "hf:NAME or gguf:FILE. Default: none on a CPU; on a GPU, the LLM that was labeled, or small.",
     )
     topics: str = option(
-        "auto",
-        "Show in the card what the LLM knows by topic: `auto` (clusters of question embeddings), a number of clusters, a "
-        "field of the data such as `dataset`, or `none`.",
-        metavar="auto|N|KEY|none",
+        "auto", f"{TOPICS_HELP} They are in the card; `none` leaves them out.", metavar="auto|N|KEY|none"
     )
     seed: Seed = option(0, "Random seed of splits and training.")
 

@@ -139,7 +139,7 @@ def build_guarantee(parts: PolicyParts, outcomes: GateOutcomes) -> dict[str, Any
         "gained": result.gained,
         "p_value": compute_net_p_value(loss.lost, loss.gained, loss.n, epsilon, delta),
         "form": "net",
-        "proven": True,
+        "proven": epsilon < 1,
         "chosen_on": result.to_record(),
         "held_out": None,
         "test_only": True,
@@ -154,10 +154,11 @@ def find_proven_loss(loss: NetLoss, delta: float) -> float:
     """Return the smallest loss of accuracy that the exact test proves with confidence 1 - delta.
 
     The loss is a share of the questions: 0.012 is a loss of 1.2 percentage points. It is a multiple of `LOSS_STEP`.
+
+    Returns:
+        The loss; 1.0 if no smaller one is proven, which means that nothing is.
     """
-    # Bisection over the number of steps. A loss of 0 cannot be proven. The largest loss, 0.999, is returned without a
-    # test if no smaller one is proven.
-    low, high = 0, round(1 / LOSS_STEP) - 1
+    low, high = 0, round(1 / LOSS_STEP)  # bisection over the number of steps; a loss of 0 cannot be proven
     while high - low > 1:
         middle = (low + high) // 2
         is_proven = compute_net_p_value(loss.lost, loss.gained, loss.n, middle * LOSS_STEP, delta) <= delta

@@ -187,35 +187,32 @@ class GradedQuestions:
 
     def compute_values(self, gate: str, arbiter: str, threshold: float) -> FloatArray:
         """Return the value of a policy for each question: its right answer minus what it costs."""
-        retrieved = self.gates[gate].needs > threshold
-        cost = self.options.price_search * retrieved
-        cost = cost + self.options.price_llm_call * self._count_llm_calls(gate, arbiter, retrieved)
+        candidate, retrieved = self.gates[gate], self.gates[gate].needs > threshold
+        llm_calls = 1.0 + candidate.extra_calls + (candidate.reads_draft or bool(arbiter)) * retrieved
+        cost = self.options.price_search * retrieved + self.options.price_llm_call * llm_calls
         return self.answer_right(gate, arbiter, threshold).astype(float) - cost / self.options.price_wrong
-
-    def _count_llm_calls(self, gate: str, arbiter: str, retrieved: BoolArray) -> FloatArray:
-        """Count the LLM calls for each question: the answer, and for retrieved ones the draft if somebody reads it."""
-        second_call = self.gates[gate].reads_draft or bool(arbiter)
-        return np.asarray(1.0 + self.gates[gate].extra_calls + second_call * retrieved)
 
     def evaluate(self, gate: str, arbiter: str, threshold: float) -> PolicyResult:
         """Evaluate a policy on these questions."""
-        retrieved, right = self.gates[gate].needs > threshold, self.answer_right(gate, arbiter, threshold)
-        judged = self.gates[gate].judge_calls
-        models = self.gates[gate].models
+        candidate, right = self.gates[gate], self.answer_right(gate, arbiter, threshold)
+        searches, right_share = (np.count_nonzero(rows) / len(rows) for rows in (candidate.needs > threshold, right))
+        llm_calls = 1.0 + candidate.extra_calls + (candidate.reads_draft or bool(arbiter)) * searches
+        cost = self.options.price_search * searches + self.options.price_llm_call * llm_calls
+        judged, models = candidate.judge_calls, candidate.models
         if arbiter:
-            judged += self.arbiters[arbiter].judge_calls * float(retrieved.mean())
+            judged += self.arbiters[arbiter].judge_calls * searches
             models += self.arbiters[arbiter].models
         return PolicyResult(
             gate=gate,
             arbiter=arbiter,
             threshold=threshold,
-            searches=float(retrieved.mean()),
-            right=float(right.mean()),
-            llm_calls=float(self._count_llm_calls(gate, arbiter, retrieved).mean()),
+            searches=searches,
+            right=right_share,
+            llm_calls=llm_calls,
             judge_calls=judged,
             loss=count_net_loss(right, self.open_right),
             reference_loss=count_net_loss(right, self._answer_retrieved_right(self.reference_arbiter)),
-            value=float(self.compute_values(gate, arbiter, threshold).mean()),
+            value=right_share - cost / self.options.price_wrong,
             models=models,
         )
 

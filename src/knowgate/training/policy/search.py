@@ -315,15 +315,15 @@ class PolicySearch:
             lines.append("Retrieval hardly pays here: the LLM answers about as many questions right without it.")
         if choice.chosen.name == ALWAYS:
             return (*lines, self._suggest_rows(choice))
-        delta = round(1 - self.options.confidence, 12)
+        proven = find_proven_loss(held_out.loss, round(1 - self.options.confidence, 12))
+        guarantee = f"a loss of at most {100 * proven:.1f} points: that is the guarantee of the policy"
         return (
             *lines,
             f"On all {total.loss.n} questions, each tested with a policy that did not learn from it: "
             f"{self._describe_losses(choice, total)}",
             f"On the {held_out.loss.n} test questions alone: {held_out.searches:.1%} searches, {held_out.right:.1%} right, "
             f"{format_points(held_out.loss)} points, {held_out.llm_calls:.2f} LLM calls per question. These few questions "
-            f"alone prove a loss of at most {100 * find_proven_loss(held_out.loss, delta):.1f} points: that is the "
-            "guarantee of the policy.",
+            f"alone prove {guarantee if proven < 1 else 'nothing'}.",
         )
 
     def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
@@ -388,9 +388,7 @@ class PolicySearch:
         from knowgate.training.gate_artifact import save_fitted
 
         gate_folder = self.work / "gate"
-        # A policy that always retrieves has the threshold -1. The gate gets 0 until `write_policy` replaces it.
-        gate_threshold = max(0.0, parts.threshold)
-        save_fitted(result, examples, gate_folder, command=self.command, threshold=gate_threshold)
+        save_fitted(result, examples, gate_folder, command=self.command, threshold=parts.threshold)
         write_policy(parts, gate_folder, out)
 
 
