@@ -151,8 +151,8 @@ def _explain_unknown_option(error: Any) -> str:
     suggestions = {flag.lstrip("-"): suggestion for flag, suggestion in suggestions.items()}
     matches = difflib.get_close_matches(name.lstrip("-"), suggestions, n=1)
     hint = f" Did you mean '{suggestions[matches[0]]}'?" if matches else ""
-    if hasattr(command, "suggest_elsewhere"):  # only the commands of `knowgate fit` have it
-        hint += command.suggest_elsewhere(name)
+    if suggest_elsewhere := getattr(command, "suggest_elsewhere", None):  # only commands of `knowgate fit` have it
+        hint += suggest_elsewhere(name)
     if getattr(command, "commands", None):
         hint += f" Write options of a command after its name: {error.ctx.command_path} COMMAND {name}."
     return f"unknown option '{name}'.{hint} Known: {', '.join([*flags, '--help'])}."
