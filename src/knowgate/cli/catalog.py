@@ -37,7 +37,10 @@ def _make_row(name: str, entry: RegistryEntry, hint: str = "") -> tuple[str, ...
 
 
 def _fit_hint(name: str) -> str:
-    """Say that a gate must be fitted before it can be used. A constant gate is the result of a policy fit."""
+    """Say that a gate must be fitted before it can be used.
+
+    The gate `constant` has no command of its own: `knowgate fit` without a gate name writes it.
+    """
     return f" (first: knowgate fit {name})" if name != "constant" else ""
 
 

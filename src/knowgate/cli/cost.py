@@ -66,7 +66,8 @@ def cost_command(
     """
     given = get_set_fields(options)
     are_assumed = prices is None and not given
-    used_prices = ASSUMED_PRICES if are_assumed else (read_prices(prices) if prices else Prices()).replace(**given)
+    file_prices = read_prices(prices) if prices else Prices()
+    used_prices = ASSUMED_PRICES if are_assumed else file_prices.replace(**given)
     logged = read_traffic(parse_log_location(log), gate)
     traffic = Traffic(logged.events)
     comparison = compare_traffic_costs(traffic, _choose_threshold(logged, gate, threshold), used_prices)

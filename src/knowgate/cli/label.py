@@ -157,9 +157,10 @@ def _print_missing_passages(folder: RunFolder) -> None:
 
 
 def _write_kb_sat(folder: RunFolder, out: Path, seed: int) -> None:
-    """Write the KB-SAT data to `out`, and its stress-test sets to OUT.swapped.jsonl and OUT.rare.jsonl.
+    """Write the KB-SAT data, which are questions labeled known or unknown, to `out`.
 
-    Warns if no answer could be swapped, because the swapped set is then empty.
+    Its two stress-test sets are written to OUT.swapped.jsonl and OUT.rare.jsonl. Warns if the swapped set is empty,
+    because no answer could be swapped.
     """
     sets = build_kb_sat(folder.rows(), seed)
     for path, records in (

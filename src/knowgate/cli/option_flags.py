@@ -69,9 +69,9 @@ def expand_options(function: Callable[..., None], **panels: str) -> Callable[...
 
 def make_flags(model: type[Options], panel: str | None = None) -> list[inspect.Parameter]:
     """Make a typer parameter for each field of an option model, except for fields without a flag."""
-    flags = {name: get_flag(name, field) for name, field in model.model_fields.items()}
-    names = {name: flag.partition("/")[0] for name, flag in flags.items() if flag}
-    return [_make_flag(name, model.model_fields[name], str(flags[name]), names, panel) for name in names]
+    flags = {name: flag for name, field in model.model_fields.items() if (flag := get_flag(name, field))}
+    names = {name: flag.partition("/")[0] for name, flag in flags.items()}  # '--mask' of '--mask/--no-mask'
+    return [_make_flag(name, model.model_fields[name], flag, names, panel) for name, flag in flags.items()]
 
 
 def get_flag(name: str, field: FieldInfo) -> str | None:
@@ -153,7 +153,7 @@ def _is_list(annotation: Any) -> bool:
 
 
 def _get_flag_type(annotation: Any) -> type:
-    """Return the type as which the value of a flag is parsed; str if no other type fits."""
+    """Return the type that the value of a flag is parsed as; str if no other type fits."""
     plain = set(_flatten(annotation))
     return next((flag_type for flag_type in FLAG_TYPES if flag_type in plain), str)
 

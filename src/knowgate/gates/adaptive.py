@@ -61,7 +61,7 @@ class AdaptiveGate(FittedGate):
         return predict_complexity(self.artifact.tensors, check_vectors(vectors, len(questions)))
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
-        """Compute 1 - P(no retrieval)."""
+        """Compute the uncalibrated need for retrieval as 1 - P(no retrieval)."""
         return 1 - self.predict_classes(questions)[:, 0]
 
     def count_rounds(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[int]:

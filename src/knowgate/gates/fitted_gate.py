@@ -171,7 +171,10 @@ class FittedGate(Gate):
         return self.score_with_raw(questions, readings).needs
 
     def score_with_raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> GateScores:
-        """Return the need for retrieval of each question, and the raw score that it was computed from."""
+        """Return the need for retrieval of each question, and the raw score that it was computed from.
+
+        With the verdict 'own', the gate decides by the raw score, so that it is also the need.
+        """
         raw = self.raw_scores(questions, readings)
         return GateScores(raw if self.verdict == "own" else self.calibrate(raw), raw)
 

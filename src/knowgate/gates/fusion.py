@@ -119,7 +119,7 @@ class FusionGate(FittedGate):
 
     @property
     def _head_prefixes(self) -> list[str]:
-        """Start of the tensor names of each regression."""
+        """Start of the tensor names of each regression: '' for a single one, else the names of the two heads."""
         return [f"{name}." for name in self.artifact.options.get("heads", ())] or [""]
 
     def raw(self, questions: Sequence[Question], readings: Sequence[Reading]) -> FloatArray:
@@ -132,8 +132,10 @@ class FusionGate(FittedGate):
         return needs[0] if len(needs) == 1 else compute_gain_needs(1 - needs[0], 1 - needs[1])
 
     def _predict(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[FloatArray]:
-        """Compute the probability that each regression predicts: that retrieval is needed or, with two, that the answer
-        without passages (first) and with passages (second) is wrong.
+        """Compute the probability that each regression predicts, for all questions.
+
+        A single regression predicts that retrieval is needed. Of two, the first predicts that the answer without passages
+        is wrong, the second that the answer with passages is wrong.
         """
         signals = self.compute_signals(questions, readings)
         pairs = zip(self._head_prefixes, signals, strict=True)

@@ -134,7 +134,7 @@ class UarGate(FittedGate):
         return apply_head(self.artifact.tensors, SELF_HEAD, self._get_states(readings))
 
     def predict_heads(self, questions: Sequence[Question], readings: Sequence[Reading]) -> HeadProbabilities:
-        """Return the calibrated probabilities of all four heads."""
+        """Return the calibrated probabilities of all four heads. The raw scores of the gate are those of the head 'self'."""
         unknown = np.array(self.calibrate(self.raw_scores(questions, readings)))
         calibrations = self.artifact.options["calibrations"]
         return apply_heads(self.artifact.tensors, calibrations, self._get_states(readings), unknown)

@@ -110,7 +110,7 @@ class FlareGate(Gate):
 
     @property
     def threshold(self) -> float:
-        """The need for retrieval if the least probable token has probability `theta`."""
+        """The need for retrieval above which the gate retrieves: that of a least token probability of `theta`."""
         return 1 - self.theta
 
     def score(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[float]:

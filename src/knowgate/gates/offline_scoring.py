@@ -140,13 +140,13 @@ def _suggest_labeling(missing: Sequence[Signal], table: LabelTable) -> str:
 def find_signals(table: LabelTable) -> frozenset[Signal]:
     """Return the signals that a label table contains. Most are in all rows or in none, so only the first is checked."""
     reading = table.readings[0]
-    # SeaKR's uncertainty is computed from samples and their hidden states, so it replaces both.
-    has_dispersion = bool({SEAKR, SEAKR_END} & set(reading.signals))
+    # The uncertainty that the gate `seakr` computes from samples and their hidden states can be recorded instead of both.
+    has_uncertainty = bool({SEAKR, SEAKR_END} & set(reading.signals))
     available = {
         Signal.DRAFT: reading.draft is not None,
         Signal.LOGPROBS: reading.draft is not None and reading.draft.tokens is not None,
-        Signal.SAMPLES: bool(reading.samples) or has_dispersion,
-        Signal.HIDDEN: bool(reading.hidden) or has_dispersion,
+        Signal.SAMPLES: bool(reading.samples) or has_uncertainty,
+        Signal.HIDDEN: bool(reading.hidden) or has_uncertainty,
         Signal.LABELS: all(SELF_ASSESSMENT in names for names in set(table.signal_names.tolist())),
     }
     return frozenset(signal for signal, is_available in available.items() if is_available)

@@ -245,7 +245,8 @@ def collect_readings(source: ReadingSource, gates: Sequence[Gate], questions: Se
     _check_sample_layers(gates)
     if not questions:
         return []
-    readings = source.read(questions, functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest()))
+    merged_request = functools.reduce(operator.or_, (gate.request for gate in gates), SignalRequest())
+    readings = source.read(questions, merged_request)
     for gate in gates:
         # Most gates do not override this method. They are skipped, because copying all readings is slow.
         if type(gate).find_neighbors is not Gate.find_neighbors:

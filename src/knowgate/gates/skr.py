@@ -118,11 +118,12 @@ class SkrGate(Gate):
 
     def explain(self, questions: Sequence[Question], readings: Sequence[Reading]) -> list[str]:
         """Say how many similar logged questions retrieval helped and how many it hurt."""
-        return [
-            f"retrieval helped {sum(n.outcome == RetrievalOutcome.BETTER for n in neighbors)} and hurt "
-            f"{sum(n.outcome == RetrievalOutcome.WORSE for n in neighbors)} of the nearest logged questions"
-            for neighbors in (reading.neighbors[self.name] for reading in readings)
-        ]
+        explanations = []
+        for reading in readings:
+            outcomes = [neighbor.outcome for neighbor in reading.neighbors[self.name]]
+            n_helped, n_hurt = outcomes.count(RetrievalOutcome.BETTER), outcomes.count(RetrievalOutcome.WORSE)
+            explanations.append(f"retrieval helped {n_helped} and hurt {n_hurt} of the nearest logged questions")
+        return explanations
 
 
 def fit_classifier(store: HistoryStore, scope: HistoryScope) -> LogisticModel:
@@ -152,7 +153,7 @@ def majority_vote(neighbors: Sequence[Neighbor]) -> float:
     Ties, and questions without neighbors, get a need just above 0.5, so that they are retrieved for.
     """
     n_helped = sum(neighbor.outcome == RetrievalOutcome.BETTER for neighbor in neighbors)
-    n_hurt = len(neighbors) - n_helped
+    n_hurt = len(neighbors) - n_helped  # neighbors that retrieval neither helped nor hurt are not passed
     return TIE_NEED if n_helped == n_hurt else float(n_helped > n_hurt)
 
 

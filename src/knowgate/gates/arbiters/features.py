@@ -40,7 +40,8 @@ def _log_token_statistic(side: AnswerSide, statistic: Callable[[Sequence[Token]]
         tokens = side(pair).tokens
         if tokens is None:
             return None
-        return math.log(max(statistic(tokens), MIN_PROBABILITY)) if tokens else math.log(MIN_PROBABILITY)
+        probability = statistic(tokens) if tokens else 0.0
+        return math.log(max(probability, MIN_PROBABILITY))
 
     return compute
 
@@ -108,9 +109,9 @@ def _score_lead(pair: AnswerPair) -> float | None:
     The result is 1 with a single scored passage and None without scores.
     """
     scores = _rank_scores(pair)
-    if not scores:
-        return None
-    return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY) if len(scores) > 1 else 1.0
+    if len(scores) < 2:
+        return 1.0 if scores else None
+    return (scores[0] - scores[1]) / max(abs(scores[0]), MIN_PROBABILITY)
 
 
 # Artifacts refer to features by these names.
@@ -154,7 +155,7 @@ def build_answer_matrix(names: Sequence[str], answers: Sequence[AnswerPair]) -> 
                 "have none. Provide them, or fit the arbiter on answers without them.",
                 brief=f"the label run has no {missing}",
             )
-    return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))
+    return np.array(rows, dtype=np.float32).reshape(len(rows), len(names))  # two dimensions, even without answers
 
 
 @dataclass(frozen=True)

@@ -124,10 +124,10 @@ def arbitrate(
 
 
 def _resolve_arbiter(table: LabelTable, arbiter: str | Arbiter, plug_in: bool) -> _NamedArbiter:
-    """Load an arbiter and bind it to the LLM of the table.
+    """Load an arbiter and bind it to the LLM of the table, after checking that it was not fitted on these questions.
 
-    A name that is neither a folder nor a registered arbiter refers to beliefs recorded in the label runs, if there are
-    any under this name.
+    A name that is neither a folder nor a registered arbiter may be the name of an arbiter whose beliefs the label runs
+    record. Such an arbiter is not loaded.
     """
     if isinstance(arbiter, str) and not is_arbiter_folder(arbiter) and split_spec(arbiter)[0] not in ARBITERS:
         recorded = {item.arbiter: item for run in table.runs for item in read_beliefs(Path(run))}
@@ -167,9 +167,8 @@ def _complete_beliefs(
             beliefs = _add_beliefs(beliefs, batch, named.arbiter)
             n_done += len(batch)
             on_progress(n_done, len(missing))
-            if (
-                time.monotonic() - start < FAST_BATCH_SECONDS
-            ):  # larger batches are faster, but report progress less often
+            # Larger batches are more efficient, but they report progress less often.
+            if time.monotonic() - start < FAST_BATCH_SECONDS:
                 batch_size = min(2 * batch_size, MAX_BATCH)
     finally:  # an interrupted run keeps the finished batches
         if beliefs.judged:

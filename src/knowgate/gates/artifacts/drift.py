@@ -118,7 +118,7 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
         "directions": directions[:, :count],
         "along": np.maximum(variances[:count], 1e-6),
         "across": np.array([max(float(remaining.mean()) if len(remaining) else 0.0, 1e-6)]),
-        "edge": np.array([1.0]),
+        "edge": np.array([1.0]),  # for the distances that determine the real value, below
     }
     tensors = {f"{DISTANCE_PREFIX}{name}": array.astype(np.float32) for name, array in arrays.items()}
     edge = np.quantile(compute_distances(tensors, held_out), EDGE_QUANTILE)
@@ -128,7 +128,8 @@ def fit_distance(features: Vector, held_out: Vector) -> dict[str, Vector]:
 def compute_distances(tensors: Tensors, features: Vector) -> FloatArray:
     """Compute the distance of each row of features from the training questions.
 
-    A distance above 1 is farther than that of 99 % of held-out questions of the same kind.
+    This is a Mahalanobis distance with the variances `along` the principal directions and one variance `across` them. It
+    is divided by `edge`, so that 99 % of held-out questions of the same kind have a distance below 1.
     """
     mean, scale, directions, along, across, edge = (
         tensors[f"{DISTANCE_PREFIX}{name}"].astype(np.float64)

@@ -31,7 +31,7 @@ def save_threshold(
         artifact: The fitted gate.
         threshold: The new threshold.
         kind: What the threshold was chosen for: 'guarantee', 'budget' or 'accuracy'.
-        evidence: The evidence; see `EvidenceRecord`.
+        evidence: How the threshold was chosen, and the setup that it is valid for (the fields of `EvidenceRecord`).
         keys: Fingerprints of the questions that the threshold was chosen on.
         out: Folder to write; may be the folder of the gate itself.
     """

@@ -199,7 +199,8 @@ def calibrate(
     arbiter = str(arbiter) if isinstance(arbiter, Path) else arbiter
     if isinstance(gate, str):
         check_gate_spec(gate)
-    arbiter = None if (named := arbiter or get_policy_arbiter(gate)) == NO_ARBITER else named
+    named = arbiter or get_policy_arbiter(gate)
+    arbiter = None if named == NO_ARBITER else named
     folder = get_gate_folder(gate)
     if options.out is not None and folder is None:
         raise BadSetting(
@@ -397,7 +398,7 @@ def _check_gate_matches_runs(artifact: Artifact, table: LabelTable) -> None:
 
 
 def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """Raise BadSetting if the drafts of the runs have another length, or their samples another number, than in use.
+    """Raise BadSetting if the label runs have longer or shorter drafts, or more or fewer samples, than the gate reads.
 
     Args:
         manifest: Content of `gate.json`; `want` says how much the gate reads from the LLM.
@@ -419,7 +420,10 @@ def _check_reading_lengths(manifest: Mapping[str, Any], settings: Mapping[str, A
 
 
 def describe_setup(table: LabelTable, outcomes: GateOutcomes, keys: Sequence[str]) -> dict[str, Any]:
-    """Return the setup that a threshold is valid for, as fields of `EvidenceRecord`."""
+    """Return the setup that a threshold is valid for (LLM, prompts, retriever, ...), for the evidence in `gate.json`.
+
+    `outcomes` and `keys` are the grades and fingerprints of the questions that the threshold was chosen on.
+    """
     settings, reranker = table.settings, None
     if settings.get("reranker_fingerprint"):
         reranker = {

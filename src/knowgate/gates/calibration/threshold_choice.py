@@ -90,6 +90,7 @@ class NetLoss:
         def is_enough(n: int) -> bool:
             return _upper_limit(lost, gained, n, limits.confidence) <= limits.loss_bound
 
+        # To show that a loss is below a bound that it equals would take infinitely many questions.
         is_too_large = lost - gained > min(limits.max_loss + 1e-9, limits.loss_bound - 1e-6)
         return None if is_too_large or not is_enough(MAX_REQUIRED_ROWS) else find_smallest_count(is_enough)
 

@@ -128,7 +128,12 @@ def score_answers(
 ) -> FloatArray:
     """Compute the uncalibrated need for retrieval of each question: 1 - the judge's P(known).
 
-    See `encode_answers` for the arguments.
+    Args:
+        prompt_name: What to ask the judge, a key of `ANSWER_PROMPTS`.
+        judge: The judge.
+        questions: The questions.
+        texts: The LLM's answers.
+        tokens: How many tokens of each answer the judge reads; with 0 it reads the question only.
     """
     return 1 - judge.predict_known(encode_answers(prompt_name, judge, questions, texts, tokens))
 

@@ -59,13 +59,15 @@ class _Parser:
     def _sum(self) -> Fraction:
         value = self._product()
         while self._next_is("+-"):
-            value = value + self._product() if self._tokens.pop() == "+" else value - self._product()
+            sign = 1 if self._tokens.pop() == "+" else -1
+            value += sign * self._product()
         return value
 
     def _product(self) -> Fraction:
         value = self._signed()
         while self._next_is("*/"):
-            value = value * self._signed() if self._tokens.pop() == "*" else value / self._signed()
+            operator, factor = self._tokens.pop(), self._signed()
+            value = value * factor if operator == "*" else value / factor
         return _check_size(value)
 
     def _signed(self) -> Fraction:
