@@ -282,7 +282,7 @@ class FakeModel(WordStreamBackend):
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
-        """Return the open-book or closed-book answer to a prompt."""
+        """Return the open-book or closed-book answer to a prompt; a made-up word if the table has none."""
         entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
@@ -297,6 +297,7 @@ class FakeModel(WordStreamBackend):
         entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob
+        # A number from 0 to 1 that depends on the text makes answers differ in their made-up probabilities.
         unit = _hash_to_unit("logprob", text)
         return -0.01 - 0.3 * unit if self._is_known(text) or entry.is_open(text) else -1.0 - 2.0 * unit
 
@@ -349,7 +350,7 @@ class FakeModel(WordStreamBackend):
         return (noise + side * _draw_direction(self._width, index)).astype(np.float32)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
-        """Return made-up logits of the labels after one part of a prompt; the first is the highest if it is known."""
+        """Return made-up logits of labels after a part of a prompt; the first is the highest if the answer is known."""
         logit = (1.0 + _hash_to_unit("label", part)) * (1.0 if self._is_known(part) else -1.0)
         return [logit] + [-logit] * (n_labels - 1)
 

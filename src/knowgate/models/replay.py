@@ -96,7 +96,10 @@ class RecordingModel(_RecordedIdentity):
         return self._model.workers
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts with the recorded model and record the readings."""
+        """Return the readings (signals of each prompt) of the recorded model, and record them.
+
+        The handles with which drafts are continued are wrapped, so that a continuation is recorded too.
+        """
         self._prepare_folder()
         readings = self._model.read(prompts, request)
         keys = _compute_keys(self.fingerprint, "read", prompts, [_reading_options(request)] * len(prompts))
@@ -116,7 +119,10 @@ class RecordingModel(_RecordedIdentity):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions with the recorded model and record them."""
+        """Generate completions with the recorded model and record them.
+
+        With `resume`, drafts are continued; the recorded model gets its own handles of the drafts (`inner`).
+        """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         inner = None if resume is None else [check_resume_handle(item, RecordedHandle).inner for item in resume]
         self._prepare_folder()
@@ -143,7 +149,7 @@ class RecordingModel(_RecordedIdentity):
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Compute label logits with the recorded model and record them."""
+        """Return the logits of labels (such as 'true') that the recorded model computes, and record them."""
         self._prepare_folder()
         logits = self._model.label_logits(prompts, labels)
         keys = _compute_keys(self.fingerprint, "label_logits", prompts, [{"labels": list(labels)}] * len(prompts))

@@ -110,7 +110,15 @@ def encode_label_prompts(
 def _join_parts(
     prefix: list[int], parts: Sequence[tuple[str, list[int]]], label_ids: Sequence[int]
 ) -> LabelPromptTokens:
-    """Concatenate a prefix and tokenized parts, recording the position at the end of each part."""
+    """Concatenate a prefix and the parts of a label prompt, and note where each part ends.
+
+    The LLM predicts a label at the end of each part. Every part but the first begins with the label of the part before.
+
+    Args:
+        prefix: Token ids of the prefix.
+        parts: Text and token ids of each part.
+        label_ids: First tokens of the labels.
+    """
     ids, positions = list(prefix), list[int]()
     for number, (text, tokens) in enumerate(parts):
         if number and tokens[0] not in label_ids:
@@ -258,6 +266,7 @@ class IncrementalDecoder:
         """
         if _rewrites_spaces(self.tokenizer) or self._ends_in_byte(tokens[self.settled :]):
             return ""
+        # Tokens from `context` on are decoded again. Those up to `settled` were final before.
         text = self._decode(tokens[self.context :])
         settled_text = self._decode(tokens[self.context : self.settled])
         # A replacement character at the end stands for a character that is still incomplete.

@@ -52,7 +52,8 @@ def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
 
     A piece can be longer only if it contains no place to split, such as one very long word.
     """
-    return [stripped for piece in _pack(text, 0, max_words * _UNITS_PER_WORD) if (stripped := piece.strip())]
+    pieces = [piece.strip() for piece in _pack(text, level=0, limit=max_words * _UNITS_PER_WORD)]
+    return [piece for piece in pieces if piece]
 
 
 def count_words(text: str) -> float:

@@ -68,6 +68,7 @@ class LogEmbedder:
 
     def register(self, transaction: WriteTransaction) -> None:
         """Record the embedding in the log, unless one is recorded; raises BadSetting if that one differs."""
+        # INSERT_META does nothing if the key exists.
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
         if self._name:

@@ -177,6 +177,7 @@ def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
     """Read the ids and vectors of all rows of a faiss index, which stores them in one list per centroid."""
     from faiss.contrib.inspect_tools import get_invlist
 
+    # Each list holds ids, and the vectors as bytes.
     lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
     vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
     ids = np.concatenate([ids for ids, _ in lists]).astype(np.int64)
@@ -295,6 +296,7 @@ class VectorIndex:
         self._start_builder()
         with self._lock:
             ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
+        # Rows that are not in the faiss index are searched exactly. Then both results are merged.
         exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
         if ann is None:
             return exact

@@ -60,7 +60,11 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
 
 
 def read_shard(path: Path) -> dict[str, Vector]:
-    """Read and validate all states of a shard."""
+    """Read and validate a shard, a file with hidden states of some rows of a run.
+
+    Returns:
+        Tables with one row per question, by name, such as 'before.12' (layer 12 before the draft).
+    """
     if not SHARD_NAME.fullmatch(path.name):
         raise BadInput(f"not a file of hidden states: '{path.name[:80]}'.")
     try:
@@ -131,7 +135,6 @@ class RunSettings:
         k: Number of passages per question.
         candidates: Number of passages that the reranker chose them from.
         depth: Number of hidden states of the model.
-        open_prompts: Fingerprint of the open-book prompts.
         seakr_layer: Layer whose hidden states at the ends of the samples are compared (SeaKR).
         synthetic: Number of questions that an LLM wrote.
     """
@@ -262,7 +265,10 @@ class RunFolder(RowFolder):
             raise self.make_error(str(error)) from None
 
     def _read_states(self, shard: str, name: str, rows: Sequence[tuple[LabelRow, int]]) -> Vector:
-        """Read the named states of a shard, and check that they belong to these rows (each with its index)."""
+        """Read the named hidden states of a shard file, and check that they belong to these label rows.
+
+        Each row comes with its index in the shard.
+        """
         try:
             states = read_shard(self.file(shard))
         except BadInput as error:

@@ -63,9 +63,9 @@ class LabelRow:
 
     Attributes:
         grader: Name of the grader.
-        closed: Closed-book answer.
-        open: Open-book answer.
-        mask: Answer with masked passages.
+        closed: Closed-book answer, which the LLM gave without passages.
+        open: Open-book answer, which it gave with retrieved passages.
+        mask: Answer with passages in which the gold answers are masked.
         iterative: Answer after several rounds of retrieval.
         rounds: Rounds of retrieval of the iterative answer.
         benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.

@@ -383,6 +383,7 @@ class _TableBuilder:
         self._convert_to_columns()
         rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
+        # `pop` frees the parts of a column as soon as they are joined.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         keys = PackedTexts.concatenate(self._key_chunks)
         return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)

@@ -21,8 +21,10 @@ POPULARITY_FEATURES = ("popularity", "popularity_known")
 def count_word_frequencies(passages: Iterable[Passage]) -> Vector:
     """Count in how many passages each word occurs.
 
+    Words are hashed into buckets, so that the result has a fixed size. Words in the same bucket are counted together.
+
     Returns:
-        log(1 + number of passages) of each bucket of words.
+        log(1 + number of passages) of each bucket.
     """
     counts = np.zeros(BUCKETS, dtype=np.float64)
     for passage in passages:
@@ -109,7 +111,7 @@ def _describe_question(text: str) -> list[float]:
     return [
         *(float(name == kind) for name in (*QUESTION_TYPES, "other_type")),
         math.log1p(len(tokenize(text))),
-        math.log1p(len(NAME.findall(text[1:]))),
+        math.log1p(len(NAME.findall(text[1:]))),  # the first word is capitalized in any case
         float(bool(NUMBER.search(text))),
         float(bool(RECENT.search(lowered))),
         float(bool(SUPERLATIVE.search(lowered))),

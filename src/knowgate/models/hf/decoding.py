@@ -235,7 +235,8 @@ def iter_greedy_steps(
         layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
     """
     active, states = list(range(len(rows))), FinalStates(len(rows))
-    while active and len(rows[active[0]].tokens) < max_tokens:  # all active rows have the same length
+    # `active` are the indices of the rows that are still in the batch. They all have the same length.
+    while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
         states.store(batch, active)
         for row, step in zip((rows[i] for i in active), steps, strict=True):
@@ -254,8 +255,8 @@ def iter_greedy_steps(
 class FinalStates:
     """Collects the hidden states at the last token of each answer while the answers are generated.
 
-    The states are stored after every step. If the next chosen token ends an answer, they are those at its last token.
-    Each layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
+    After every step, the states at the newest token of each row replace those stored before, until the answer ends. Each
+    layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
     """
 
     n_rows: int
@@ -391,7 +392,7 @@ def draw_tokens_on_device(
     if sampling.is_whole:  # neither top_k nor top_p excludes any token
         return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, last_column=logits.shape[1] - 1)
     probabilities, tokens = filter_top_tokens(scaled, sampling)
-    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # of the tokens that top_k and top_p keep
     columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
     return tokens.gather(1, columns), are_finite
 

@@ -108,7 +108,10 @@ class HFModel(LocalModel, LocalBackend):
         return self.run_batched(ids, read_batch, max(1, request.samples), replace(limits, prompt_tokens=tokens))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels at each label position; see `knowgate.types.Model.label_logits`."""
+        """Return the logits of the labels after each part of each prompt (parts x labels).
+
+        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        """
         label_ids = encode_labels(self, labels)
         encoded = encode_label_prompts(self, prompts, label_ids)
         return self.run_batched(
@@ -177,6 +180,7 @@ class HFModel(LocalModel, LocalBackend):
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request, layers, sample_layers)
         samples, sample_states = self._group_samples(answered.samples, len(prompts), sample_layers)
+        # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
             Reading(

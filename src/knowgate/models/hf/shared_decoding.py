@@ -86,7 +86,7 @@ class SharedGeneration:
         """
         max_tokens = self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
-        logits = prompts.compute_logits(layers)[:, None]
+        logits = prompts.compute_logits(layers)[:, None]  # all answers of a prompt start with the same logits
         self.store_states({layer: prompts.hidden[layer][:, None].expand(*self.is_fed.shape, -1) for layer in layers})
         for position in range(max_tokens):
             chosen: torch.Tensor | None = self.choose(logits, position)
@@ -134,6 +134,7 @@ class SharedGeneration:
         draft_logits = logits if len(logits) == len(indices) else logits[indices]
         tokens[indices], *values = compute_step_statistics(draft_logits)
         self.are_finite.append(torch.isfinite(values[0]).all())
+        # `rows` are the original numbers of the answers, which are numbered prompt by prompt.
         prompts = self.batch.rows.view(-1)[indices] // self.per_prompt
         statistics[:, prompts] = torch.stack(values)
 
@@ -155,7 +156,7 @@ class SharedGeneration:
         rows = self.batch.rows
         for layer, state in hidden.items():
             block = self.states.setdefault(layer, state.new_zeros(self.tokens.shape[0], state.shape[-1]))
-            block[rows] = state.where(self.is_fed[..., None], block[rows])
+            block[rows] = state.where(self.is_fed[..., None], block[rows])  # ended answers keep their states
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
         """Remove ended answers from the batch if that makes it clearly smaller.
@@ -202,7 +203,7 @@ class SharedGeneration:
         has_ended: list[bool] = self.has_ended.tolist()
         rows = [
             DecodedRow(
-                tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,
+                tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,  # NO_TOKEN fills the rest
                 finished=has_ended[i],
                 final_states={layer: states[layer][i] for layer in states},
             )
@@ -233,7 +234,8 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
     layers = []
     for number in range(len(parts[0].cache.layers)):
         caches = [part.cache.layers[number] for part in parts]
-        layers.append(tuple(_join_tokens([getattr(c, name) for c in caches], width) for name in ("keys", "values")))
+        keys = _join_tokens([cache.keys for cache in caches], width)
+        layers.append((keys, _join_tokens([cache.values for cache in caches], width)))
         for part in parts:
             part.cache.layers[number] = DynamicLayer()  # frees the memory before the next layer is joined
     return DecodingBatch(

@@ -135,7 +135,7 @@ def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> Non
 
 
 def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
-    """Return the most probable token of each row with its statistics."""
+    """Return the most probable token of each row of logits, with its log-probability, entropy and margin."""
     logp = log_softmax(logits)
     probabilities = np.exp(logp)
     # A forbidden token has p log p = 0 * -inf, which counts as 0.
@@ -159,6 +159,7 @@ def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Samp
     """
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
+    # `is_whole` means that neither top_k nor top_p excludes tokens.
     draw = _invert_cdf if sampling.is_whole else lambda row, uniform: _draw_from_top(row, uniform, sampling)
     return [draw(row, uniform) for row, uniform in zip(np.exp(log_softmax(scaled)), uniforms, strict=True)]
 
@@ -192,7 +193,7 @@ class CachedPrefix(NamedTuple):
 
     Args:
         sequence: Number of the engine's sequence that holds it.
-        length: Number of tokens, from the start of that sequence, that the prompt begins with; 0 for none.
+        length: How many tokens, counted from the start, the prompt and that sequence have in common; 0 for none.
     """
 
     sequence: int

@@ -201,8 +201,9 @@ class LlamaEngine:
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
             logits += [self._get_logits(index) for index in outputs]
-            for layer in layers if outputs else ():
-                states[layer].append(self._get_states(layer, len(batch), outputs))
+            if outputs:
+                for layer in layers:
+                    states[layer].append(self._get_states(layer, len(batch), outputs))
         all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
         return all_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
 
@@ -289,9 +290,9 @@ class LlamaEngine:
         """
         ids = self.tokenize(SELF_TEST_TEXT, special=True)
         self.clear()
-        tokens = [InputToken(token, position, 1, needs_output=True) for position, token in enumerate(ids)]
+        tokens = [InputToken(token, position, sequence=1, needs_output=True) for position, token in enumerate(ids)]
         one_pass, _ = self.feed(tokens)
-        steps = [InputToken(token, position, 2, needs_output=True) for position, token in enumerate(ids)]
+        steps = [InputToken(token, position, sequence=2, needs_output=True) for position, token in enumerate(ids)]
         stepwise = np.stack([self.feed([step])[0][0] for step in steps])
         self.clear()
         # The logits after each token predict the next token, so the last row predicts nothing that is in the text.

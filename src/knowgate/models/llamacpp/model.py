@@ -71,9 +71,10 @@ class LlamaCppResumeHandle:
 
 @dataclass
 class EngineMemory:
-    """Keeps track of what the engine's cache holds.
+    """Keeps track of what the key-value cache of the engine holds.
 
-    Every prefill replaces the sequences of the previous one, so `prefill_number` tells whether a draft is still there.
+    Every prefill (forward pass over prompts) replaces the sequences of the previous one. So the number of the last
+    prefill tells whether the sequence of a draft is still there.
     """
 
     prefill_number: int = 0
@@ -163,7 +164,7 @@ class LlamaCppModel(LocalBackend):
         ]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts, several in one pass; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
             check_sampling(request.sampling)
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
@@ -176,12 +177,15 @@ class LlamaCppModel(LocalBackend):
         return [readings[i] for i in range(len(prompts))]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels at each label position; see `knowgate.types.Model.label_logits`."""
+        """Return the logits of the labels after each part of each prompt (parts x labels).
+
+        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        """
         logits: dict[int, Vector] = {}
         with self.lock:
             label_ids = encode_labels(self, labels)
             encoded = encode_label_prompts(self, prompts, label_ids)
-            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], 0, 1):
+            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], samples=0, max_tokens=1):
                 results = self._read_labels([encoded[i] for i in group], label_ids)
                 logits |= dict(zip(group, results, strict=True))
         return [logits[i] for i in range(len(prompts))]
@@ -216,7 +220,7 @@ class LlamaCppModel(LocalBackend):
         Returns:
             The indices of the prompts in each group.
         """
-        sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS
+        sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS  # a prompt needs one for the draft, too
         if sequences > available:
             raise BadSetting(
                 f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1} samples."
@@ -393,7 +397,7 @@ class LlamaCppModel(LocalBackend):
             with self.lock:
                 logits = self._compute_next_logits(handle, answer, prefill_number)
                 prefill_number = self.memory.prefill_number
-                choose_tokens([answer], logits, Sampling(), self.engine)
+                choose_tokens([answer], logits, Sampling(), self.engine)  # a draft is greedy, so nothing is sampled
             yield
 
     def _compute_next_logits(self, handle: LlamaCppResumeHandle, answer: SequenceState, prefill_number: int) -> Vector:

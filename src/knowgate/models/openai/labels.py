@@ -140,7 +140,8 @@ class ServerLabelReader:
         try:
             response = self._endpoint.complete_prompt(prompt, fields)
         except StatusError as error:
-            if error.status not in (400, 422, 500):  # 500: a server that also extracts hidden states
+            # The server does not support `logprob_token_ids`. It answers 500 if it also extracts hidden states.
+            if error.status not in (400, 422, 500):
                 raise
             return []
         tokens = parse_token_logprobs(response)

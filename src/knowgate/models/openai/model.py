@@ -145,6 +145,7 @@ class OpenAIModel(Backend):
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text, or None if the server does not offer its tokenizer."""
         try:
+            # `reads_inner_labels` is true for the kinds of servers whose tokenizer can be called.
             return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
         except UnsupportedSignal:  # behind a gateway
             return None
@@ -343,10 +344,10 @@ class OpenAIModel(Backend):
         check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         size = n if self._endpoint.capabilities.n else 1
+        # A job draws `size` samples of a prompt, after the `n_before` samples of earlier jobs.
         jobs = [(prompt, n_before) for prompt in prompts for n_before in range(0, n, size)]
 
         def draw(job: tuple[Prompt, int]) -> list[Completion]:
-            """Draw the next `size` samples of a prompt; other jobs draw the `n_before` samples before them."""
             prompt, n_before = job
             return self._draw_samples(prompt, fields, size, None if seed is None else seed + n_before)
 
@@ -354,10 +355,7 @@ class OpenAIModel(Backend):
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
 
     def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
-        """Draw `n` samples. A server may return fewer than requested, so it is asked until there are enough.
-
-        Each request has a different seed: `seed` plus the number of samples drawn before.
-        """
+        """Draw `n` samples, in several requests if the server returns too few; each has a seed of its own."""
         drawn: list[Completion] = []
         while len(drawn) < n:
             count = min(n - len(drawn), MAX_CHOICES)
@@ -380,7 +378,7 @@ class OpenAIModel(Backend):
     # --- labels -----------------------------------------------------------------------------------
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels at each label position of each prompt.
+        """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
 
         If the server does not list a label, its log-probability is an upper bound; see `compute_label_logprobs`.
         """
@@ -395,7 +393,7 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
-        """Return an array (positions x labels) of log-probabilities for one prompt."""
+        """Return the log-probabilities of the labels after each part of a prompt (parts x labels)."""
         n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)

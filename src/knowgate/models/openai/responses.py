@@ -227,7 +227,11 @@ def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
 
 
 def _bound_logprob(top: TopTokens, label: str) -> float:
-    """Return the largest log-probability that a label can have if the server did not list it."""
+    """Return an upper bound for the log-probability of a label that the server did not list.
+
+    It cannot be more probable than the least probable listed token, unless the label consists of several tokens. Then
+    listed tokens may be its beginning, and the label is at most as probable as they are together.
+    """
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(value for _, value in top)
     return max(smallest, _log_sum_exp(beginnings)) if beginnings else smallest
@@ -292,7 +296,8 @@ class StreamedResponse:
             return ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         logprobs = choice.get("logprobs")
-        for name, values in (logprobs if isinstance(logprobs, dict) else {}).items():
+        logprobs = logprobs if isinstance(logprobs, dict) else {}
+        for name, values in logprobs.items():
             if isinstance(values, list):
                 self.logprobs.setdefault(name, []).extend(values)
         text = _get_chunk_text(choice)

@@ -126,6 +126,7 @@ def split_sentences(text: str) -> list[str]:
     pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     lines = [" ".join(piece.lstrip("# \t\n").split()) for piece in pieces]
     sentences = [line for line in lines if line]
+    # A heading is short and does not end in a punctuation mark.
     if len(sentences) > 1 and len(tokenize(sentences[0])) <= _MAX_HEADING_WORDS and sentences[0][-1].isalnum():
         return sentences[1:]
     return sentences
@@ -275,7 +276,7 @@ def format_passages(passages: Sequence[Passage]) -> str:
 
 
 def _format_passage(passage: Passage) -> str:
-    """Return the text below its title, without leading Markdown heading marks."""
+    """Return the title and, below it, the text, which may begin with the title itself. Leading '#' marks are removed."""
     text = passage.text.strip().lstrip("#").strip()
     return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
 

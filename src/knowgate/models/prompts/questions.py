@@ -184,8 +184,8 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
     """Split generated text at 'Answer:' into a question and an answer; only the first line of each is used."""
-    # A null character marks the place of 'Answer:', because it does not occur in generated text.
-    question, _, answer = ANSWER_LABEL_PATTERN.sub("\0", QUESTION_LABEL_PATTERN.sub("", text), count=1).partition("\0")
+    question, *rest = ANSWER_LABEL_PATTERN.split(QUESTION_LABEL_PATTERN.sub("", text), maxsplit=1)
+    answer = rest[0] if rest else ""
     return GeneratedQuestion(_first_line(question), _first_line(answer).rstrip(".。"))
 
 

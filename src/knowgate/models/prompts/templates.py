@@ -193,7 +193,13 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Escape chat markers, and quote lines that begin like lines of the template."""
+    """Escape chat markers in a value, and quote its lines that begin with a label of the template, such as 'Question:'.
+
+    Args:
+        template: The template that the value is filled into.
+        name: Name of the placeholder.
+        text: The value.
+    """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
     # The containment test is a fast check. Only texts with a label in them are split into lines.
