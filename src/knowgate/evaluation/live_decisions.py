@@ -135,7 +135,7 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     decider = LiveDecider.create(dict(zip(names, deciding, strict=True)), model, prompts, options)
     for run in runs:
         decider.record(RunFolder(run))
-    name_of_gate = dict(zip(map(id, deciding), names, strict=True))
+    name_of_gate = dict(zip(map(id, deciding), names, strict=True))  # by id(), because gates may not be hashable
     return [name_of_gate.get(id(gate), gate) for gate in gates]
 
 
@@ -367,6 +367,7 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
+    """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
     return RecordedNeeds(
         gate.name,
         gate.gate.threshold,

@@ -118,7 +118,10 @@ class PreferenceProgress:
     seconds: float = 0.0
 
     def add(self, rows: Sequence[Preference], *, is_fresh: bool = True, seconds: float = 0.0) -> PreferenceProgress:
-        """Return the progress after more rows; see the attributes of the class for what is counted.
+        """Return the progress after more rows: each row is counted as kept, one-sided, bare or failed.
+
+        Kept rows have helpful and harmful passages, one-sided rows only one kind, bare rows no passages, failed rows an
+        error.
 
         Args:
             rows: The rows to count.
@@ -135,9 +138,9 @@ class PreferenceProgress:
             failed=self.failed + len(rows) - len(good),
             duplicates=self.duplicates + sum(row.duplicates for row in good),
             cut=self.cut + sum(row.cut for row in good),
-            fresh=self.fresh + is_fresh * len(rows),
-            # One prompt without a passage, and one for each candidate.
-            prompts=self.prompts + is_fresh * sum(1 + len(row.candidates) for row in good),
+            fresh=self.fresh + (len(rows) if is_fresh else 0),
+            # The LLM reads one prompt without a passage, and one for each candidate passage.
+            prompts=self.prompts + (sum(1 + len(row.candidates) for row in good) if is_fresh else 0),
             seconds=seconds,
         )
 
@@ -175,11 +178,9 @@ def measure_preferences(
     folders = _open_runs(runs)
     questions = _collect_questions(folders, options)
     llm = _load_labeled_model(folders, model)
-    spec = PreferenceJobSpec(
-        (require_name("model", model or folders[0].settings()["model"]) if is_remote else "") or "",
-        prompts or AnswerPrompts(),
-        options.replace(runner=None),
-    )
+    # Other machines load the model by its name.
+    model_name = require_name("model", model or folders[0].settings()["model"]) if is_remote else None
+    spec = PreferenceJobSpec(model_name or "", prompts or AnswerPrompts(), options.replace(runner=None))
     labeler = spec.create_labeler(llm, load_retriever(options.index) if options.index else None)
     runner: Runner = PREFERENCE_RUNNER
     if is_remote:

@@ -132,7 +132,7 @@ class CausalJudge:
             BadSetting: Both labels start with the same token, so that they cannot be told apart.
         """
         try:
-            return encode_labels(self.model, self.labels)
+            return encode_labels(self.model.tokenize, self.labels)
         except BadSetting:
             raise BadSetting(
                 f"{self.model.name} cannot be a judge: in its tokenizer the labels {' and '.join(self.labels)} start "
