@@ -11,7 +11,7 @@ Protocol, written before any test row was scored:
    of their question, so that two shared CPU cores are enough; the best variant without vectors is repeated on those rows.
 2. For each LLM X, a head is trained on the train rows of the other five, without any question (after normalization) that
    X's test rows contain, and scored on X's test rows. So neither X nor a test question was seen in training.
-3. Frozen MiniLM vectors of the question and of question + draft, features of the text (`knowgate.data.signals.answer_text`)
+3. Frozen MiniLM vectors of the question and of question + draft, features of the text (`benchmarks.draft_text`)
    and the popularity of words (ids in MiniLM's vocabulary, which is sorted by frequency). One logistic regression.
 4. Choices (set of features, penalty, whether each LLM and data set has an intercept of its own in training) are made on
    train rows: train on the other five LLMs' train rows of half of the questions, score X's train rows of the other half.
@@ -38,16 +38,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knowgate.core.files import sha256_text
-from knowgate.core.text import normalize
-from knowgate.data.signals.answer_text import (
+from benchmarks.draft_text import (
     ANSWER_FEATURES,
     DRAFT_FEATURES,
     HEDGING_FEATURES,
     LENGTH_FEATURES,
-    QUESTION_FEATURES,
     answer_features,
 )
+from knowgate.core.files import sha256_text
+from knowgate.core.text import normalize
+from knowgate.data.signals.question_text import QUESTION_FEATURES
 from knowgate.data.signals.vectors import truncate_words
 from knowgate.retrieval.embeddings import SentenceEmbedder
 from knowgate.stats.bootstrap import estimate_auroc

@@ -45,12 +45,13 @@ def grade_by_strings(answers: Sequence[str], questions: Sequence[Question]) -> d
 
 def summarize(llm: str, data: str, grades: dict[str, list[bool]]) -> dict[str, Any]:
     """Summarize grades: share right by each grader, agreement and Cohen's kappa of each pair."""
-    from knowgate.labels.grading import compute_agreement
+    from knowgate.stats.proportions import measure_agreement
 
     names = [name for name in NAMES if name in grades]
     pairs = {}
     for second in names[1:]:
-        agreement = compute_agreement(names[0], second, grades[names[0]], grades[second])
+        verdicts = list(zip(grades[names[0]], grades[second], strict=True))
+        agreement = measure_agreement("both", (names[0], second), verdicts)
         pairs[f"{names[0]} / {second}"] = {"agree": agreement.agree, "kappa": agreement.kappa}
     shares = {name: sum(grades[name]) / len(grades[name]) for name in names}
     return {"llm": llm, "data": data, "n": len(grades[names[0]]), "right": shares, "agreement": pairs}

@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
-from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.evaluation_summary import evaluation_to_dict
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.report.evaluation_tables import COLUMN_DEFINITIONS, build_evaluation_tables
 from knowgate.evaluation.traffic_log import parse_event, read_label_run_traffic

@@ -9,7 +9,8 @@ from knowgate.cli.options import split_gate_specs
 from knowgate.data.runs.records import NEEDS_FILE, RecordedNeeds, read_needs, write_needs
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadInput, BadSetting, UnsupportedSignal
-from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
+from knowgate.evaluation.evaluation_summary import evaluation_to_dict
+from knowgate.evaluation.gate_comparison import compare_gates
 from knowgate.evaluation.report import evaluation_tables as eval_sheets
 from knowgate.evaluation.report.evaluation_page import write_evaluation_page
 from knowgate.evaluation.report.evaluation_verdict import LEVEL_LABELS

@@ -9,7 +9,7 @@ from knowgate.cli.main import run as knowgate
 from knowgate.data.runs.rows import GradedAnswer
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import BadSetting
-from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.evaluation_summary import evaluation_to_dict
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.report.evaluation_tables import COLUMN_DEFINITIONS, build_evaluation_tables
 from knowgate.evaluation.retrieval_actions import ActionOutcomes, choose_actions, predict_action_success

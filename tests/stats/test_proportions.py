@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from knowgate.labels.grading import compute_agreement
 from knowgate.stats.proportions import (
     cohens_kappa,
     estimate_proportion,
@@ -80,9 +79,8 @@ def test_without_a_pair_there_is_no_kappa():
 
 
 def test_the_graders_of_a_run_are_compared_by_the_same_kappa():
-    first, second = [True, True, None, False, False], [True, False, True, False, None]
     pairs = [(True, True), (True, False), (False, False)]
-    found = compute_agreement("exact", "contains", first, second)
+    found = measure_agreement("both", ("exact", "contains"), pairs)
     assert (found.n, found.kappa) == (3, cohens_kappa(pairs))
     assert found.kappa == pytest.approx((2 / 3 - 4 / 9) / (1 - 4 / 9))
 

@@ -169,7 +169,7 @@ def to_cbdr_record(row: Preference) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PassageSelection:
-    """Indices of the positive and negative candidates, strongest first."""
+    """Indices of the candidate passages that help the LLM (positives) and hurt it (negatives), strongest first."""
 
     positives: tuple[int, ...]
     negatives: tuple[int, ...]
@@ -190,6 +190,7 @@ def select_passages(
     """
     order = sorted(range(len(shifts)), key=lambda index: -shifts[index])
     if any(grade is not None for grade in correct):
+        # In both lists, the passages that raise the confidence most come first.
         positives = [index for index in order if correct[index]]
         negatives = [index for index in order if correct[index] is False]
     else:

@@ -129,7 +129,7 @@ class RowFolder:
 
     def records_at(self, offsets: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Yield the JSON objects of the rows at these byte offsets. Ascending offsets are read fastest."""
-        is_packed = self.packed_file.is_file()
+        is_packed = self.packed_file.is_file()  # the rows are in a compressed file
         with _open_gzip(self.packed_file) if is_packed else self.file(self.rows_name).open("rb") as lines:
             for offset in offsets:
                 lines.seek(offset)

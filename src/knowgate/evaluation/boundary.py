@@ -139,13 +139,21 @@ class CopyRate:
 
 @dataclass(frozen=True)
 class KnowledgeBoundary:
-    """What an LLM knows by itself and what retrieval changes, measured on one run.
+    """What an LLM knows by itself and what retrieval changes, measured on one label run.
+
+    The indicators are mastery (share of correct samples) and certainty (how far the samples agree).
 
     Attributes:
-        effects: For each indicator, effects of retrieval by interval of the closed-book indicator.
-        panels: The same by interval of the open-book and of the masked indicator.
+        counts: Numbers of rows and verdicts.
+        accuracy: Accuracy of the greedy answers.
+        benefit: How often retrieval turns greedy answers right or wrong.
+        effects: For each indicator, effects of retrieval by interval of its closed-book value.
+        panels: The same by interval of its value with passages ('open') and with masked passages ('mask').
+        correlation: Correlation of closed-book mastery and certainty.
         savings: For each indicator, what skipping by it saves; None without graded answers of both kinds.
-        copying: None if the run has no answers with masked passages.
+        copying: How often the LLM copies the word MASK; None if the run has no answers with masked passages.
+        slices: The same measures on groups of questions, such as those of each language.
+        agreements: Agreement of each pair of graders.
         harmed: The questions that retrieval harmed most.
         helped: The questions that retrieval helped most.
     """
@@ -170,7 +178,7 @@ def measure_boundary(rows: Iterable[LabelRow]) -> KnowledgeBoundary:
     Failed rows are counted and otherwise left out.
     """
     counts, errors, graders = Counter[str](), Counter[str](), Counter[str]()
-    facts: list[QuestionFacts] = []
+    facts: list[QuestionFacts] = []  # the little that is needed of each row that did not fail
     harmed: list[LabelRow] = []
     helped: list[LabelRow] = []
     seconds = 0.0
@@ -221,6 +229,10 @@ def measure_retrieval_change(row: LabelRow) -> tuple[float, int]:
 def _summarize_facts(
     facts: Sequence[QuestionFacts], counts: RowCounts, harmed: tuple[LabelRow, ...], helped: tuple[LabelRow, ...]
 ) -> KnowledgeBoundary:
+    """Compute all measures from facts about the questions that did not fail.
+
+    The counts, and the questions that retrieval harmed and helped most, are added as they are.
+    """
     accuracy = {side: estimate_proportion(fact.correct[side] for fact in facts) for side in SIDES}
     matched = estimate_proportion(fact.correct["closed"] for fact in facts if fact.correct["open"] is not None)
     benefits = Counter(fact.benefit for fact in facts)
@@ -248,7 +260,7 @@ def count_effects(facts: Sequence[QuestionFacts], indicator: str, side: str = "c
         indicator: 'mastery' or 'certainty', which is divided into `INTERVAL_COUNT` intervals.
         side: The way of answering on which the indicator is measured: 'closed', 'open' or 'mask'.
     """
-    counted = Counter[tuple[int, str | None]]()
+    counted = Counter[tuple[int, str | None]]()  # by interval and effect
     for fact in facts:
         value = fact.indicators[side][indicator]
         if value is not None:
@@ -341,6 +353,7 @@ def read_run_reports(paths: Sequence[Path]) -> list[RunReport]:
 
 
 def _read_run_report(path: Path) -> RunReport:
+    """Read a label run and measure its knowledge boundary; the report has no name yet."""
     folder = RunFolder(path)
     manifest = folder.manifest()
     boundary = measure_boundary(folder.rows())
@@ -395,6 +408,7 @@ def run_report_to_dict(run: RunReport) -> dict[str, Any]:
 
 
 def _shorten_row(row: LabelRow) -> dict[str, Any]:
+    """Convert a row to plain data without samples and passage texts."""
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     return {
         "id": row.id,

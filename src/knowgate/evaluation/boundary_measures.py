@@ -28,11 +28,16 @@ NOT_GIVEN = "(not given)"
 class QuestionFacts:
     """What the boundary report needs of a labeled question. It is small, so that long runs fit in memory.
 
+    A side is a way of answering: 'closed' (without passages), 'open' (with them) or 'mask' (with masked passages).
+
     Attributes:
+        has_gold: Whether the question has gold answers.
+        has_open_answer: Whether it was answered with passages.
         correct: Whether the greedy answer is correct, by side; None if there is none or it is not graded.
         benefit: Effect of retrieval on the greedy answer: 1, 0 or -1.
-        indicators: Mastery and certainty by side and name; None if unknown.
-        effects: Effect of retrieval on each indicator.
+        indicators: By side and name, 'mastery' (share of correct samples) and 'certainty' (how far the samples agree);
+            None if unknown.
+        effects: Effect of retrieval on each indicator: 'beneficial', 'neutral' or 'harmful'.
         is_mask: Whether the answer with masked passages is the word MASK; None without such an answer.
         mentions_mask: Whether it contains the word MASK.
         frequency: How many passages of the corpus contain the answer.
@@ -59,7 +64,8 @@ def extract_facts(row: LabelRow) -> QuestionFacts:
     answers = {"closed": row.closed, "open": row.open, "mask": row.mask}
     correct = {side: answer.correct if answer else None for side, answer in answers.items()}
     return QuestionFacts(
-        has_gold=has_gold_answer(question) or correct["closed"] is not None,  # packed runs have no gold answers
+        # Packed runs hold grades but no gold answers. What is graded had one.
+        has_gold=has_gold_answer(question) or correct["closed"] is not None,
         has_open_answer=row.open is not None,
         correct=correct,
         benefit=row.benefit,
@@ -90,6 +96,7 @@ def _grade_again(row: LabelRow, question: Question) -> dict[str, dict[str, bool]
 
 
 def _collect_verdicts(answer: GradedAnswer, stored_grader: str, question: Question) -> dict[str, bool]:
+    """Return the verdict of each string grader, and the stored one if another grader gave it, by grader."""
     verdicts = {
         "exact": is_exact_match(answer.text, question.answers),
         "contains": grade_contains(answer.text, question).correct,
@@ -150,13 +157,15 @@ def compute_saving_curve(facts: Sequence[QuestionFacts], indicator: str) -> Savi
     Returns:
         The curve over all thresholds; None if no question has grades of both answers.
     """
+    # (indicator, closed-book correct, open-book correct) of each question, the highest indicator first
     cases = sorted(_list_cases(facts, indicator), key=lambda case: -case[0])
     if not cases:
         return None
     n = len(cases)
     n_open_correct = sum(opened for _, _, opened in cases)
     always, never = n_open_correct / n, sum(closed for _, closed, _ in cases) / n
-    # n_correct[i] is the number of correct answers if the first i questions are skipped.
+    # Skipping a question replaces its open-book by its closed-book answer. So n_correct[i] is the number of correct
+    # answers if the first i questions are skipped.
     changes = (closed - opened for _, closed, opened in cases)
     n_correct = list(itertools.accumulate(changes, initial=n_open_correct))
 

@@ -98,15 +98,14 @@ class PolicyCost:
         return None if self.calls is None or always.calls is None else self.calls - always.calls
 
     def break_even(self, always: PolicyCost, prices: Prices) -> float | None:
-        """Return the search price above which this policy is cheaper than `always`.
+        """Return the search price above which this policy is cheaper than `always`, the policy that always retrieves.
 
-        None if costs are unknown or it skips nothing. Without any price of the LLM, it is known to be cheaper only if it
-        makes no more LLM calls.
+        None if costs are unknown or this policy skips nothing.
         """
         before, after = always.money_without_searches(prices), self.money_without_searches(prices)
         extra_calls = self.count_extra_calls(always)
-        is_unpriced = not prices.include_llm and (extra_calls is None or extra_calls > 0)
-        if before is None or after is None or is_unpriced:
+        has_unpriced_calls = not prices.include_llm and (extra_calls is None or extra_calls > 0)
+        if before is None or after is None or has_unpriced_calls:
             return None
         return compute_break_even_price(before, after, always.searches - self.searches)
 
@@ -126,7 +125,7 @@ class PolicyCost:
 
 @dataclass(frozen=True)
 class CostComparison:
-    """Costs of always, never and gated retrieval on the same `n` questions."""
+    """Costs of always, never and gated retrieval on the same `n` questions; `threshold` is that of the gate."""
 
     n: int
     threshold: float
@@ -152,7 +151,7 @@ class CostComparison:
 
     @property
     def break_even_call(self) -> float | None:
-        """The price of an LLM call below which the gate is cheaper; None if it makes no more calls or is unknown."""
+        """The price of an LLM call below which the gate is cheaper; None if it makes no extra calls, or if unknown."""
         saved = (self.always.searches - self.gated.searches) * self.prices.search
         return saved / self.extra_calls if self.extra_calls else None
 
@@ -177,10 +176,13 @@ def compare_traffic_costs(traffic: Traffic, threshold: float, prices: Prices) ->
 
 
 def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> PolicyCost:
-    """Measure the mean cost of retrieving where `retrieve` is true.
+    """Measure the mean cost per question.
 
-    `stage` names the cost that applies to every question. None means gated retrieval: the gate's reading, plus the
-    open-book or the rest of the closed-book answer.
+    Args:
+        traffic: Logged questions.
+        retrieve: Whether each question is retrieved for.
+        stage: The cost that every question has without a gate: 'opened' (answer with passages) or CLOSED_ONLY (without).
+            None for gated retrieval: the gate's reading, then the answer with passages or the rest of that without.
     """
     prompt, completion, gpu = (
         _compute_mean_amount(traffic, measure, retrieve, stage) for measure in ("prompt", "completion", "gpu")
@@ -191,19 +193,24 @@ def _measure_cost(traffic: Traffic, retrieve: BoolArray, stage: str | None) -> P
 
 
 def _count_gated_calls(traffic: Traffic, retrieve: BoolArray) -> float | None:
-    """Count the LLM calls per question; None if it is unknown whether the gate drafts an answer.
+    """Count the LLM calls per question with a gate; None if it is unknown whether the gate drafts an answer.
 
-    A skipped question continues its draft. A retrieved one needs a second call.
+    A draft of a skipped question is continued in the same call. A retrieved question with a draft needs a second call.
     """
     draft_tokens = np.array([event.reading.completion for event in traffic.events])
     if np.isnan(draft_tokens).all():
         return None
-    extra_calls = np.array([event.extra_calls for event in traffic.events])
-    return float((1 + extra_calls + (retrieve & (draft_tokens > 0))).mean())
+    gate_calls = np.array([event.extra_calls for event in traffic.events])
+    is_answered_again = retrieve & (draft_tokens > 0)
+    return float((1 + gate_calls + is_answered_again).mean())
 
 
 def _compute_mean_amount(traffic: Traffic, measure: str, retrieve: BoolArray, stage: str | None) -> float | None:
-    """Return the mean of one cost measure, such as 'prompt'; None if unknown. For `stage` see `_measure_cost`."""
+    """Return the mean of one cost measure ('prompt', 'completion' or 'gpu') per question; None if unknown.
+
+    `stage` names the recorded cost that every question has. None means gated retrieval: the cost of the gate's reading
+    plus that of the answer that `retrieve` selects.
+    """
     if stage is not None:
         amounts = traffic.costs[stage][measure]
     else:
@@ -260,7 +267,7 @@ class CostAssumptions(Options):
 
 @dataclass(frozen=True)
 class QuestionCost(PolicyCost):
-    """Mean cost per question on label runs.
+    """Mean cost per question on label runs: searches, tokens, and the following.
 
     Attributes:
         calls: Number of LLM calls.
@@ -280,8 +287,11 @@ class QuestionCost(PolicyCost):
 def estimate_always_cost(table: LabelTable) -> QuestionCost:
     """Estimate the mean cost per question of always retrieving."""
     passages = count_passage_tokens(table)
-    answer_tokens = float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None
-    return QuestionCost(1.0, None if passages is None else float(passages.mean()), answer_tokens)
+    return QuestionCost(
+        searches=1.0,
+        prompt=None if passages is None else float(passages.mean()),
+        completion=float(_count_open_answer_tokens(table).mean()) if table.has_answer_lengths else None,
+    )
 
 
 def estimate_never_cost(table: LabelTable) -> QuestionCost:
@@ -300,16 +310,19 @@ def estimate_gated_cost(
         gate: The gate that decides, whose drafts and samples cost tokens; None for a policy without a gate.
         has_arbiter: Whether an arbiter follows, which needs both answers of every retrieved question.
     """
-    drafts, extra_tokens = (gate.drafts or has_arbiter, gate.extra_tokens) if gate else (has_arbiter, 0.0)
-    retrieved = float((~skips).mean())
-    draft_tokens = table.closed_tokens * drafts  # 0 if the gate needs no draft answer
+    needs_draft = has_arbiter or (
+        gate is not None and gate.drafts
+    )  # also of retrieved questions, which are answered twice
+    extra_tokens = gate.extra_tokens if gate else 0.0
+    rate = float((~skips).mean())
+    draft_tokens = table.closed_tokens * needs_draft
     answer_tokens = np.where(skips, table.closed_tokens, draft_tokens + _count_open_answer_tokens(table))
     passages = count_passage_tokens(table)
     return QuestionCost(
-        retrieved,
-        None if passages is None else float((passages * ~skips).mean()),
-        float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
-        calls=1 + (gate.extra_calls if gate else 0.0) + (retrieved if drafts else 0.0),
+        searches=rate,
+        prompt=None if passages is None else float((passages * ~skips).mean()),
+        completion=float(answer_tokens.mean() + extra_tokens) if table.has_answer_lengths else None,
+        calls=1 + (gate.extra_calls if gate else 0.0) + (rate if needs_draft else 0.0),
         decision_seconds=gate.cost.seconds if gate else 0.0,
     )
 
@@ -353,7 +366,7 @@ class Savings:
 
     @property
     def extra_calls(self) -> float:
-        """LLM calls that the policy makes more."""
+        """LLM calls that the policy makes more than always retrieving."""
         return SAVINGS_QUESTIONS * (self.gated.calls - self.always.calls)
 
     @property

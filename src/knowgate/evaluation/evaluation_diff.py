@@ -74,12 +74,8 @@ def _has_fallen(gate: GateDiff, tolerance: float) -> bool:
     if "accuracy" not in gate.changes:
         return False
     difference = gate.changes["accuracy"].difference
-    return (
-        difference.value is not None
-        and difference.value < -tolerance
-        and difference.high is not None
-        and difference.high < 0
-    )
+    has_fallen = difference.value is not None and difference.value < -tolerance
+    return has_fallen and difference.high is not None and difference.high < 0
 
 
 def diff_evaluations(
@@ -145,7 +141,7 @@ def diff_to_dict(diff: EvaluationDiff) -> dict[str, Any]:
 
 
 def _find_shared_questions(first: EvaluationSummary, second: EvaluationSummary) -> IndexPairs:
-    """Return the indexes of the questions that both evaluations have, each question once."""
+    """Return the indexes, in the first and in the second evaluation, of the questions that both have, each once."""
     first_index, second_index = _index_by_key(first), _index_by_key(second)
     shared = [key for key in first_index if key in second_index]
     return [first_index[key] for key in shared], [second_index[key] for key in shared]
@@ -166,7 +162,11 @@ def _count_needed(first: EvaluationSummary, second: EvaluationSummary) -> int:
 
 
 def _diff_gate(name: str, first: GateSummary, second: GateSummary, pairs: IndexPairs, resamples: int) -> GateDiff:
-    """Compare one gate. Accuracy and rate are paired if the evaluations share questions and store decisions."""
+    """Compare one gate in two evaluations.
+
+    Accuracy and retrieval rate are compared question by question if the evaluations share questions, which `pairs`
+    lists, and store the gate's decisions.
+    """
     changes = {
         measure: _diff_independent(first.measures[measure], second.measures[measure])
         for measure in first.measures

@@ -6,7 +6,7 @@ It is read from a report folder, computed from a label run, or taken from an eva
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,12 @@ from knowgate.data.runs.folder import RunFolder, suggest_runs
 from knowgate.errors import BadInput
 from knowgate.evaluation.gate_comparison import Evaluation
 from knowgate.evaluation.gate_evaluation import GateLike, evaluate
+from knowgate.evaluation.gate_results import GateResult, compute_majority_share
+from knowgate.evaluation.post_retrieval import Cascade
 from knowgate.evaluation.recommendation import Recommendation, recommend
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Estimate, estimate_means
 from knowgate.stats.metrics import BoolArray
+from knowgate.training.topics import topics_to_dict
 
 SUMMARY_FILE, DECISIONS_FILE = "summary.json", "decisions.json"
 SUMMARY_MEASURES = ("accuracy", "rate", "auroc")
@@ -139,7 +142,69 @@ def _summarize_decisions(right: BoolArray, searched: BoolArray) -> GateSummary:
 
 
 def _describe_recommendation(level: str, gate: str | None, threshold: float | None) -> str:
+    """Name the recommended gate and threshold; 'no gate' unless the level of the recommendation is positive."""
     return f"{gate} at {threshold or 0.0:.3g}" if gate and level in ("use", "try") else "no gate"
+
+
+# --- as plain data --------------------------------------------------------------------------------
+
+
+def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
+    """Convert all numbers of an evaluation to plain data, without its rows. The content of summary.json."""
+    table = evaluation.table
+    optional = {
+        "second_look": [asdict(result) for result in evaluation.second_looks],
+        "actions": [asdict(result) for result in evaluation.actions],
+        "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
+        "topics": topics_to_dict(evaluation.topics),
+    }
+    return {
+        "model": table.settings["model"],
+        "runs": table.runs,
+        "questions": len(table.rows),
+        "synthetic": int(table.is_synthetic.sum()),
+        "left_out": table.left_out,
+        "answered closed-book for want of passages": table.n_without_passages,
+        "grader": table.settings["grader"],
+        "resamples": evaluation.resamples,
+        "majority": compute_majority_share(table),
+        "gates": [_gate_to_dict(gate) for gate in evaluation.gates],
+        "comparisons": [asdict(comparison) for comparison in evaluation.comparisons],
+        "slices": [asdict(part) for part in evaluation.slices],
+        **{name: value for name, value in optional.items() if value},
+    }
+
+
+def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
+    """Convert the results with an arbiter to plain data, without the grade of each answer."""
+    lines = []
+    for result in cascade.lines:
+        line = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
+        del line["right"]
+        lines.append(line)
+    return asdict(cascade) | {"lines": lines}
+
+
+def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
+    """Convert the measures of a gate to plain data, without those of each question."""
+    frontier = gate.frontier
+    return {
+        "gate": gate.gate,
+        "threshold": gate.threshold,
+        "note": gate.note,
+        "far": gate.far_share,
+        **{name: asdict(value) for name, value in gate.measures.items()},
+        "cost": asdict(gate.cost),
+        "accuracy_at_rate": _rates_to_dict(gate.at_rate),
+        "area": frontier.area if frontier else None,
+        "random_area": frontier.random_area if frontier else None,
+        "tuned": asdict(gate.tuned) if gate.tuned else None,
+    }
+
+
+def _rates_to_dict(at_rate: dict[float, float]) -> dict[str, float]:
+    """Convert accuracies by retrieval rate to plain data, whose keys must be texts."""
+    return {f"{rate:.2f}": value for rate, value in at_rate.items()}
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -160,6 +225,7 @@ def decisions_to_dict(evaluation: Evaluation, recommendation: Recommendation) ->
 
 
 def _flags_to_text(values: BoolArray) -> str:
+    """Write True as '1' and False as '0'."""
     return "".join("1" if value else "0" for value in values)
 
 

@@ -41,8 +41,8 @@ class CorrectAnswers:
             choice: The chosen gate and threshold.
             rows: Mask of the questions to return.
         """
-        # The answers of such a gate cannot be derived from its needs. They were measured at its fixed threshold.
         if choice.option.fixed_threshold is not None:
+            # Its answers depend on more than the threshold. They were measured at this threshold.
             return choice.option.right[rows]
         return np.where(choice.skips(rows), self.closed[rows], self.retrieved[rows])
 
@@ -86,12 +86,12 @@ class GateChoice:
 
 @dataclass(frozen=True)
 class SkipCounts:
-    """Numbers of skipped questions at each of several thresholds.
+    """Effects of skipping searches at each of several thresholds, as numbers of questions.
 
     Attributes:
-        wins: Skipped questions that only the closed-book answer gets right.
-        losses: Skipped questions that only the open-book answer gets right.
-        skipped: All skipped questions.
+        wins: Questions answered right that always retrieving answers wrong.
+        losses: Questions answered wrong that always retrieving answers right.
+        skipped: Questions whose search is skipped.
     """
 
     wins: NDArray[Any]
@@ -150,24 +150,29 @@ def _choose_threshold(
 
 
 def _count_skips(needs: FloatArray, answers: CorrectAnswers, rows: BoolArray, thresholds: FloatArray) -> SkipCounts:
-    """Count wins, losses and skips at each threshold. An arbiter wins and loses among the retrieved questions."""
+    """Count wins, losses and skipped questions at each threshold, compared with always giving the open-book answer.
+
+    Skipped questions get the closed-book answer. The others get the open-book answer, or the one that an arbiter chooses.
+    """
     closed, opened, retrieved = answers.closed[rows], answers.opened[rows], answers.retrieved[rows]
     order = np.argsort(needs, kind="stable")
     skipped = np.searchsorted(needs[order], thresholds, side="right")  # number of needs at or below each threshold
 
-    def count(changed_by_skip: BoolArray, changed_by_arbiter: BoolArray) -> NDArray[Any]:
-        # Entry i of a sum belongs to skipping the i questions of lowest need.
-        by_skip = np.concatenate([[0], np.cumsum(changed_by_skip[order])])
-        by_arbiter = np.concatenate([[0], np.cumsum(changed_by_arbiter[order])])
-        changes: NDArray[Any] = by_skip[skipped] + by_arbiter[-1] - by_arbiter[skipped]
-        return changes
+    def count(if_skipped: BoolArray, if_retrieved: BoolArray) -> NDArray[Any]:
+        """Count the questions that `if_skipped` marks among the skipped, and `if_retrieved` among the others."""
+        # Entry i of a sum is the count among the i questions of lowest need.
+        skipped_sums = np.concatenate([[0], np.cumsum(if_skipped[order])])
+        retrieved_sums = np.concatenate([[0], np.cumsum(if_retrieved[order])])
+        counts: NDArray[Any] = skipped_sums[skipped] + retrieved_sums[-1] - retrieved_sums[skipped]
+        return counts
 
-    wins = count(closed & ~opened, retrieved & ~opened)
-    return SkipCounts(wins, count(opened & ~closed, opened & ~retrieved), skipped)
+    wins = count(if_skipped=closed & ~opened, if_retrieved=retrieved & ~opened)
+    losses = count(if_skipped=opened & ~closed, if_retrieved=opened & ~retrieved)
+    return SkipCounts(wins, losses, skipped)
 
 
 def _count_fixed_skips(option: GateOption, answers: CorrectAnswers, rows: BoolArray, threshold: float) -> SkipCounts:
-    """Count wins, losses and skips of a gate that stays at its own threshold."""
+    """Count wins, losses and skipped questions of a gate at its own threshold, the only one that it can have."""
     right, opened = option.right[rows], answers.opened[rows]
     is_skipped = option.needs[rows] <= threshold
     return SkipCounts(

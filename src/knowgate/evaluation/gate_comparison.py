@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from knowgate.core.chart import COLORS, GRAY, Axis, ChartFrame, ChartPoint, Curve, fit_axis, render_line_chart
 from knowgate.core.display import MISSING_VALUE, UNKNOWN_AMOUNT, TextTable, format_percent
@@ -21,8 +20,8 @@ from knowgate.gates import load_gate
 from knowgate.gates.artifacts.gate_folder import ALWAYS_RETRIEVE
 from knowgate.gates.calibration import deployment
 from knowgate.gates.calibration.evidence import CALIBRATION_KEYS_FILE
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import TableScores, get_gate_folder, get_gate_name
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import TableScores
 from knowgate.labels.options import count_shown_passages
 from knowgate.stats.bootstrap import DEFAULT_RESAMPLES, Bootstrap, Estimate, bootstrap_p_value, summarize_resamples
 from knowgate.stats.metrics import BoolArray
@@ -33,7 +32,7 @@ from knowgate.stats.proportions import (
     holm_correction,
     mcnemar_test,
 )
-from knowgate.training.topics import TopicResult, topics_to_dict
+from knowgate.training.topics import TopicResult
 from knowgate.types import Gate
 from knowgate.types.markup import escape_html
 
@@ -182,6 +181,7 @@ def compare_gates(
 
 
 def _check_distinguishable(table: LabelTable) -> None:
+    """Raise BadInput if no gate can be better than another, because all questions have the same grade."""
     closed = table.closed_right
     if table.open_right is None and (closed.all() or not closed.any()):
         grade = "right" if closed.all() else "wrong"
@@ -206,6 +206,7 @@ def _compare_pairs(gates: Sequence[GateResult], always: GateResult) -> list[Pair
 
 
 def _compare_pair(first: GateResult, second: GateResult) -> PairedComparison:
+    """Compare the accuracies of two gates by bootstrap and by McNemar's test."""
     differences = first.resampled["accuracy"] - second.resampled["accuracy"]
     difference = summarize_resamples(differences)
     p_value, only_first, only_second = mcnemar_test(first.right, second.right)
@@ -241,6 +242,7 @@ def _measure_slices(table: LabelTable, gates: Sequence[GateResult]) -> list[Slic
 def _measure_slice(
     table: LabelTable, gates: Sequence[GateResult], dimension: str, value: str, in_slice: BoolArray
 ) -> SliceTable:
+    """Measure the gates on the questions that the mask `in_slice` selects."""
     n = int(in_slice.sum())
     never = float(table.closed_right[in_slice].mean()) if n else None
     always = float(table.open_right[in_slice].mean()) if n and table.open_right is not None else None
@@ -276,6 +278,7 @@ def read_guarantees(
 
 
 def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -> GateGuarantee:
+    """Check whether a gate's guarantee holds for how these questions were answered; its text is '' if it has none."""
     settings = table.settings
     without_arbiter = deployment.has_guarantee_without_arbiter(gate)
     retriever = settings.get("retriever_fingerprint")
@@ -286,7 +289,8 @@ def _check_guarantee(table: LabelTable, gate: FittedGate, arbiter: str | None) -
         open_prompts=settings.get("open_prompts"),
         reranker=settings.get("reranker_fingerprint"),
         candidates=settings.get("candidates"),
-        arbiter=None if without_arbiter else arbiter,  # the tables show every gate with and without the arbiter
+        # The tables show every gate also without the arbiter. A guarantee without one refers to that.
+        arbiter=None if without_arbiter else arbiter,
     )
     violated = deployment.find_violated_conditions(gate, conditions)
     keys_file = gate.artifact.path / CALIBRATION_KEYS_FILE
@@ -346,6 +350,7 @@ def build_short_table(gates: Sequence[GateResult]) -> TextTable:
 
 
 def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
+    """Format threshold, accuracy, retrieval rate, LLM calls and accuracy compared with always retrieving."""
     measures = gate.measures
     return (
         f"{gate.threshold:.3g}" if gate.can_rank else MISSING_VALUE,
@@ -359,10 +364,12 @@ def _format_answer_cells(gate: GateResult) -> tuple[str, ...]:
 def _format_against_always(gate: GateResult) -> str:
     """Format accuracy minus the accuracy of always retrieving: the loss with its sign turned."""
     loss = gate.measures["loss"]
-    return format_points_estimate(Estimate(*(None if x is None else -x for x in (loss.value, loss.high, loss.low))))
+    value, low, high = (None if x is None else -x for x in (loss.value, loss.high, loss.low))
+    return format_points_estimate(Estimate(value, low, high))
 
 
 def _format_auroc_cell(gate: GateResult) -> str:
+    """Format the AUROC with its interval; a dash for baselines, which do not rank questions."""
     auroc = gate.measures.get("auroc")
     return MISSING_VALUE if auroc is None or auroc.value is None else auroc.format()
 
@@ -385,66 +392,9 @@ def draw_trade_off(gates: Sequence[GateResult]) -> str:
 
 
 def _make_frontier_curve(gate: GateResult, color: str, *, dashed: bool = False) -> Curve:
+    """Make the curve of accuracy by retrieval rate; a solid curve gets a dot at the gate's own threshold."""
     assert gate.frontier is not None
     rates = [step / CURVE_STEPS for step in range(CURVE_STEPS + 1)]
     rate, accuracy = (gate.measures[name].value or 0.0 for name in ("rate", "accuracy"))
     mark = None if dashed else ChartPoint(rate, accuracy)
     return Curve(gate.gate, [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates], color, dashed, mark)
-
-
-# --- as plain data --------------------------------------------------------------------------------
-
-
-def evaluation_to_dict(evaluation: Evaluation) -> dict[str, Any]:
-    """Convert all numbers of an evaluation to plain data, without its rows. The content of summary.json."""
-    table = evaluation.table
-    optional = {
-        "second_look": [asdict(result) for result in evaluation.second_looks],
-        "actions": [asdict(result) for result in evaluation.actions],
-        "cascade": _cascade_to_dict(evaluation.cascade) if evaluation.cascade else None,
-        "topics": topics_to_dict(evaluation.topics),
-    }
-    return {
-        "model": table.settings["model"],
-        "runs": table.runs,
-        "questions": len(table.rows),
-        "synthetic": int(table.is_synthetic.sum()),
-        "left_out": table.left_out,
-        "answered closed-book for want of passages": table.n_without_passages,
-        "grader": table.settings["grader"],
-        "resamples": evaluation.resamples,
-        "majority": gate_results.compute_majority_share(table),
-        "gates": [_gate_to_dict(gate) for gate in evaluation.gates],
-        "comparisons": [asdict(comparison) for comparison in evaluation.comparisons],
-        "slices": [asdict(part) for part in evaluation.slices],
-        **{name: value for name, value in optional.items() if value},
-    }
-
-
-def _cascade_to_dict(cascade: Cascade) -> dict[str, Any]:
-    lines = []
-    for result in cascade.lines:
-        line = asdict(result) | {"at_rate": _rates_to_dict(result.at_rate)}
-        del line["right"]
-        lines.append(line)
-    return asdict(cascade) | {"lines": lines}
-
-
-def _gate_to_dict(gate: GateResult) -> dict[str, Any]:
-    frontier = gate.frontier
-    return {
-        "gate": gate.gate,
-        "threshold": gate.threshold,
-        "note": gate.note,
-        "far": gate.far_share,
-        **{name: asdict(value) for name, value in gate.measures.items()},
-        "cost": asdict(gate.cost),
-        "accuracy_at_rate": _rates_to_dict(gate.at_rate),
-        "area": frontier.area if frontier else None,
-        "random_area": frontier.random_area if frontier else None,
-        "tuned": asdict(gate.tuned) if gate.tuned else None,
-    }
-
-
-def _rates_to_dict(at_rate: dict[float, float]) -> dict[str, float]:
-    return {f"{rate:.2f}": value for rate, value in at_rate.items()}

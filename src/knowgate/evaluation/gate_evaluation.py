@@ -115,7 +115,7 @@ def evaluate(
     gate_list: Sequence[GateLike] = gates if isinstance(gates, list | tuple) else [gates]  # type: ignore[list-item]
     named: list[str | Gate] = [str(gate) if isinstance(gate, Path) else gate for gate in gate_list]
     _check_source(named, runs, data, options)
-    scored: Sequence[str | Gate] = named
+    scored: Sequence[str | Gate] = named  # if the LLM decides now: the names under which its decisions are stored
     if data is not None and options.out is not None:
         live = label_and_decide(
             named, data, options.out, options=options.replace(model=options.model or DEFAULT_MODEL),
@@ -131,6 +131,7 @@ def evaluate(
 def _check_source(
     gates: Sequence[object], runs: RunsLike | None, data: QuestionSource | None, options: EvaluateOptions
 ) -> None:
+    """Raise BadSetting if gates, label runs, questions and options do not go together."""
     check_integer(options.resamples, "the number of resamples", minimum=0, maximum=MAX_RESAMPLES)
     if (runs is None) == (data is None):
         raise BadSetting(
@@ -220,7 +221,7 @@ def find_policy_arbiter(gates: Sequence[str | Gate]) -> str | None:
 
 
 def _add_baselines(table: LabelTable, scores: Sequence[TableScores], names: Sequence[str]) -> list[TableScores]:
-    """Return the named baselines followed by the gates."""
+    """Return the named ones of the baselines never, always and oracle, followed by the gates."""
     baselines = [baseline for baseline in build_baselines(table) if baseline.name in names]
     return [*baselines, *(gate for gate in scores if gate.name not in ("never", "always", "oracle"))]
 

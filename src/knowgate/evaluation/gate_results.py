@@ -8,7 +8,7 @@ is known and subtracted. What remains changes no measure of a resample by more t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,7 +130,7 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
     Args:
         table: Labeled questions.
         gates: The need for retrieval that each gate gives to each question.
-        bootstrap: The resamples. With many questions, they are measured approximately (see the module's docstring).
+        bootstrap: The resamples. With many questions, they are measured on groups of similar ones, which is nearly exact.
     """
     outcomes = [GradedNeeds(gate.needs, gate.threshold, table.closed_right, table.open_right) for gate in gates]
     if bootstrap.n <= MAX_EXACT_QUESTIONS:
@@ -141,6 +141,7 @@ def measure_gates(table: LabelTable, gates: Sequence[TableScores], bootstrap: Bo
 
 
 def _build_gate_result(table: LabelTable, gate: TableScores, resampled: dict[str, FloatArray]) -> GateResult:
+    """Collect everything measured about a gate; `resampled` holds each measure's value and then its resamples."""
     retrieve = gate.needs > gate.threshold
     result = GateResult(
         gate=gate.name,
@@ -189,11 +190,14 @@ def _compute_gate_cost(table: LabelTable, gate: TableScores, retrieve: BoolArray
 
 def estimate_column_means(bootstrap: Bootstrap, columns: Mapping[str, NDArray[Any]]) -> dict[str, Estimate]:
     """Estimate the mean of each per-question column, all on the same resamples."""
-    values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-    (resampled,) = bootstrap.apply(
-        [lambda weights: dict(zip(columns, metrics.weighted_mean(weights, values).T, strict=True))]
-    )
+    (resampled,) = bootstrap.apply([_build_mean_metric(columns)])
     return {name: summarize_resamples(means) for name, means in resampled.items()}
+
+
+def _build_mean_metric(columns: Mapping[str, NDArray[Any]]) -> Callable[[WeightMatrix], dict[str, FloatArray]]:
+    """Build the function that computes the mean of each per-question column from resample weights."""
+    values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
+    return lambda weights: dict(zip(columns, metrics.weighted_mean(weights, values).T, strict=True))
 
 
 def tune_threshold(table: LabelTable, open_right: BoolArray, needs: FloatArray) -> TunedThreshold | None:
@@ -338,17 +342,15 @@ def _build_decision_metric(outcomes: GradedNeeds) -> WeightedMetric | None:
         "waste": retrieve & closed,  # retrieved, although the closed-book answer is right
         "skipped_right": ~retrieve & closed,
     }
-    values = np.stack([column.astype(np.float64) for column in columns.values()], axis=1)
-
-    def measure(weights: WeightMatrix) -> dict[str, FloatArray]:
-        means = dict(zip(columns, metrics.weighted_mean(weights, values).T, strict=True))
-        return _derive_measures(means)
-
-    return measure
+    compute_means = _build_mean_metric(columns)
+    return lambda weights: _derive_measures(compute_means(weights))
 
 
 def _derive_measures(means: dict[str, FloatArray]) -> dict[str, FloatArray]:
-    """Derive gain, loss and the other decision measures from column means."""
+    """Derive the decision measures from column means: `gain` is over random retrieval, `loss` against always retrieving.
+
+    `recovered` is the part of the best possible rise over never retrieving that the gate reaches.
+    """
     random = means["rate"] * means["always"] + (1 - means["rate"]) * means["never"]
     return {
         **{name: means[name] for name in ("accuracy", "rate", "harm", "waste")},
@@ -382,31 +384,26 @@ class QuestionCells:
         return np.stack([np.bincount(self.cell_of_question, weights=row, minlength=size) for row in weights])
 
     def metric(self) -> WeightedMetric:
-        """Return the metric of the cells as a function of question weights."""
+        """Return a function that computes all measures, on cells instead of questions, from weights of the questions."""
         measure_cells = _build_gate_metric(self.cells)
         return lambda weights: measure_cells(self.sum_weights(weights))
 
 
 def _resample_cells(gates: Sequence[GradedNeeds], bootstrap: Bootstrap) -> list[dict[str, FloatArray]]:
-    """Measure the full sample exactly, and the resamples approximately on cells.
+    """Measure the full sample exactly, and the resamples approximately on cells of similar questions.
 
     The error of the cells on the full sample is known. It is subtracted from every resample.
     """
     full_sample = metrics.unit_weights(bootstrap.n)
-    exact = [_build_gate_metric(gate)(full_sample) for gate in gates]
     cell_metrics = [group_into_cells(gate).metric() for gate in gates]
-    resampled = bootstrap.resample(cell_metrics)
     results = []
-    no_resamples: FloatArray = np.empty(0)
-    for exact_values, resamples, metric in zip(exact, resampled, cell_metrics, strict=True):
-        cell_values = metric(full_sample)
-        gate_results: dict[str, FloatArray] = {}
-        for name, exact_value in exact_values.items():
-            corrected = no_resamples
-            if name in resamples:
-                corrected = resamples[name] - cell_values[name] + exact_value
-            gate_results[name] = np.concatenate([exact_value, corrected])
-        results.append(gate_results)
+    for gate, metric, resamples in zip(gates, cell_metrics, bootstrap.resample(cell_metrics), strict=True):
+        exact_values, cell_values = _build_gate_metric(gate)(full_sample), metric(full_sample)
+        measures: dict[str, FloatArray] = {}
+        for name, exact in exact_values.items():  # `resamples` is empty if none are asked for
+            corrected = resamples[name] - cell_values[name] + exact if name in resamples else np.empty(0)
+            measures[name] = np.concatenate([exact, corrected])
+        results.append(measures)
     return results
 
 
@@ -414,7 +411,7 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
     """Group questions into cells: questions of nearly equal need with the same two grades share a cell."""
     level = _assign_need_levels(outcomes)
     opened = outcomes.closed if outcomes.opened is None else outcomes.opened
-    # The cell id holds the level and, in its two lowest bits, the two grades.
+    # The cell id is 4 * level plus the two grades as two bits.
     ids, cell_of_question = np.unique(level.astype(np.int64) * 4 + 2 * outcomes.closed + opened, return_inverse=True)
     means = _compute_level_means(outcomes.needs, level)[ids // 4]
     closed, opened = (ids % 4) // 2 == 1, ids % 2 == 1
@@ -442,7 +439,10 @@ def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
 
 
 def _compute_level_means(needs: FloatArray, level: NDArray[np.int32]) -> FloatArray:
-    """Return the mean need of each level, clipped so that a level of equal needs keeps its exact value."""
+    """Return the mean need of each level, clipped to the level's range.
+
+    So the mean of equal needs is exactly their value, without rounding error. `level` is the level of each question.
+    """
     means = np.bincount(level, weights=needs) / np.bincount(level)
     low, high = np.full(len(means), np.inf), np.full(len(means), -np.inf)
     np.minimum.at(low, level, needs)

@@ -21,8 +21,8 @@ from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadSetting, ModelError
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_far_share
-from knowgate.gates.fitted_gate import FittedGate
-from knowgate.gates.offline_scoring import can_score, get_gate_folder, get_gate_name
+from knowgate.gates.fitted_gate import FittedGate, get_gate_folder, get_gate_name
+from knowgate.gates.offline_scoring import can_score
 from knowgate.gates.scoring import bind_gate, measure_distances, read_questions, score_with_raw
 from knowgate.labels.labeling import label
 from knowgate.labels.local_runner import LocalRunner
@@ -135,7 +135,7 @@ def decide_on_runs(gates: Sequence[str | Gate], runs: Sequence[Path], *, options
     decider = LiveDecider.create(dict(zip(names, deciding, strict=True)), model, prompts, options)
     for run in runs:
         decider.record(RunFolder(run))
-    name_of_gate = dict(zip(map(id, deciding), names, strict=True))
+    name_of_gate = dict(zip(map(id, deciding), names, strict=True))  # by id(), because gates may not be hashable
     return [name_of_gate.get(id(gate), gate) for gate in gates]
 
 
@@ -367,6 +367,7 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
 
 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
+    """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
     return RecordedNeeds(
         gate.name,
         gate.gate.threshold,

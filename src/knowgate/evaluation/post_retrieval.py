@@ -111,6 +111,14 @@ def evaluate_cascade(
 def _measure_cascade(
     table: LabelTable, gate: TableScores, arbiter_right: BoolArray, bootstrap: Bootstrap
 ) -> CascadeResult:
+    """Measure one gate with and without the arbiter.
+
+    Args:
+        table: Labeled questions.
+        gate: The gate.
+        arbiter_right: Whether the answer that the arbiter would choose is right, for each question.
+        bootstrap: Resamples for the intervals.
+    """
     closed, opened, retrieve = table.closed_right, table.always_right, gate.needs > gate.threshold
     without_arbiter = np.where(retrieve, opened, closed).astype(float)
     right = np.where(retrieve, arbiter_right, closed)
@@ -210,10 +218,12 @@ def judge_passages(table: LabelTable, spec: str) -> BoolArray:
 
 
 def _parse_judge_spec(spec: str) -> FittedGateSpec:
+    """Split 'FOLDER,verdict=own' into the folder of the judge and its rule; a plain folder has the default rule."""
     return parse_fitted_spec(spec) or FittedGateSpec(spec)
 
 
 def _load_judge(spec: str) -> PassageFilter:
+    """Load a judge of passages; raises BadSetting if the gate cannot judge passages."""
     judge = load_gate(spec, plug_in=True).passage_filter
     if judge is None:
         raise BadSetting(f"second_look={spec!r} cannot judge passages. Use the folder of a fitted kbm gate.")
@@ -221,13 +231,13 @@ def _load_judge(spec: str) -> PassageFilter:
 
 
 def judge_run_passages(run: Path, rows: Sequence[LabelRow], spec: str, judge: PassageFilter) -> dict[str, bool]:
-    """Return the judge's verdicts on the rows of one run, by row id.
+    """Return whether the judge finds the passages of each row of a run useful, by row id.
 
-    Stored verdicts are reused. New ones are stored beside the rows, under the name of the judge and of its rule. Runs of
-    version 0.1 hold verdicts of the paper's rule under the bare name.
+    Verdicts that are stored in the run are reused, and new ones are stored there.
     """
     folder, verdict = _parse_judge_spec(spec)
     artifact = read_artifact(folder)
+    # The name says the rule. The paper's rule ('own') has no addition, because version 0.1 stored it without one.
     name = artifact.path.name + ("" if verdict == "own" else COMPARED)
     fingerprint = str(artifact.manifest["checksum"])
     stored = [record for record in read_usefulness(run) if (record.judge, record.fingerprint) == (name, fingerprint)]
@@ -258,7 +268,7 @@ def _check_texts(run: Path, rows: Sequence[LabelRow]) -> None:
 def evaluate_second_look(
     table: LabelTable, gates: Sequence[TableScores], useful: BoolArray, bootstrap: Bootstrap
 ) -> list[SecondLookResult]:
-    """Measure every gate with and without dropping the passages that are not useful."""
+    """Measure every gate with and without dropping the passages of the questions where `useful` is false."""
     if table.open_right is None:
         raise BadSetting(
             "`second_look` drops passages, but no question of the label runs was answered with passages. Label the "

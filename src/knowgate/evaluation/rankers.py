@@ -98,7 +98,7 @@ class RankingResult:
         measures: Ranking measures of each ranker, such as P@1.
         hits: For each ranker and question, whether each passage helps, in the ranker's order.
         chance: P@1 of a random order: how often its first passage helps.
-        margin: Lead of the retriever's first passage, as a share of its score, from which reranking is skipped.
+        margin: Reranking is skipped if the retriever's first passage leads by this share of its score; None: never.
         margin_share: Share of questions for which reranking is skipped.
     """
 
@@ -152,6 +152,11 @@ def measure_ranking(
     """Measure how early rankers put passages that help.
 
     Only rows with both passages that help and passages that do not are measured; others are skipped.
+
+    Args:
+        rows: Questions with candidate passages.
+        rankers: Scores that each ranker gave to the candidates.
+        margin: Lead of the retriever's first passage from which reranking is skipped, to measure how often that is.
 
     Raises:
         BadInput: No row has passages of both kinds.

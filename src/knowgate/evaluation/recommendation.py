@@ -175,7 +175,8 @@ def _find_guaranteed_gate(evaluation: Evaluation) -> GateResult | None:
 def _recommend_guaranteed(evaluation: Evaluation, gate: GateResult, answers: CorrectAnswers) -> Recommendation:
     """Build the recommendation of a gate at its guaranteed threshold, with the loss that the guarantee allows."""
     guarantee = evaluation.guarantees[gate.gate]
-    skips, changes = ~gate.retrieve, gate.right.astype(float) - answers.opened
+    skips = ~gate.retrieve
+    changes = gate.right.astype(float) - answers.opened  # 1 or -1 where the gate is right or wrong, unlike always
     without_arbiter = replace(answers, arbitrated=None)  # the guarantee does not cover the arbiter
     effect = _measure_effect(evaluation, without_arbiter, skips, changes)
     level = _choose_level(effect, guarantee.max_loss, is_guaranteed=True)
@@ -205,12 +206,12 @@ def _recommend_choice(
     n = len(answers.closed)
     skips, changes, all_rows = np.zeros(n, dtype=bool), np.zeros(n), np.ones(n, dtype=bool)
     for fold, fold_choice in folds:
-        if fold_choice is not None:
+        if fold_choice is not None:  # otherwise nothing is skipped in this fold
             skips[fold] = fold_choice.skips(fold)
             changes[fold] = answers.apply(fold_choice, fold).astype(float) - answers.opened[fold]
     effect = _measure_effect(evaluation, answers, skips, changes)
     if choice.option.gate == NEVER:
-        effect = effect.without_gain()
+        effect = effect.without_gain()  # there is no gate that could beat chance
     elif not effect.likely_beats_chance:
         without_retrieval = _recommend_no_retrieval(evaluation, answers, max_loss)
         if without_retrieval.is_positive:
@@ -231,7 +232,10 @@ def _recommend_choice(
 
 
 def _find_losing_slices(evaluation: Evaluation, changes: FloatArray) -> tuple[SliceChange, ...]:
-    """Return the slices of at least `MIN_SLICE_ROWS` questions whose interval is below 0, worst first."""
+    """Return the large slices of the questions on which answers are certainly lost, worst first.
+
+    `changes` is 1 for each question that became right, -1 for each that became wrong, compared with always retrieving.
+    """
     slices = []
     for part in evaluation.slices:
         if part.n >= MIN_SLICE_ROWS:
@@ -321,11 +325,12 @@ def _measure_effect(
         evaluation: The evaluation, for its number of resamples.
         answers: Grades of both answers to each question.
         skips: Whether the search for each question is skipped.
-        changes: 1 where skipping made the answer correct, -1 where it made it wrong, else 0.
+        changes: 1 where the policy made the answer correct, -1 where it made it wrong, compared with always giving the
+            open-book answer; else 0.
     """
-    mean_change = float(answers.closed.mean() - answers.retrieved.mean())  # expected effect of one random skip
-    by_arbiter = answers.retrieved.astype(float) - answers.opened
-    gains = changes - by_arbiter - skips * mean_change
+    by_arbiter = answers.retrieved.astype(float) - answers.opened  # what the arbiter changes if nothing is skipped
+    by_random_skip = float(answers.closed.mean() - answers.retrieved.mean())  # mean change by a skip at random
+    gains = changes - by_arbiter - skips * by_random_skip
     skipped, difference, gain = estimate_means([skips.astype(float), changes, gains], evaluation.resamples)
     return _SkipEffect(
         len(skips), skipped, difference, gain, _is_above_zero(gains, Z_CERTAIN), _is_above_zero(gains, Z_LIKELY)
@@ -333,7 +338,7 @@ def _measure_effect(
 
 
 def _is_above_zero(gains: FloatArray, z: float) -> bool:
-    """Return whether the mean gain, with one loss added, is more than z standard errors above 0.
+    """Return whether the mean gain is more than z standard errors above 0, even with one more lost answer.
 
     A bootstrap interval would be too optimistic, because gains are rare and the gate was chosen among many. With
     shuffled needs, so that no gate is better than chance, 32 of 400 evaluations had a bootstrap interval above 0, but
@@ -348,6 +353,7 @@ def _is_above_zero(gains: FloatArray, z: float) -> bool:
 def _make_recommendation(
     level: RecommendationLevel, max_loss: float, gate: str, threshold: float, effect: _SkipEffect
 ) -> Recommendation:
+    """Make a recommendation from the measured effect, without the values of each question."""
     return Recommendation(
         level,
         effect.n,
@@ -364,6 +370,8 @@ def _make_recommendation(
 
 def _choose_level(effect: _SkipEffect, max_loss: float, *, is_guaranteed: bool = False) -> RecommendationLevel:
     """Decide from the measured effect of a gate whether to use it, to try it, or to leave it.
+
+    'use' needs a loss that is certainly within the limit, and a gain that is certainly more than chance; or a guarantee.
 
     Args:
         effect: The measured effect.

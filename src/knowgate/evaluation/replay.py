@@ -177,7 +177,7 @@ class ReplayResult:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Logged questions, with needs and costs as one array per column.
+    """Logged questions, with their needs for retrieval and their costs as arrays.
 
     Raises:
         BadInput: There are no questions.
@@ -221,9 +221,10 @@ class Traffic:
 
     @cached_property
     def checks(self) -> dict[str, tuple[FloatArray, BoolArray]]:
-        """Needs, and whether skipping loses the answer, of the questions with both answers.
+        """Needs, and whether skipping loses the answer, of the questions whose answers both ways are known.
 
-        The key says how both answers are known; see `ReplayResult.risks`. Kinds without questions are missing.
+        The key says how they are known: 'retrieved' (the gate drafted an answer, then retrieved), 'audited' (skipped, and
+        answered with passages as a check) or 'graded' (label run). Kinds without questions are missing.
         """
         kinds = {"retrieved": True, "audited": False, "graded": None}  # values of TrafficEvent.retrieved
         checks = {}
@@ -247,6 +248,7 @@ def replay_traffic(traffic: Traffic, thresholds: Sequence[float], prices: Prices
 
 
 def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> ReplayResult:
+    """Compute what a gate would have saved and risked if it had retrieved for needs above the threshold."""
     retrieve = traffic.needs > threshold
     n, n_retrieved = len(retrieve), int(retrieve.sum())
     saved = {measure: _measure_saving(traffic, measure, retrieve) for measure in COST_MEASURES}
@@ -272,7 +274,10 @@ def _replay_threshold(traffic: Traffic, threshold: float, prices: Prices) -> Rep
 
 
 def _has_evidence(traffic: Traffic, threshold: float) -> bool:
-    """Return whether enough skipped questions have both answers; see `ReplayResult.has_evidence`."""
+    """Return whether enough of the questions that a threshold skips have both answers to say what it risks.
+
+    Of those that the log retrieved for, enough must have both answers, too. Label runs always have.
+    """
     skipped = [event for event in traffic.events if event.need <= threshold]
     if all(event.retrieved is None for event in skipped):  # a label run, or nothing is skipped
         return True

@@ -118,7 +118,8 @@ class CachedAnswerer:
         if not passages:
             return self.prompts.closed(question)
         prompt = self.prompts.open(question, passages)
-        if self._make_key(prompt) in self.cache.values or self.model.fits([prompt], self.max_tokens)[0]:
+        is_answered = self._make_key(prompt) in self.cache.values  # then it did fit
+        if is_answered or self.model.fits([prompt], self.max_tokens)[0]:
             return prompt
         return self.prompts.open(question, fit_passages(self.model, self.prompts, question, passages, self.max_tokens))
 
@@ -134,6 +135,7 @@ class CachedAnswerer:
             self.on_progress(start + len(batch), len(missing))
 
     def _make_key(self, prompt: Prompt) -> str:
+        """Return the cache key of an answer, which depends on the LLM, the prompt and the maximum length."""
         return sha256_text(self.model.fingerprint, prompt.text, str(self.max_tokens))[:24]
 
 
@@ -161,7 +163,7 @@ class CachedReranker:
         return ValueCache(self.file, "score")
 
     def score(self, questions: Sequence[str], passages: Sequence[Sequence[Passage]]) -> list[list[float]]:
-        """Score the passages of each question, using cached scores where possible."""
+        """Score the passages of each question. Questions whose scores are all cached are not scored again."""
         keys = [
             [self._make_key(question, passage) for passage in candidates]
             for question, candidates in zip(questions, passages, strict=True)
@@ -178,4 +180,5 @@ class CachedReranker:
         return [[self.cache.values[key] for key in row] for row in keys]
 
     def _make_key(self, question: str, passage: Passage) -> str:
+        """Return the cache key of a score, which depends on the reranker, the question and the passage."""
         return sha256_text(self.fingerprint, question, format_passage(passage))[:24]

@@ -133,24 +133,25 @@ def compare_rerankers(
     settings = settings or ComparisonSettings()
     rankings: dict[str, RankingResult] = {}
     coverage: dict[str, float] = {}
-    shortest = {"shortest first": ranking.ShortestFirstRanker()}
+    shortest = ranking.ShortestFirstRanker()
+    compared: dict[str, Reranker] = {**rerankers}
+    if settings.controls:
+        compared[shortest.name] = shortest
     for source in sources:
-        means = ranking.PassageMeanRanker(source.training)
-        compared = {**rerankers, **(shortest | {means.name: means} if settings.controls else {})}
-        ranked = ranking.rank_with_all(source.rows, compared, settings.margin, notify)
-        rankings[source.name] = ranking.measure_ranking(source.rows, ranked, settings.margin)
+        passage_means = ranking.PassageMeanRanker(source.training)
+        controls = {passage_means.name: passage_means} if settings.controls else {}
+        rankers = ranking.rank_with_all(source.rows, {**compared, **controls}, settings.margin, notify)
+        rankings[source.name] = ranking.measure_ranking(source.rows, rankers, settings.margin)
         if settings.controls:
-            coverage[source.name] = means.compute_coverage(source.rows)
+            coverage[source.name] = passage_means.compute_coverage(source.rows)
     answers = {}
     for llm, answerer in (answerers or {}).items():
         for data, rows in sources[0].by_data.items():
             usable = ranking.select_usable(rows)
-            ranked = ranking.rank_with_all(usable, {**rerankers, **(shortest if settings.controls else {})})
-            compared_rankers = [ranker for ranker in ranked if ranker.name != ORACLE]
-            compared_rankers += build_oracle_rankers(usable, sources)
-            answers[llm, data] = ranking.measure_answers(
-                usable, compared_rankers, answerer, settings.passage_counts, notify
-            )
+            rankers = ranking.rank_with_all(usable, compared)
+            # Each source has an oracle of its own, which replaces the one of the rows.
+            rankers = [ranker for ranker in rankers if ranker.name != ORACLE] + build_oracle_rankers(usable, sources)
+            answers[llm, data] = ranking.measure_answers(usable, rankers, answerer, settings.passage_counts, notify)
     return RerankerComparison(rankings, answers, coverage)
 
 
@@ -187,6 +188,7 @@ def build_reranker_tables(comparison: RerankerComparison) -> list[TextTable]:
 
 
 def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]:
+    """Build the tables of ranking measures by one source, and of their differences to the reference."""
     measures = result.measures
     basis = f"preferences by {source}, {len(measures.ids)} questions with passages of both kinds"
     title = f"Rankers: {basis}; a random order has P@1 {result.chance:.3f}"
@@ -204,6 +206,7 @@ def _build_ranking_tables(source: str, result: RankingResult) -> list[TextTable]
 def _build_ranker_table(
     title: str, rankers: list[str], values: EstimateTable, format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
+    """Build a table with a row for each ranker and a column for each measure."""
     rows = [
         (name, *(format_estimate(column[name]) if name in column else MISSING_VALUE for column in values.values()))
         for name in rankers
@@ -213,6 +216,7 @@ def _build_ranker_table(
 
 
 def _build_answer_tables(comparison: RerankerComparison) -> list[TextTable]:
+    """Build the tables of right answers, and of their differences to the reference ranker."""
     counts = {data: len(measures.ids) for (_, data), measures in comparison.answers.items()}
     basis = ", ".join(f"{data} ({n} questions)" for data, n in counts.items())
     reference = next(iter(comparison.answers.values())).reference
@@ -227,16 +231,23 @@ def _build_answer_tables(comparison: RerankerComparison) -> list[TextTable]:
 def _build_answer_table(
     title: str, values: Mapping[tuple[str, str], EstimateTable], format_estimate: Callable[[Estimate], str]
 ) -> TextTable:
-    """Build a table with a row for each LLM and ranker, and a column for each data set and number of passages."""
-    columns = list(dict.fromkeys((data, top) for (_, data), by_top in values.items() for top in by_top))
-    pairs = dict.fromkeys(
-        (llm, name) for (llm, _), by_top in values.items() for by_ranker in by_top.values() for name in by_ranker
-    )
-    rows = []
-    for llm, name in pairs:
-        cells = [values.get((llm, data), {}).get(top, {}).get(name) for data, top in columns]
-        rows.append((llm, name, *(MISSING_VALUE if cell is None else format_estimate(cell) for cell in cells)))
-    return TextTable(title, ("LLM", "ranker", *(f"{data}, {top}" for data, top in columns)), tuple(rows))
+    """Build a table with a row for each LLM and ranker, and a column for each data set and number of passages.
+
+    Args:
+        title: Title of the table.
+        values: Estimates by (LLM, data set), number of passages ('top 3'), and ranker.
+        format_estimate: Formats an estimate.
+    """
+    cells: dict[tuple[str, str], dict[str, str]] = {}  # (LLM, ranker) -> column -> text
+    columns: dict[str, None] = {}  # an ordered set
+    for (llm, data), by_top in values.items():
+        for top, by_ranker in by_top.items():
+            column = f"{data}, {top}"
+            columns[column] = None
+            for ranker, estimate in by_ranker.items():
+                cells.setdefault((llm, ranker), {})[column] = format_estimate(estimate)
+    rows = [(*pair, *(row.get(column, MISSING_VALUE) for column in columns)) for pair, row in cells.items()]
+    return TextTable(title, ("LLM", "ranker", *columns), tuple(rows))
 
 
 # --- as plain data --------------------------------------------------------------------------------
@@ -264,11 +275,13 @@ def reranker_comparison_to_dict(comparison: RerankerComparison) -> dict[str, Any
 
 
 def _measures_to_dict(measures: RankerMeasures) -> dict[str, Any]:
+    """Convert means and differences of rankers to plain data."""
     differences = {other: _table_to_dict(table) for other, table in measures.differences.items()}
     return {"values": _table_to_dict(measures.means), "less": differences}
 
 
 def _table_to_dict(table: EstimateTable) -> dict[str, dict[str, Any]]:
+    """Convert estimates by measure and ranker to plain data."""
     return {
         measure: {name: asdict(estimate) for name, estimate in by_ranker.items()}
         for measure, by_ranker in table.items()

@@ -85,7 +85,7 @@ def predict_action_success(training: ActionOutcomes, needs: FloatArray) -> Float
     from knowgate.training.classifiers import fit_platt_scaling
 
     predictions = []
-    for right in training.right.T:
+    for right in training.right.T:  # one action after the other
         scaling = fit_platt_scaling(1 - training.needs, right)
         # There is nothing to fit if all answers, or none, are correct.
         is_constant = scaling["kind"] == "none"

@@ -59,12 +59,13 @@ def read_server_log(location: LogLocation, arm: str | None = None) -> LoggedTraf
     decisions = ((key, _parse_record(text, log.left_out)) for key, text in _read_rows(location, DECISIONS_QUERY))
     usable = [(key, record) for key, record in decisions if record and _is_usable(record, arm, log.left_out)]
     counts = Counter((str(record["gate"]), record["threshold"]) for _, record in usable)
-    audits: dict[str, list[tuple[str, float]]] = {}
+    most_frequent = counts.most_common(1)[0][0] if counts else None
+    audits: dict[str, list[tuple[str, float]]] = {}  # checks of decisions by answering both ways, by decision
     for decision, kind, lost in _read_rows(location, AUDITS_QUERY):
         audits.setdefault(decision, []).append((kind, lost))
     for key, record in usable:
         gate, threshold = str(record["gate"]), record["threshold"]
-        if (gate, threshold) != counts.most_common(1)[0][0]:
+        if (gate, threshold) != most_frequent:
             _count_left_out(log.left_out, "of another gate or threshold")
             continue
         log.events.append(_make_event(record, audits.get(key, ())))
@@ -125,6 +126,7 @@ def _read_rows(location: LogLocation, query: str) -> Iterator[tuple[Any, ...]]:
 
 
 def _read_postgres_rows(address: DatabaseAddress, query: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a query, whose tables are looked for in the schema of the address."""
     database = open_postgres(address)
     select, _, table = query.partition(" FROM ")
     if database.read("SELECT to_regclass(?) IS NULL", [f"{address.schema}.decisions"])[0][0]:
@@ -202,6 +204,7 @@ def _is_usable(record: Mapping[str, Any], arm: str | None, left_out: dict[str, i
 
 
 def _count_left_out(left_out: dict[str, int], reason: str) -> None:
+    """Count one more record that is left out for this reason."""
     left_out[reason] = left_out.get(reason, 0) + 1
 
 
@@ -210,9 +213,11 @@ def _make_event(record: Mapping[str, Any], audits: Sequence[tuple[str, float]]) 
 
     Args:
         record: The decision.
-        audits: (kind, lost) of each audit of the decision, oldest first. The last one that applies counts.
+        audits: (kind, lost) of each audit of the decision, oldest first: whether skipping loses the answer. The last one
+            that applies counts.
     """
     retrieved, times = bool(record["retrieve"]), record.get("milliseconds") or {}
+    # A rule decides the same at every threshold, so need becomes 0 or 1.
     need = float(retrieved) if record.get("rule") else float(record["need"])
     reading_seconds = sum(float(times.get(stage, 0.0)) for stage in SERVER_DECISION_STAGES) / 1000
     rest = EventCost(seconds=max(0.0, float(times.get("total", 0.0)) / 1000 - reading_seconds))

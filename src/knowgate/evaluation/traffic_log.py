@@ -150,9 +150,10 @@ def parse_event(record: Mapping[str, Any]) -> TrafficEvent:
 
 
 def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) -> TrafficEvent:
-    """Parse a record of an answered question, with the costs of every stage.
+    """Parse a record of an answered question, with the costs of every stage: seconds, prompt and completion tokens, GPU.
 
-    Missing token counts of the prompt and the answer are estimated from the texts. Other missing amounts are NaN.
+    Only the answer that was given has a recorded cost. Missing token counts of the prompt and the answer are estimated
+    from the texts. Other missing amounts are NaN.
     """
     seconds, tokens = _get_numbers(record, "seconds"), _get_numbers(record, "tokens")
     passages, has_full_draft = _get_passages(record), "draft" in record
@@ -166,18 +167,15 @@ def _parse_answer(record: Mapping[str, Any], need: float, *, retrieved: bool) ->
     draft, answer = tokens.get("draft", math.nan), tokens.get("answer", estimate_tokens(_get_text(record, "answer")))
     reading = EventCost(reading_seconds, closed_prompt if draft else 0.0, draft, reading_seconds)
     if retrieved:
-        # If the gate read a full draft, skipping would have cost nothing more.
-        closed = EventCost(0.0, 0.0, 0.0, 0.0) if has_full_draft else EventCost()
         opened = EventCost(rest_seconds, open_prompt, answer, answer_seconds)
-        closed_only = (
-            EventCost(reading_seconds, closed_prompt, draft, reading_seconds)
-            if has_full_draft
-            else EventCost(prompt=closed_prompt)
-        )
+        closed, closed_only = EventCost(), EventCost(prompt=closed_prompt)
+        if has_full_draft:  # the draft is the closed-book answer, so skipping would have cost nothing more
+            closed = EventCost(0.0, 0.0, 0.0, 0.0)
+            closed_only = EventCost(reading_seconds, closed_prompt, draft, reading_seconds)
     else:
-        remaining = _subtract(answer, draft)
-        closed = EventCost(rest_seconds, 0.0 if draft else closed_prompt, remaining, answer_seconds)
         opened = EventCost()
+        remaining = _subtract(answer, draft)  # the answer continues the draft
+        closed = EventCost(rest_seconds, 0.0 if draft else closed_prompt, remaining, answer_seconds)
         total_seconds = reading_seconds + rest_seconds
         closed_only = EventCost(total_seconds, closed_prompt, answer, reading_seconds + answer_seconds)
     loses_answer = _answers_differ(record, has_passages=bool(passages))
@@ -268,16 +266,11 @@ def read_label_run_traffic(path: Path, gate: str | None, arbiter: str | None = N
     seconds_per_token = _get_seconds_per_token(path)
     retrieved_right = table.always_right if arbiter is None else arbitrate(table, arbiter).right
     losses, gains = retrieved_right & ~table.closed_right, table.closed_right & ~retrieved_right
-    events = [
-        replace(
-            _make_graded_event(
-                row, float(need), float(draft), None if table.open_right is None else bool(loss), seconds_per_token
-            ),
-            extra_calls=scores.calls,
-            gains_answer=bool(gain),
-        )
-        for row, need, draft, loss, gain in zip(table.rows, scores.needs, draft_tokens, losses, gains, strict=True)
-    ]
+    events = []
+    for row, need, draft, loss, gain in zip(table.rows, scores.needs, draft_tokens, losses, gains, strict=True):
+        loses_answer = None if table.open_right is None else bool(loss)
+        event = _make_graded_event(row, float(need), float(draft), loses_answer, seconds_per_token)
+        events.append(replace(event, extra_calls=scores.calls, gains_answer=bool(gain)))
     log = LoggedTraffic(path, events, left_out=left_out, own_threshold=scores.threshold, n_estimated=len(events))
     log.gates[scores.name] = log.models[str(table.settings["model"])] = len(events)
     return log
@@ -301,11 +294,13 @@ def _get_seconds_per_token(path: Path) -> float:
 
 def _count_answer_tokens(answer: GradedAnswer | None) -> float:
     """Count the tokens of an answer, or its words if tokens are not stored; NaN if neither is."""
-    if answer is not None and answer.tokens is None and answer.n_tokens is not None:
-        return float(answer.n_tokens)
-    if answer is None or (answer.tokens is None and not answer.text):
+    if answer is None:
         return math.nan
-    return float(len(answer.tokens) if answer.tokens is not None else len(answer.text.split()))
+    if answer.tokens is not None:
+        return float(len(answer.tokens))
+    if answer.n_tokens is not None:
+        return float(answer.n_tokens)
+    return float(len(answer.text.split())) if answer.text else math.nan
 
 
 def _make_graded_event(
@@ -313,7 +308,12 @@ def _make_graded_event(
 ) -> TrafficEvent:
     """Make the event of a labeled question, with prompt tokens estimated from the texts.
 
-    `draft` is the number of draft tokens that the gate reads. The closed-book answer continues the draft.
+    Args:
+        row: The labeled question.
+        need: Need for retrieval that the gate gives.
+        draft: Number of draft tokens that the gate reads. The closed-book answer continues the draft.
+        loses_answer: Whether skipping the search loses the correct answer; None if unknown.
+        seconds_per_token: GPU seconds of the LLM per generated token.
     """
     closed_prompt = estimate_tokens(row.question)
     closed, opened = _count_answer_tokens(row.closed), _count_answer_tokens(row.open)

@@ -46,7 +46,10 @@ def get_field(meta: Mapping[str, Any], extra: Mapping[str, Any], key: str) -> An
         key: Name or dotted path, such as 'correct.nor' or 'meta.correct.nor'.
     """
     value = find_field(meta, key)
-    return find_field({**extra, "meta": meta}, key) if value is None else value
+    if value is not None:
+        return value
+    whole_record = {**extra, "meta": meta}
+    return find_field(whole_record, key)
 
 
 def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None:
@@ -66,7 +69,7 @@ def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None
         word = value.strip().lower()
         if not word:
             return None
-        if pass_score is None and word in RIGHT_WORDS | WRONG_WORDS:
+        if pass_score is None and word in RIGHT_WORDS | WRONG_WORDS:  # with `pass_score`, '1' is a score
             return word in RIGHT_WORDS
     try:
         score = float(value)
@@ -76,7 +79,7 @@ def parse_grade(value: Any, pass_score: float | None, where: str) -> bool | None
         raise BadInput(f"{where} is {format_value(value)}, which is not a grade. Write true, false, 0, 1 or a score.")
     if pass_score is not None:
         return score >= pass_score
-    if score not in (-1, 0, 1):
+    if score not in (-1, 0, 1):  # some tools write -1 for a thumb down
         raise BadInput(f"{where} is the score {score:g}. Set `pass_score`: scores of at least that value are right.")
     return score == 1
 
@@ -95,8 +98,8 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
     if value is None:
         return None
     try:
-        content = [_make_chat_token(item) for item in value] if isinstance(value, list) else None
-        tokens = parse_logprobs(value if content is None else {"content": content})
+        is_list = isinstance(value, list)  # otherwise it already is OpenAI's field
+        tokens = parse_logprobs({"content": [_make_chat_token(item) for item in value]} if is_list else value)
     except (ModelError, KeyError, TypeError, ValueError):
         tokens = None
     if tokens is None:
@@ -108,13 +111,18 @@ def parse_tokens(value: Any, where: str) -> tuple[Token, ...] | None:
 
 
 def _make_chat_token(item: Any) -> dict[str, Any]:
-    """Convert a token to the format of chat responses; a bare number is a token without text."""
+    """Convert a recorded token, an object or a bare log-probability, to the format of OpenAI's chat responses.
+
+    Its most probable tokens are a mapping from token to log-probability, a list of such pairs, or a list of objects.
+    """
     if not isinstance(item, Mapping):
         return {"token": "", "logprob": item}
     top = item.get("top_logprobs") or item.get("top") or ()
-    pairs = top.items() if isinstance(top, Mapping) else top
-    listed = [pair if isinstance(pair, Mapping) else {"token": pair[0], "logprob": pair[1]} for pair in pairs]
-    return {"token": item.get("token", ""), "logprob": item["logprob"], "top_logprobs": listed}
+    entries = top.items() if isinstance(top, Mapping) else top
+    top_tokens = [
+        entry if isinstance(entry, Mapping) else {"token": entry[0], "logprob": entry[1]} for entry in entries
+    ]
+    return {"token": item.get("token", ""), "logprob": item["logprob"], "top_logprobs": top_tokens}
 
 
 def parse_passages(value: Any) -> tuple[Passage, ...]:
@@ -122,12 +130,15 @@ def parse_passages(value: Any) -> tuple[Passage, ...]:
 
     Entries without a text are left out.
     """
-    items = value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return ()
+    items = value if isinstance(value, list) else [value]
     passages = [_parse_passage(item, number) for number, item in enumerate(items)]
     return tuple(passage for passage in passages if passage.text.strip())
 
 
 def _parse_passage(item: Any, number: int) -> Passage:
+    """Parse a text, or an object with text and title in one of the usual fields; `number` is the id if it has none."""
     if not isinstance(item, Mapping):
         return Passage(str(number), item if isinstance(item, str) else "")
     texts = (extract_text(find_field(item, name)) for name in PASSAGE_TEXT_FIELDS)
@@ -155,12 +166,13 @@ def parse_token_counts(value: Any, where: str) -> tuple[int | None, int | None]:
 
 
 def _parse_count(value: Any, where: str) -> int | None:
+    """Parse a number of at least 0 and round it; None means not recorded. `where` names the field in errors."""
     number = parse_amount(value, where)
     return None if number is None else round(number)
 
 
 def parse_amount(value: Any, where: str) -> float | None:
-    """Parse a number of at least 0; None and empty texts mean not recorded. Raises BadInput for other values."""
+    """Parse a number of at least 0; None and empty texts mean not recorded. `where` names the field in errors."""
     if value is None or value == "":
         return None
     try:
@@ -225,13 +237,16 @@ class ImportOptions(Options):
     open_seconds: str = option("", "The same for the open-book answer.", metavar="KEY")
 
     def get_key(self, answer: str, suffix: str = "") -> str:
-        """Return a key of the closed, open or iterative answer; "" if it is not set."""
+        """Return the name of the field that holds the closed, open or iterative answer; "" if it was not recorded.
+
+        With the suffix '_correct', '_tokens' or '_seconds', the field that holds its grade or cost.
+        """
         return str(getattr(self, answer + suffix, ""))
 
 
 @dataclass(frozen=True)
 class RecordedQuestion:
-    """A question and the other fields of its record."""
+    """A question and the other fields of its record, which hold answers recorded elsewhere."""
 
     question: Question
     extra: ExtraFields
@@ -279,7 +294,7 @@ def import_answers(
         _check_all_have_text(records, key)
     for key in (options.closed_correct, options.open_correct, options.iterative_correct):
         _check_any_has(records, key)
-    rows = _make_all_rows(records, grader, options)  # before anything is written
+    rows = _make_all_rows(records, grader, options)  # invalid fields are reported before anything is written
     with folder.exclusive():
         folder.start(_describe_import(questions, grader, llm, data, options), describe_environment())
         done = folder.done()
@@ -291,10 +306,10 @@ def import_answers(
 
 def _make_all_rows(records: Sequence[RecordedQuestion], grader: Grader, options: ImportOptions) -> list[LabelRow]:
     """Make the label rows of all questions, graded as recorded or by the grader."""
-    answers = [_make_answers(records, name, grader, options) for name in ANSWER_NAMES]
+    closed, opened, iterative = (_make_answers(records, name, grader, options) for name in ANSWER_NAMES)
     return [
-        _make_row(record, grader, options, closed, opened, iterative)
-        for record, closed, opened, iterative in zip(records, *answers, strict=True)
+        _make_row(record, grader, options, *answers)
+        for record, *answers in zip(records, closed, opened, iterative, strict=True)
     ]
 
 
@@ -306,34 +321,40 @@ def _make_row(
     opened: GradedAnswer | None,
     iterative: GradedAnswer | None,
 ) -> LabelRow:
+    """Make the label row of a question from its answers without passages, with passages, and after several rounds.
+
+    Log-probabilities are left out of `meta`, because the closed-book answer holds them.
+    """
     question = record.question
     row = make_empty_row(question, detect_question_language(question), grader)
-    passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
-    both = closed is not None and opened is not None
-    return replace(
+    row = replace(
         row,
         grader=RECORDED_GRADER if options.closed_correct else row.grader,
         meta=_drop_field(question.meta, options.logprobs),
         closed=closed,
         open=opened,
         iterative=iterative,
-        benefit=retrieval_benefit(closed.correct, opened.correct) if closed and opened else None,
-        passages=passages if both else (),
         tokens=sum(answer.n_tokens or len(answer.tokens or ()) for answer in (closed, opened) if answer),
     )
+    if closed is None or opened is None:
+        return row
+    passages = parse_passages(record.get(options.passages)) if options.passages else question.contexts
+    return replace(row, passages=passages, benefit=retrieval_benefit(closed.correct, opened.correct))
 
 
 def _make_answers(
     records: Sequence[RecordedQuestion], name: str, grader: Grader, options: ImportOptions
 ) -> list[GradedAnswer | None]:
     """Make the closed, open or iterative answers of all questions; None for all if they were not recorded."""
-    key, grade_key = options.get_key(name), options.get_key(name, "_correct")
+    key = options.get_key(name)
     if not key:
         return [None] * len(records)
+    has_recorded_grades = bool(options.get_key(name, "_correct"))
+    second_grader = grader.name if has_recorded_grades else ""  # recorded grades count more than those of the grader
     texts = [str(record.get(key)) for record in records]
     verdicts = [grade.correct for grade in grader.grade(texts, [record.question for record in records])]
     return [
-        _make_answer(record, name, text, verdict, grader.name if grade_key else "", options)
+        _make_answer(record, name, text, verdict, second_grader, options)
         for record, text, verdict in zip(records, texts, verdicts, strict=True)
     ]
 
@@ -341,38 +362,38 @@ def _make_answers(
 def _make_answer(
     record: RecordedQuestion, name: str, text: str, verdict: bool | None, second_grader: str, options: ImportOptions
 ) -> GradedAnswer:
-    """Make one answer.
+    """Make one answer with its grade and cost from the recorded fields.
 
     Args:
-        record: The question.
-        name: closed, open or iterative.
+        record: The question with its recorded fields.
+        name: Which answer it is: 'closed', 'open' or 'iterative'.
         text: The answer.
         verdict: Grade of the string rule.
         second_grader: Name of the string rule if the recorded grade counts; "" if the string rule counts.
-        options: The keys.
+        options: Names of the recorded fields.
     """
-    keys = {suffix: options.get_key(name, suffix) for suffix in ("_correct", "_tokens", "_seconds")}
-    values = {suffix: (record.get(key), record.describe(key)) for suffix, key in keys.items()}
-    prompt_tokens, n_tokens = parse_token_counts(*values["_tokens"])
-    tokens = None
-    if name == "closed" and options.logprobs:
-        tokens = parse_tokens(record.get(options.logprobs), record.describe(options.logprobs))
-    recorded, where = values["_correct"]
+
+    def read(key: str) -> tuple[Any, str]:  # the value of a field, and how errors name it
+        return record.get(key), record.describe(key)
+
+    prompt_tokens, n_tokens = parse_token_counts(*read(options.get_key(name, "_tokens")))
+    has_logprobs = name == "closed" and options.logprobs
+    grade, where = read(options.get_key(name, "_correct"))
     return GradedAnswer(
         text,
-        tokens,
-        correct=parse_grade(recorded, options.pass_score, where) if second_grader else verdict,
+        parse_tokens(*read(options.logprobs)) if has_logprobs else None,
+        correct=parse_grade(grade, options.pass_score, where) if second_grader else verdict,
         other_grades={second_grader: verdict} if second_grader and verdict is not None else {},
         n_tokens=n_tokens,
         prompt_tokens=prompt_tokens,
-        seconds=parse_amount(*values["_seconds"]),
+        seconds=parse_amount(*read(options.get_key(name, "_seconds"))),
     )
 
 
 def _drop_field(meta: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return `meta` without a field that is stored elsewhere in the row."""
+    """Return `meta` without the field that `key` names ('logprobs' or 'meta.logprobs')."""
     name = key.removeprefix(META_PREFIX)
-    return {field: value for field, value in meta.items() if field != name} if name in meta else meta
+    return {field: value for field, value in meta.items() if field != name}
 
 
 def _check_all_have_text(records: Sequence[RecordedQuestion], key: str) -> None:

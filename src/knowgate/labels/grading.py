@@ -1,19 +1,17 @@
-"""Graders decide whether an answer is right, by string rules or by asking another LLM, the judge.
-
-Also measures how often graders agree with each other.
-"""
+"""Graders decide whether an answer is right, by string rules or by asking another LLM, the judge."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from knowgate.core.text import get_gold_letter, grade_choice, grade_contains, is_exact_match, normalize
+from knowgate.data.runs.rows import GradedAnswer, LabelRow
+from knowgate.data.signals import samples
 from knowgate.errors import BadSetting, UnknownName
 from knowgate.models.prompts.templates import detect_question_language, load_packaged_templates
-from knowgate.stats.proportions import GraderAgreement, measure_agreement
 from knowgate.types import Model, Prompt, Question
 
 YES_PATTERN = re.compile(r"\b(1|yes|true)\b|是|包含|蕴含", re.IGNORECASE)
@@ -61,12 +59,14 @@ class StringGrader:
 
     def grade(self, answers: Sequence[str], questions: Sequence[Question]) -> list[Grade]:
         """Grade answers. Samples of a question are often equal, so equal answers to it are graded only once."""
-        grades: dict[tuple[str, int], Grade] = {}
-        pairs = [(answer, id(question)) for answer, question in zip(answers, questions, strict=True)]
-        for pair, question in zip(pairs, questions, strict=True):
-            if pair not in grades:
-                grades[pair] = self._grade_answer(pair[0], question)
-        return [grades[pair] for pair in pairs]
+        cache: dict[tuple[str, int], Grade] = {}  # by answer and id() of the question
+        grades = []
+        for answer, question in zip(answers, questions, strict=True):
+            key = (answer, id(question))
+            if key not in cache:
+                cache[key] = self._grade_answer(answer, question)
+            grades.append(cache[key])
+        return grades
 
     def _grade_answer(self, answer: str, question: Question) -> Grade:
         """Grade one answer; `correct` is None if the question has no gold answer."""
@@ -108,10 +108,11 @@ class JudgeGrader:
         completions = (
             self.model.generate([Prompt(text) for text in unique], max_tokens=VERDICT_TOKENS) if unique else []
         )
-        grades = {text: _parse_verdict(row[0].text) for text, row in zip(unique, completions, strict=True)}
+        grades = {text: _parse_verdict(verdict.text) for text, (verdict, *_) in zip(unique, completions, strict=True)}
         return [Grade(None) if prompt is None else grades[prompt] for prompt in prompts]
 
     def _make_prompt(self, answer: str, question: Question) -> str:
+        """Fill the template of the judge's style, in the language of the question."""
         values = {"prediction": answer, "answer": " / ".join(list_gold_answers(question)), "query": question.text}
         return load_packaged_templates("judge").fill(self.style, detect_question_language(question), **values)
 
@@ -140,7 +141,7 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
     Args:
         name: exact, contains, choice or judge.
         judge: Model that judges; required if `name` is 'judge', otherwise ignored.
-        style: What the judge is asked; see `JudgeGrader`.
+        style: What the judge is asked: does the answer contain, or imply, the gold answer?
 
     Raises:
         UnknownName: There is no such grader, or `judge` is missing.
@@ -155,12 +156,15 @@ def load_grader(name: str, judge: Model | None = None, style: Literal["contains"
 def load_graders(
     names: str, judge: Model | None = None, style: Literal["contains", "implies"] = "implies"
 ) -> tuple[Grader, Grader | None]:
-    """Create the grader whose verdicts count and, if a second one is named, the one whose verdicts are also stored.
+    """Create one or two graders by name.
 
     Args:
-        names: One or two names, separated by a comma; see `load_grader`.
-        judge: Model that judges, for 'judge'.
-        style: What the judge is asked.
+        names: One or two of exact, contains, choice and judge, separated by a comma.
+        judge: Model that judges; required for 'judge'.
+        style: What the judge is asked: does the answer contain, or imply, the gold answer?
+
+    Returns:
+        The grader whose verdicts count, and the second one, whose verdicts are only stored; None if none is named.
 
     Raises:
         BadSetting: More than two graders are named, or one is named twice.
@@ -173,19 +177,33 @@ def load_graders(
     return graders[0], graders[1] if len(graders) > 1 else None
 
 
-# --- agreement ------------------------------------------------------------------------------------
+def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
+    """Return the answer with its grades, and with mastery and certainty computed from its samples.
 
-
-def compute_agreement(
-    first: str, second: str, first_verdicts: Sequence[bool | None], second_verdicts: Sequence[bool | None]
-) -> GraderAgreement:
-    """Measure how often two graders agree, over the answers that both could grade.
+    Mastery is the share of right samples. Certainty is 1 if all samples are equal and 0 if all differ.
 
     Args:
-        first: Name of the first grader.
-        second: Name of the second grader.
-        first_verdicts: Verdicts of the first grader; None for an answer that it could not grade.
-        second_verdicts: Verdicts of the second grader on the same answers.
+        answer: Answer without grades.
+        grades: Grade of the greedy answer, followed by the grades of the samples.
+        question: The question, whose choices decide which sampled answers are equal.
     """
-    pairs = [(a, b) for a, b in zip(first_verdicts, second_verdicts, strict=True) if a is not None and b is not None]
-    return measure_agreement("both", (first, second), pairs)
+    sampled = tuple(grade.correct for grade in grades[1:])
+    return replace(
+        answer,
+        correct=grades[0].correct,
+        sample_correct=sampled,
+        mastery=samples.mastery(sampled),
+        certainty=samples.certainty([samples.canonical_answer(text, question) for text in answer.samples]),
+    )
+
+
+def compare_answers(row: LabelRow) -> LabelRow:
+    """Add whether retrieval helped or hurt; a row that lacks one of the two answers is returned unchanged."""
+    if row.closed is None or row.open is None:
+        return row
+    return replace(
+        row,
+        effect_mastery=samples.retrieval_effect(row.closed.mastery, row.open.mastery),
+        effect_certainty=samples.retrieval_effect(row.closed.certainty, row.open.certainty),
+        benefit=samples.retrieval_benefit(row.closed.correct, row.open.correct),
+    )

@@ -86,6 +86,7 @@ def is_time_sensitive(meta: Mapping[str, Any]) -> bool:
 
 
 def _get_label(meta: Mapping[str, Any], known: bool) -> KnowledgeLabel:
+    """Return the label of a question in the history log; `meta` says whether its answer changes over time."""
     if known:
         return KnowledgeLabel.KNOWN
     return KnowledgeLabel.TIME_SENSITIVE if is_time_sensitive(meta) else KnowledgeLabel.UNKNOWN

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
 from knowgate.data.runs.rows import GradedAnswer, LabelRow, build_ungraded_answer
 from knowgate.data.signals import confidence, samples
 from knowgate.errors import BadSetting, DeviceError, KnowgateError, OutOfMemory, ServerError, UnsupportedSignal
-from knowgate.labels.grading import Grade, Grader, StringGrader, list_gold_answers
+from knowgate.labels.grading import Grader, StringGrader, add_grades, compare_answers, list_gold_answers
 from knowgate.labels.mask import mask_passages
 from knowgate.labels.options import DEFAULT_PASSAGES, LabelPlan
 from knowgate.labels.passages import (
@@ -113,29 +114,33 @@ class Labeler:
     def start(self, questions: Sequence[Question], *, can_defer: bool = True) -> BatchFinisher:
         """Let the LLM answer a batch, and return a function that grades the answers and returns the label rows.
 
-        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error. A failed
-        GPU, and a failed server with a single question, stop the run with an error.
+        If the batch fails, its questions are labeled one by one, and those that fail get a row with the error.
 
         Args:
             questions: The batch.
             can_defer: Whether the returned function may do the grading, possibly in another thread. If False, the
                 batch is graded before this method returns.
+
+        Raises:
+            DeviceError: The GPU failed, so that all other questions would fail as well.
+            ServerError: The server of the LLM failed, even for a single question.
         """
         try:
             finish = self._answer(questions)
             return finish if can_defer and self._can_finish_in_thread else _make_finisher(finish())
-        except DeviceError:  # all other questions would fail as well
+        except DeviceError:
             raise
         except KnowgateError as error:
             if len(questions) == 1:
                 if isinstance(error, ServerError):
                     raise
                 return _make_finisher(self.make_failed_batch(questions[0], str(error)))
+        # Outside of `except`, so that the memory that the error's traceback refers to is free.
         return _make_finisher(self._label_one_by_one(questions))
 
     @property
     def _can_finish_in_thread(self) -> bool:
-        """Whether grading needs no further LLM call; a judge, masked passages and iterative retrieval do."""
+        """Whether grading needs no LLM. A judge, answers with masked passages, and iterative answers need one."""
         return self._compares_strings and not self.plan.mask and not self.plan.iterative
 
     @property
@@ -166,57 +171,59 @@ class Labeler:
         return LabeledBatch([replace(self._make_empty_row(question), error=reason)])
 
     def _make_empty_row(self, question: Question) -> LabelRow:
+        """Make the label row of a question before it is answered."""
         return make_empty_row(question, self.prompts.language(question), self.grader)
 
     # --- one batch --------------------------------------------------------------------------------
 
     def _answer(self, questions: Sequence[Question]) -> BatchFinisher:
-        """Answer closed-book and open-book, and return a function that finishes the label rows.
+        """Answer without passages (closed) and with passages (opened); return a function that finishes the label rows.
 
         While the LLM generates, one thread searches passages and then grades the closed-book answers.
         """
         start = time.perf_counter()
         with ThreadPoolExecutor(1, "knowgate-label") as thread:
             search = thread.submit(self.find_passages or self.passage_finder.find, questions)
-            prompts = [self.prompts.closed(question) for question in questions]
-            closed = self._read(prompts, self.plan.samples, with_states=True)
-            closed_rows = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
+            closed_prompts = [self.prompts.closed(question) for question in questions]
+            closed = self._read(closed_prompts, self.plan.samples, with_states=True)
+            graded = self._grade_in_thread(thread, lambda: self._make_closed_rows(questions, closed))
             signals = self._read_signals(questions, closed)
-            evidence, prompts = self._select_evidence(questions, search.result())
-            opened = self._read_open_answers(prompts)
+            evidence, open_prompts = self._select_evidence(questions, search.result())
+            opened = self._read_open_answers(open_prompts)
 
         def finish() -> LabeledBatch:
-            pairs = zip(closed_rows.result(), signals, strict=True)
+            pairs = zip(graded.result(), signals, strict=True)
             rows = [replace(row, signals=row_signals) for row, row_signals in pairs]
             rows = self._add_open_answers(rows, questions, evidence, opened)
             seconds = (time.perf_counter() - start) / len(questions)
-            return LabeledBatch([replace(_compare_answers(row), seconds=seconds) for row in rows], _pack_states(closed))
+            return LabeledBatch([replace(compare_answers(row), seconds=seconds) for row in rows], _pack_states(closed))
 
         return finish
 
     def _grade_in_thread(self, thread: Executor, work: Callable[[], Result]) -> Future[Result]:
-        """Grade in the thread if the grader compares strings, otherwise right here.
+        """Call `work`, which grades answers, in the thread if graders compare strings, otherwise right here.
 
-        A judge may be the model that is answering, which must not be called from two threads.
+        A judge may be the LLM that is answering, which must not be called from two threads.
         """
         if self._compares_strings:
             return thread.submit(work)
-        done: Future[Result] = Future()
-        done.set_result(work())
-        return done
+        finished: Future[Result] = Future()
+        finished.set_result(work())
+        return finished
 
     def _make_closed_rows(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[LabelRow]:
-        return self._add_answers(
-            [self._make_empty_row(question) for question in questions], questions, "closed", closed
-        )
+        """Make label rows with the graded closed-book answers, which `closed` holds."""
+        rows = [self._make_empty_row(question) for question in questions]
+        return self._add_answers(rows, questions, "closed", closed)
 
     def _read(self, prompts: Sequence[Prompt], n_samples: int, *, with_states: bool = False) -> list[Reading]:
-        """Generate a greedy answer (draft) and sampled answers to each prompt.
+        """Generate a greedy answer (draft) and sampled answers to each prompt; a reading holds all of them.
 
         Args:
             prompts: The prompts.
             n_samples: Number of sampled answers to return.
-            with_states: Also record the hidden states of the plan's layers, and the states that SeaKR compares.
+            with_states: Also record the hidden states of the plan's layers, and those of sampled answers that the SeaKR
+                method compares.
         """
         plan = self.plan
         seakr_samples = plan.seakr if with_states else 0  # SeaKR may need more samples than are returned
@@ -236,19 +243,26 @@ class Labeler:
         return [replace(reading, resume=None, samples=reading.samples[:n_samples]) for reading in readings]
 
     def _read_signals(self, questions: Sequence[Question], closed: Sequence[Reading]) -> list[dict[str, float]]:
-        """Return further signals of each question by name: self-assessment, and SeaKR if the plan asks for it."""
+        """Return further signals of each question by name: the LLM's self-assessment, and SeaKR if it is planned.
+
+        SeaKR is how much the hidden states of sampled answers, which `closed` holds, differ.
+        """
         assessments = self._assess(questions)
         return [signals | self._measure_seakr(reading) for signals, reading in zip(assessments, closed, strict=True)]
 
     def _measure_seakr(self, reading: Reading) -> dict[str, float]:
-        """Measure how much the hidden states of the samples differ; empty if they were not recorded."""
+        """Measure how much the hidden states of the sampled answers differ; empty if they were not recorded."""
         if reading.sample_states is None:
             return {}
         states = reading.sample_states[: self.plan.seakr]
         return {samples.SEAKR_END: samples.log_determinant(states), samples.SEAKR_SIZE: samples.log_mean_square(states)}
 
     def _assess(self, questions: Sequence[Question]) -> list[dict[str, float]]:
-        """Ask the LLM whether it can answer; returns the logit of yes minus that of no, or {} if it gives no logits."""
+        """Ask the LLM whether it can answer each question.
+
+        Returns:
+            For each question, the logit of yes minus that of no, by the signal's name; {} if the LLM gives no logits.
+        """
         if Signal.LABELS not in self.model.offers:
             return [{} for _ in questions]
         prompts = [build_self_assessment_prompt(question, *confidence.ASSESSMENT_LABELS) for question in questions]
@@ -257,10 +271,10 @@ class Labeler:
         except UnsupportedSignal:  # the answers are still useful without the self-assessment
             return [{} for _ in questions]
         return [
-            {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(rows)}
-            if confidence.has_distinct_logits(rows)
+            {confidence.SELF_ASSESSMENT: confidence.self_assessment_logit(question_logits)}
+            if confidence.has_distinct_logits(question_logits)
             else {}
-            for rows in logits
+            for question_logits in logits
         ]
 
     # --- open book --------------------------------------------------------------------------------
@@ -268,7 +282,11 @@ class Labeler:
     def _select_evidence(
         self, questions: Sequence[Question], results: PassageSearchResults
     ) -> tuple[list[Evidence], list[Prompt]]:
-        """Select the passages that fit the context window, and make prompts for the questions that have any."""
+        """Select the passages of each question that fit the context window.
+
+        Returns:
+            The selected passages of all questions, and the open-book prompts of the questions that have passages.
+        """
         ranked = self.passage_finder.rank(questions, results.passages)
         fitting = fit_passages_batch(self.model, self.prompts, questions, ranked, self.plan.max_tokens)
         evidence = [
@@ -279,6 +297,7 @@ class Labeler:
         return evidence, [self.prompts.open(question, item.passages) for question, item in pairs if item.passages]
 
     def _read_open_answers(self, prompts: Sequence[Prompt]) -> list[Reading]:
+        """Generate the planned number of answers to open-book prompts."""
         n_samples = self.plan.samples if self.plan.open_samples is None else self.plan.open_samples
         return self._read(prompts, n_samples) if prompts else []
 
@@ -289,23 +308,31 @@ class Labeler:
         evidence: Sequence[Evidence],
         opened: Sequence[Reading],
     ) -> list[LabelRow]:
-        """Add passages to all rows, open-book answers to those with passages, and masked and iterative ones if planned."""
+        """Add the passages to all rows, and graded open-book answers to the rows that have passages.
+
+        Args:
+            rows: Rows with closed-book answers.
+            questions: The question of each row.
+            evidence: The passages of each row.
+            opened: Open-book answers of the rows with passages.
+        """
         rows = [
             replace(row, passages=item.passages, cut=item.n_truncated, answer_frequency=item.frequency)
             for row, item in zip(rows, evidence, strict=True)
         ]
-        numbers = [number for number, row in enumerate(rows) if row.passages]
-        if not numbers:
+        with_passages = [number for number, row in enumerate(rows) if row.passages]
+        if not with_passages:
             return rows
-        answered = [questions[number] for number in numbers]
-        shown = [rows[number].passages for number in numbers]
-        checked = list(map(self.prompts.check_open_reading, answered, shown, opened))
-        open_rows = self._add_answers([rows[number] for number in numbers], answered, "open", checked)
+        open_rows = [rows[number] for number in with_passages]
+        open_questions = [questions[number] for number in with_passages]
+        shown = [row.passages for row in open_rows]
+        checked = list(map(self.prompts.check_open_reading, open_questions, shown, opened))
+        open_rows = self._add_answers(open_rows, open_questions, "open", checked)
         if self.plan.mask:
-            open_rows = self._add_masked_answers(open_rows, answered)
+            open_rows = self._add_masked_answers(open_rows, open_questions)
         if self.plan.iterative:
-            open_rows = self._add_iterative_answers(open_rows, answered)
-        for number, row in zip(numbers, open_rows, strict=True):
+            open_rows = self._add_iterative_answers(open_rows, open_questions)
+        for number, row in zip(with_passages, open_rows, strict=True):
             rows[number] = row
         return rows
 
@@ -315,8 +342,9 @@ class Labeler:
         prompts = [self.prompts.open(question, passages) for question, passages in zip(questions, masked, strict=True)]
         if self.plan.mask_samples:
             return self._add_answers(rows, questions, "mask", self._read(prompts, self.plan.mask_samples))
+        # Without samples, plain greedy generation is enough.
         completions = self.model.generate(prompts, max_tokens=self.plan.max_tokens)
-        return self._add_answers(rows, questions, "mask", [Reading(draft=first) for first, *_ in completions])
+        return self._add_answers(rows, questions, "mask", [Reading(draft=greedy) for greedy, *_ in completions])
 
     def _add_iterative_answers(self, rows: list[LabelRow], questions: Sequence[Question]) -> list[LabelRow]:
         """Continue each open-book answer over several rounds of retrieval, and add the final answers to the rows."""
@@ -345,12 +373,10 @@ class Labeler:
         """
         answers = [build_ungraded_answer(reading.draft or Completion(""), reading.samples) for reading in readings]
         answers = self._add_second_grades(answers, questions)
-        # All texts are graded in one call. Each is kept with its row number, so that the grades find their row again.
+        # All texts are graded in one call. Then each row takes as many grades as it has texts.
         texts = [(text, i) for i, answer in enumerate(answers) for text in (answer.text, *answer.samples)]
-        grades = self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts])
-        grades_by_row: list[list[Grade]] = [[] for _ in answers]
-        for (_, i), grade in zip(texts, grades, strict=True):
-            grades_by_row[i].append(grade)
+        grades = iter(self.grader.grade([text for text, _ in texts], [questions[i] for _, i in texts]))
+        grades_by_row = [list(islice(grades, 1 + len(answer.samples))) for answer in answers]
         return [
             replace(
                 row,
@@ -365,7 +391,7 @@ class Labeler:
         ]
 
     def _add_second_grades(self, answers: list[GradedAnswer], questions: Sequence[Question]) -> list[GradedAnswer]:
-        """Add the verdicts of the second grader, if there is one, to the greedy answers."""
+        """Add the verdicts of the second grader, if there is one, to the greedy answers; they are only stored."""
         if self.second_grader is None:
             return answers
         grades = self.second_grader.grade([answer.text for answer in answers], questions)
@@ -383,49 +409,21 @@ def make_empty_row(question: Question, lang: str, grader: Grader) -> LabelRow:
         answers=tuple(list_gold_answers(question)),
         choices=question.choices,
         meta=question.meta,
-        grader="choice" if question.choices else grader.name,
+        grader="choice" if question.choices else grader.name,  # every grader grades multiple choice by letter
     )
 
 
 def _make_finisher(batch: LabeledBatch) -> BatchFinisher:
+    """Return a function that returns a batch that is already finished."""
     return lambda: batch
 
 
-def add_grades(answer: GradedAnswer, grades: Sequence[Grade], question: Question) -> GradedAnswer:
-    """Return the answer with its grades, and with mastery and certainty computed from its samples.
-
-    Args:
-        answer: Answer without grades.
-        grades: Grade of the greedy answer, followed by the grades of the samples.
-        question: The question, whose choices decide which sampled answers are equal.
-    """
-    sampled = tuple(grade.correct for grade in grades[1:])
-    return replace(
-        answer,
-        correct=grades[0].correct,
-        sample_correct=sampled,
-        mastery=samples.mastery(sampled),
-        certainty=samples.certainty([samples.canonical_answer(text, question) for text in answer.samples]),
-    )
-
-
 def join_batches(batches: Sequence[LabeledBatch]) -> LabeledBatch:
-    """Concatenate the rows and hidden states of batches."""
-    names = sorted({name for batch in batches for name in batch.vectors})
-    vectors = {name: np.concatenate([batch.vectors[name] for batch in batches if batch.vectors]) for name in names}
+    """Concatenate the rows and hidden states of batches; batches that failed have no hidden states."""
+    with_states = [batch.vectors for batch in batches if batch.vectors]
+    names = sorted({name for vectors in with_states for name in vectors})
+    vectors = {name: np.concatenate([states[name] for states in with_states]) for name in names}
     return LabeledBatch([row for batch in batches for row in batch.rows], vectors)
-
-
-def _compare_answers(row: LabelRow) -> LabelRow:
-    """Add whether retrieval helped or hurt; a row without a closed-book or open-book answer is returned unchanged."""
-    if row.closed is None or row.open is None:
-        return row
-    return replace(
-        row,
-        effect_mastery=samples.retrieval_effect(row.closed.mastery, row.open.mastery),
-        effect_certainty=samples.retrieval_effect(row.closed.certainty, row.open.certainty),
-        benefit=samples.retrieval_benefit(row.closed.correct, row.open.correct),
-    )
 
 
 def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
@@ -445,4 +443,5 @@ def _to_half_precision(states: Vector) -> Vector:
 
 
 def _count_generated_tokens(reading: Reading) -> int:
+    """Return the number of tokens in the greedy answer and all samples."""
     return (reading.draft.n_tokens if reading.draft else 0) + sum(sample.n_tokens for sample in reading.samples)

@@ -114,7 +114,15 @@ def _load_reranker(reranker: str | Path | Reranker | None, llm: Model) -> Rerank
 class LabelJobSpec:
     """Description of a label job that can be sent to other machines, which load everything by name.
 
-    See `LabelOptions` for the fields.
+    Attributes:
+        model: Spec of the LLM that answers.
+        grade: Names of one or two graders, separated by a comma.
+        judge: Spec of the LLM that grades; None if no grader is a judge.
+        judge_prompt: What the judge is asked: does the answer contain, or imply, the gold answer?
+        plan: What to generate and record for each question.
+        prompts: Wording of the answer prompts.
+        index: Path or spec of the index to search; None to use the contexts of the questions.
+        rerank: Path or spec of the reranker; None for none.
     """
 
     model: str

@@ -94,27 +94,24 @@ class PassagePrefetcher:
         self._thread.join(STOP_TIMEOUT)
 
     def find(self, questions: Sequence[Question]) -> PassageSearchResults:
-        """Return the passages of questions; waits until the thread has searched them, unless it has stopped."""
+        """Return the passages of questions; waits until the thread has searched them, unless it has stopped.
+
+        Questions without a prefetched result are searched now.
+        """
+        ids = [question.id for question in questions]
         with self._change:
             self._max_results = max(PREFETCH_SIZE, PREFETCH_BATCHES * len(questions))
             self._is_awaited = True
             self._change.notify_all()
-            self._change.wait_for(
-                lambda: self._is_stopped or not any(question.id in self._pending for question in questions)
-            )
+            self._change.wait_for(lambda: self._is_stopped or self._pending.isdisjoint(ids))
             self._is_awaited = False
-            results = {question.id: self._results.pop(question.id, None) for question in questions}
+            results = {key: self._results.pop(key) for key in ids if key in self._results}
             self._change.notify_all()
-        missing = [question for question in questions if results[question.id] is None]
+        missing = [question for question in questions if question.id not in results]
         if missing:
             results |= _group_by_id(missing, self._find(missing))
-        passages, frequencies = [], []
-        for question in questions:
-            result = results[question.id]
-            assert result is not None
-            passages.append(result[0])
-            frequencies.append(result[1])
-        return PassageSearchResults(passages, frequencies)
+        pairs = [results[key] for key in ids]
+        return PassageSearchResults([passages for passages, _ in pairs], [frequency for _, frequency in pairs])
 
     def _prefetch(self) -> None:
         """Search all questions in order and store the results; this is the function of the thread."""
@@ -140,6 +137,7 @@ class PassagePrefetcher:
             return not self._is_stopped
 
     def _store(self, results: dict[str, QuestionPassages]) -> None:
+        """Store the results of searched questions, by question id, and wake up `find` if it waits for them."""
         with self._change:
             self._results |= results
             self._pending -= results.keys()
@@ -147,7 +145,9 @@ class PassagePrefetcher:
 
 
 def _group_by_id(questions: Sequence[Question], results: PassageSearchResults) -> dict[str, QuestionPassages]:
-    return {question.id: result for question, result in zip(questions, zip(*results, strict=True), strict=True)}
+    """Return the passages and the answer frequency of each question, by question id."""
+    triples = zip(questions, results.passages, results.frequencies, strict=True)
+    return {question.id: (passages, frequency) for question, passages, frequency in triples}
 
 
 class LabelingPipeline:
@@ -167,12 +167,13 @@ class LabelingPipeline:
         self._prefetcher = PassagePrefetcher(labeler.passage_finder.find, questions) if _can_prefetch(labeler) else None
         self._labeler = replace(labeler, find_passages=self._prefetcher.find) if self._prefetcher else labeler
         self._write = write
-        self._has_failed = False
+        self._has_failed = False  # whether writing failed
         self._thread = ThreadPoolExecutor(1, "knowgate-write")
+        # Batches that are being graded and written; the result of each is the error if it could not be graded.
         self._pending: deque[tuple[Sequence[Question], Future[KnowgateError | None]]] = deque()
 
     def __call__(self, questions: Sequence[Question]) -> int:
-        """Let the LLM answer a batch, and return its size. The other thread writes its rows later."""
+        """Let the LLM answer a batch, and return its size. Another thread grades its answers and writes its rows."""
         finish = self._labeler.start(questions)
         self._pending.append((questions, self._thread.submit(self._finish, finish)))
         self._wait(MAX_PENDING_BATCHES)
@@ -195,7 +196,11 @@ class LabelingPipeline:
             self._thread.shutdown()
 
     def _finish(self, finish: BatchFinisher) -> KnowgateError | None:
-        """Grade and write a batch in the thread; returns the error if it could not be graded."""
+        """Grade and write a batch in the thread. Returns the error if it could not be graded, otherwise None.
+
+        Args:
+            finish: Grades the answers of the batch and returns its rows.
+        """
         try:
             batch = finish()
         except KnowgateError as error:
@@ -207,10 +212,14 @@ class LabelingPipeline:
         return None
 
     def _wait(self, max_pending: int) -> None:
-        """Wait until at most `max_pending` batches are unwritten; a batch that could not be graded is labeled again."""
+        """Wait until at most `max_pending` batches are unwritten. Raises the error if a batch could not be written.
+
+        A batch that could not be graded is labeled again, which also tries its questions one by one.
+        """
         while len(self._pending) > max_pending or (self._pending and self._pending[0][1].done()):
             questions, finished = self._pending.popleft()
-            if finished.result() is not None:
+            grading_error = finished.result()
+            if grading_error is not None:
                 self._write(self._labeler.label(questions))
 
 

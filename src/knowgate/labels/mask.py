@@ -43,8 +43,8 @@ class PieceSpan(NamedTuple):
 def mask_passages(passages: Sequence[Passage], golds: Sequence[str]) -> list[Passage]:
     """Replace every gold answer in the titles and texts of passages by MASK.
 
-    Texts are cut into finer and then coarser pieces, until the grader finds no gold answer. A gold answer that is the
-    word "mask" itself is not replaced.
+    Texts are cut first into words and then into ever larger pieces, so that the grader finds no gold answer in the end.
+    A gold answer that is the word "mask" itself is not replaced.
     """
     tokenized = [tokenize(gold) for gold in golds]
     answers = [tokens for tokens in tokenized if tokens and tokens != [MASK.lower()]]
@@ -79,7 +79,13 @@ def contains_answer(text: str, answers: Sequence[list[str]]) -> bool:
 
 
 def _cut_into_pieces(text: str, number: int, pattern: re.Pattern[str]) -> Iterator[TextPiece]:
-    """Yield the pieces of a text; articles are skipped, because the grader ignores them."""
+    """Yield the pieces of a text; articles ("a", "the") are skipped, because the grader ignores them.
+
+    Args:
+        text: The text.
+        number: Number of the text among all texts, which is stored in the pieces.
+        pattern: Matches one piece, such as a word or a line.
+    """
     for match in pattern.finditer(text):
         tokens = tuple(tokenize(match.group()))
         if tokens and not (set(tokens) <= ARTICLES and _is_separate_word(text, match)):
@@ -92,9 +98,9 @@ def _is_separate_word(text: str, match: re.Match[str]) -> bool:
 
 
 def _find_answer_spans(pieces: Sequence[TextPiece], answers: Sequence[list[str]]) -> list[PieceSpan]:
-    """Find consecutive pieces whose tokens form an answer; overlapping spans are merged."""
+    """Find consecutive pieces of text whose tokens form one of the tokenized answers; overlapping spans are merged."""
     tokens = [token for piece in pieces for token in piece.tokens]
-    piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece
+    piece_of = [number for number, piece in enumerate(pieces) for _ in piece.tokens]  # token position -> piece number
     positions: dict[str, list[int]] = {}  # token -> where it occurs, so that not every position must be compared
     for position, token in enumerate(tokens):
         positions.setdefault(token, []).append(position)

@@ -113,6 +113,7 @@ class LabelOptions(AnswerOptions):
     @field_validator("layers", mode="before")
     @classmethod
     def _accept_any_sequence(cls, value: Any) -> Any:
+        """Accept layer numbers in a list or another sequence, not only in a tuple."""
         return value if isinstance(value, str) else tuple(value)
 
     @model_validator(mode="after")
@@ -135,7 +136,8 @@ class LabelOptions(AnswerOptions):
 
     def make_plan(self, model: Model) -> LabelPlan:
         """Resolve the options to a plan: layer names become layer numbers of this model, defaults become values."""
-        unchanged = {item.name: getattr(self, item.name) for item in fields(LabelPlan) if hasattr(self, item.name)}
+        same_names = [item.name for item in fields(LabelPlan) if hasattr(self, item.name)]
+        unchanged = {name: getattr(self, name) for name in same_names}
         resolved = {
             "layers": resolve_layers(self.layers, model),
             "k": DEFAULT_PASSAGES if self.k is None and self.rerank is not None else self.k,
@@ -152,11 +154,21 @@ class LabelPlan:
     The plan is stored with the run. A run can be continued only with the same plan.
 
     Attributes:
+        samples: Number of sampled closed-book answers (without passages).
+        temperature: Temperature of sampled answers.
+        max_tokens: Maximum length of an answer.
+        seed: Seed of the samples.
         layers: Layer numbers of the hidden states to record.
+        mask: Whether to answer also with passages in which the word MASK replaces the gold answers.
         k: Passages per question; None for all contexts of a question.
+        open_book: Whether to answer also with passages (open-book).
         seakr: Number of samples whose final states are compared (SeaKR); 0 for none.
         open_samples: Number of sampled open-book answers; None for the same number as `samples`.
         candidates: Number of passages that the reranker chooses from. Ignored if there is no reranker.
+        mask_samples: Number of sampled answers with masked passages.
+        iterative: Whether to answer also over several rounds of retrieval.
+        top_p: Nucleus sampling; 1 allows all tokens.
+        top_k: Number of tokens to sample from; 0 allows all tokens.
     """
 
     samples: int = 30
@@ -215,6 +227,7 @@ def named_layers(depth: int) -> dict[str, int]:
 
 
 def _resolve_layer(name: str, depth: int) -> int:
+    """Return the layer number that a name (mid, late, last) or a number, which may be negative, means."""
     named = named_layers(depth)
     if name in named:
         return named[name]

@@ -66,7 +66,10 @@ class PassageFinder:
         return PassageSearchResults(self._find_passages(questions), self._count_frequencies(questions))
 
     def _find_passages(self, questions: Sequence[Question]) -> list[list[Passage]]:
-        """Search the index, or take the contexts of the questions if there is none; empty lists if closed-book."""
+        """Search the index, or take the contexts of the questions if there is none; empty lists if closed-book.
+
+        More passages are found if a reranker selects from them afterwards.
+        """
         if not self.plan.open_book:
             return [[] for _ in questions]
         if self.retriever is not None:
@@ -121,7 +124,15 @@ def count_truncated(passages: Sequence[Passage], shown: Sequence[Passage]) -> in
 
 @dataclass
 class IterativeAnswer:
-    """The current answer and passages of a question that is answered over several rounds of retrieval."""
+    """The current answer and passages of a question that is answered over several rounds of retrieval.
+
+    Attributes:
+        question: The question.
+        passages: Passages that the current answer was given with.
+        answer: The current answer.
+        rounds: Number of rounds so far.
+        is_done: Whether further rounds are useless.
+    """
 
     question: Question
     passages: Sequence[Passage]
@@ -138,7 +149,11 @@ class IterativeAnswerer:
     is done when no new passage is found, when its answer does not change, or after `MAX_ROUNDS` rounds.
 
     Attributes:
+        model: The LLM.
+        prompts: Wording of the prompts.
+        search: Searches passages for a batch of queries.
         k: Number of passages shown per round.
+        max_tokens: Maximum length of an answer.
     """
 
     model: Model
@@ -149,18 +164,18 @@ class IterativeAnswerer:
 
     def refine(self, answers: Sequence[IterativeAnswer]) -> None:
         """Continue from the answers of the first round and update them in place; each round is one batch."""
-        for number in range(2, MAX_ROUNDS + 1):
+        for round_number in range(2, MAX_ROUNDS + 1):
             active = [state for state in answers if not state.is_done]
             if not active:
                 return
-            self._search_again(active, number)
+            self._search_again(active, round_number)
             self._answer_again([state for state in active if not state.is_done])
 
-    def _search_again(self, active: Sequence[IterativeAnswer], number: int) -> None:
+    def _search_again(self, active: Sequence[IterativeAnswer], round_number: int) -> None:
         """Search with question and current answer, and update the passages; without new ones, a question is done."""
-        found = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
-        for state, passages in zip(active, found, strict=True):
-            state.rounds = number
+        results = self.search([build_follow_up_query(state.question.text, state.answer.text) for state in active])
+        for state, passages in zip(active, results, strict=True):
+            state.rounds = round_number
             best = merge_passages(state.passages, passages)[: self.k]
             fitting = fit_passages(self.model, self.prompts, state.question, best, self.max_tokens)
             state.is_done = not has_new_passages(state.passages, fitting)

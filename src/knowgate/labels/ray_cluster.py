@@ -119,6 +119,7 @@ def import_ray() -> Any:
 
 
 def _parse_address(address: str) -> tuple[str, int]:
+    """Parse 'HOST:PORT'; an IPv6 host may be in brackets. Raises BadSetting if the address is invalid."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 1 << 16:
         raise BadSetting(
@@ -200,14 +201,14 @@ def plan_workers(resources: WorkerResources, nodes: Sequence[ClusterNode]) -> Wo
 
 
 def _count_default_workers(nodes: Sequence[ClusterNode], gpus: float) -> int:
-    """Return how many workers the GPUs can hold; if workers use no GPU, return the number of machines."""
+    """Return how many workers fit on the GPUs, each with `gpus` of them; one per machine if workers use no GPU."""
     if gpus:
         return max(1, sum(node.count_workers(0, gpus) for node in nodes))
     return max(1, sum(node.cpus >= 1 for node in nodes))
 
 
 def _share_cores(nodes: Sequence[ClusterNode], gpus: float, size: int) -> float:
-    """Return the maximum number of whole cores per worker with which all workers can run at once.
+    """Return the maximum number of whole cores per worker with which all `size` workers can run at once.
 
     A worker with a GPU gets one core, which is enough.
     """

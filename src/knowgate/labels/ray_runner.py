@@ -46,7 +46,14 @@ def is_remote_runner(runner: str | Runner | None) -> bool:
 def create_ray_runner(
     spec: str, job: JobSpec[Result], make_failed: Callable[[Question, str], Result], identity: Mapping[str, str]
 ) -> RayRunner[Result]:
-    """Create a runner for a job on the Ray cluster that `spec` names; see `RayRunner` for the arguments."""
+    """Create a runner for a job on a Ray cluster.
+
+    Args:
+        spec: The cluster, such as 'ray:local?workers=2' or 'ray:HOST:PORT'.
+        job: Description of the job, from which each worker creates it.
+        make_failed: Makes the result of a question that failed, from the question and the reason.
+        identity: Expected fingerprints of the model, prompts and index. The run stops if a worker has loaded others.
+    """
     return RayRunner(RayCluster.from_spec(spec), job, make_failed, dict(identity))
 
 
@@ -61,7 +68,7 @@ def connect_early(runner: Runner | None, folder: Path) -> AbstractContextManager
 def require_name(what: str, value: Any) -> str | None:
     """Return a spec or path as text; None stays None.
 
-    Raises BadSetting for other objects, because they cannot be sent to another machine.
+    Raises BadSetting for other objects, because they cannot be sent to another machine. `what` names them in the error.
     """
     if value is None:
         return None
@@ -120,7 +127,7 @@ class QuestionBatch:
 
     Attributes:
         questions: The questions.
-        deaths: Number of workers that died while working on this single question.
+        deaths: Number of workers that died over the question, if the batch is a single question that is run again.
         is_retry: Whether the batch is run again; it is then sent as it is, without other questions.
     """
 
@@ -210,6 +217,7 @@ class RayScheduler(Generic[Result]):
 
     @property
     def _environment(self) -> WorkerEnvironment:
+        """The working directory of this process, which workers also use, and the GPUs per worker."""
         return WorkerEnvironment(str(Path.cwd()), self.pool.gpus)
 
     def _start_worker(self) -> None:
@@ -273,9 +281,13 @@ class RayScheduler(Generic[Result]):
     # --- results ----------------------------------------------------------------------------------
 
     def _handle_result(self, worker: WorkerHandle, value: Any) -> Iterator[Result]:
-        """Handle what a worker returned: the id of its machine, the fingerprints of its job, or a batch's result."""
-        if isinstance(value, str) and worker.batch is None:
-            self._create_job(worker, value)
+        """Handle what a worker returned: the id of its machine, the fingerprints of its job, or a batch's result.
+
+        A worker without a batch is starting. It first returns the id, a text, and then the fingerprints.
+        """
+        is_starting = worker.batch is None
+        if is_starting and isinstance(value, str):
+            self._create_job(worker, node=value)
             return
         if worker.batch is None:
             self._check_identity(value)
@@ -302,12 +314,13 @@ class RayScheduler(Generic[Result]):
     def _handle_error(self, worker: WorkerHandle, error: WorkerError) -> Iterator[Result]:
         """Handle an error that a worker reported.
 
-        The run stops if the job cannot start or if every question would fail. Otherwise the questions of the batch are
-        run again one by one, and a single question gets a failed result.
+        The run stops if the worker was starting, and for errors of knowgate: the job turns those of single questions
+        into failed rows and reports only those that every question would have. After other errors the questions of the
+        batch are run again one by one, and a single question gets a failed result.
         """
-        if worker.batch is None or error.is_knowgate_error:  # the job cannot start, or every question would fail
-            if error.is_knowgate_error:
-                raise error.to_exception()
+        if error.is_knowgate_error:
+            raise error.to_exception()
+        if worker.batch is None:
             raise KnowgateError(
                 f"a Ray worker cannot start: {error.message.rstrip('.')}. Check that its machine has the same model, index "
                 "and packages."
@@ -320,7 +333,10 @@ class RayScheduler(Generic[Result]):
         self.idle.append(worker)
 
     def _send_batches(self) -> None:
-        """Send waiting batches to idle workers; idle workers without a batch stay, since one may have to be rerun."""
+        """Send waiting batches to idle workers.
+
+        Workers for which no batch is left stay idle, because a batch of another worker may have to be run again.
+        """
         while self.waiting and self.idle:
             worker = self.idle.pop()
             worker.batch, worker.started = self._take_batch(worker.size), time.perf_counter()

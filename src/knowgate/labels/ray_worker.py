@@ -92,7 +92,7 @@ class WorkerResult(Generic[Result]):
 
 
 def run_safely(work: Callable[[], Result]) -> WorkerResult[Result]:
-    """Call a function and return its result or its error; it never raises, so that the worker survives."""
+    """Call a function on a worker and return its result or its error. Never raises, so that the worker survives."""
     try:
         return WorkerResult(work())
     except KnowgateError as error:
@@ -126,6 +126,7 @@ class RayWorker:
         return run_safely(lambda: self._create_job(spec, environment, index))
 
     def _create_job(self, spec: JobSpec[Any], environment: WorkerEnvironment, index: Any) -> dict[str, str]:
+        """Create the job; errors are raised here, and returned as text by `create_job`."""
         environment.activate()
         self._job = spec.create(None if index is None else SharedIndexRetriever(index))
         return self._job.identity
@@ -153,6 +154,7 @@ class SharedIndex:
         return run_safely(lambda: self._open().search(queries, k))
 
     def _open(self) -> Retriever:
+        """Return the index, which is loaded on the first call."""
         if self._retriever is None:
             self._environment.activate()
             self._retriever = as_retriever(self._index)

@@ -34,7 +34,7 @@ class LabelProgress:
         total: Number of questions in the run.
         done: Number of questions that have a row, including failed ones and those of earlier sessions.
         failed: Number of rows with an error.
-        fresh: Number of rows made in this session, that is, since the run was started or continued.
+        fresh: Number of rows made in this session, that is, since the run was last started or continued.
         tokens: Number of tokens generated in this session.
         seconds: Duration of this session.
     """
@@ -121,7 +121,7 @@ def _run_batches(
 
 
 def choose_local_runner(model: Model) -> LocalRunner:
-    """Return a runner whose first batch has the size that suits the model; small if the model names none."""
+    """Return a runner in this process. Models may say how large their first batch should be; by default it is small."""
     return LocalRunner(first=getattr(model, "first_batch_size", LocalRunner.first))
 
 
@@ -140,6 +140,7 @@ def group_by_length(questions: Sequence[Question]) -> list[Question]:
 
 
 def _get_length(question: Question) -> int:
+    """Return the number of characters of a question and its contexts."""
     return len(question.text) + sum(len(passage.text) for passage in question.contexts)
 
 
@@ -205,16 +206,16 @@ def describe_label_run(labeler: Labeler, questions: Sequence[Question], data: st
 def match_started_settings(folder: RunFolder, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in the form in which an existing run recorded them, so that it can be continued.
 
-    Older versions recorded `k` as None if it was not given, and did not record the open-book prompts. Settings of a new
-    run are returned unchanged.
+    Older versions recorded `k`, the number of passages, as None if it was not given, and did not record the open-book
+    prompts. Settings of a new run are returned unchanged.
     """
     is_started = (folder.path / folder.manifest_name).is_file()
     if not is_started:
         return dict(settings)
-    started = folder.manifest().get("settings", {})
-    matched = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in started}
+    recorded = folder.manifest().get("settings", {})
+    matched = {key: value for key, value in settings.items() if key not in LATER_SETTINGS or key in recorded}
     default_k = count_shown_passages(None, settings["retriever_fingerprint"])
-    if started.get("k") is None and settings["k"] == default_k:
+    if recorded.get("k") is None and settings["k"] == default_k:
         matched["k"] = None
     return matched
 
@@ -242,4 +243,5 @@ def describe_environment() -> dict[str, Any]:
 
 
 def _format_now() -> str:
+    """Return the current time (UTC) in ISO format."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -22,7 +22,7 @@ MODELS = {
     "hf": RegistryEntry("knowgate.models.hf.model:HFModel", "hf:NAME_OR_DIR, any causal LLM in transformers", extra="local"),
     "gguf": RegistryEntry("knowgate.models.gguf:open_gguf",
         "gguf:FILE, a GGUF file run by transformers; converted to safetensors on first use", extra="local"),
-    "llamacpp": RegistryEntry("knowgate.models.llamacpp.model:open_llamacpp",
+    "llamacpp": RegistryEntry("knowgate.models.llamacpp.model:LlamaCppModel",
         "llamacpp:FILE.gguf or llamacpp:smollm, a GGUF file run by llama.cpp inside this process", extra="llamacpp"),
     "vllm": RegistryEntry("knowgate.models.vllm:VllmModel",
         "vllm:NAME_OR_DIR, any causal LLM run by vLLM inside this process, on a GPU (experimental)", extra="vllm"),

@@ -41,7 +41,16 @@ class Backend(ABC):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Return `n` completions per prompt; see `knowgate.types.Model.generate`."""
+        """Return `n` completions per prompt. With `resume`, continue the drafts of earlier readings instead.
+
+        Args:
+            prompts: The prompts.
+            max_tokens: Maximum number of tokens per completion, including those of a continued draft.
+            temperature: 0 for greedy completions.
+            n: Number of completions per prompt.
+            seed: Seed for sampling; None for random samples.
+            resume: For each prompt, the handle of a draft (`Reading.resume`); None for new completions.
+        """
 
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Yield the whole greedy answer as one piece, then return it as a `Completion`."""
@@ -62,6 +71,7 @@ class Backend(ABC):
     @property
     def workers(self) -> Executor:
         """The model's thread pool, with `concurrency` threads. Created on first use."""
+        # Stored in `__dict__` directly, because subclasses may be frozen dataclasses, whose attributes cannot be set.
         executor: Executor | None = self.__dict__.get("_workers")
         if executor is None:
             # setdefault is atomic, so two threads that come here at once get the same pool.
@@ -80,7 +90,7 @@ class WordStreamBackend(Backend):
 
 
 def check_resume_options(temperature: float, n: int) -> None:
-    """Raise BadSetting if sampling options are combined with `resume`, which always decodes greedily."""
+    """Raise BadSetting if sampling options are used while a draft is continued, which always decodes greedily."""
     if temperature > 0 or n != 1:
         raise BadSetting(
             f"resume cannot be combined with temperature={temperature} and n={n}: resume continues one greedy draft. "
@@ -89,7 +99,15 @@ def check_resume_options(temperature: float, n: int) -> None:
 
 
 def check_resume_handle(handle: object, kind: type[Handle]) -> Handle:
-    """Return a resume handle (`Reading.resume`), or raise BadSetting if another backend made it."""
+    """Check that a handle for continuing a draft (`Reading.resume`) was made by this backend, and return it.
+
+    Args:
+        handle: The handle.
+        kind: Type of the handles that this backend makes.
+
+    Raises:
+        BadSetting: Another backend made the handle.
+    """
     if not isinstance(handle, kind):
         raise BadSetting(
             f"resume got a handle of type {type(handle).__name__}, which this model cannot continue. "

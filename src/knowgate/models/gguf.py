@@ -259,8 +259,8 @@ def copy_tokenizer(writer: Any, file: Path) -> None:
 
     for key, field in gguf.GGUFReader(file).fields.items():
         if key.startswith(TOKENIZER_KEY_PREFIX):
-            types = field.types
-            writer.add_key_value(key, field.contents(), types[0], sub_type=types[-1] if len(types) > 1 else None)
+            kind, *item_kinds = field.types  # only an array has a second type, that of its items
+            writer.add_key_value(key, field.contents(), kind, sub_type=item_kinds[-1] if item_kinds else None)
 
 
 def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
@@ -277,7 +277,7 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     pre_tokenizer = _find_pre_tokenizer(description)
     tokens = {number: token for token, number in tokenizer.get_vocab().items()}
-    added = {
+    added_types = {
         item["id"]: TOKEN_CONTROL if item["special"] else TOKEN_USER_DEFINED for item in description["added_tokens"]
     }
     merges = description["model"]["merges"]
@@ -285,7 +285,7 @@ def write_tokenizer(writer: Any, tokenizer: Any, vocab_size: int) -> None:
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list([tokens.get(number, f"[PAD{number}]") for number in range(vocab_size)])
     writer.add_token_types(
-        [added.get(number, TOKEN_NORMAL if number in tokens else TOKEN_UNUSED) for number in range(vocab_size)]
+        [added_types.get(number, TOKEN_NORMAL if number in tokens else TOKEN_UNUSED) for number in range(vocab_size)]
     )
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     without_special = tokenizer.encode("a", add_special_tokens=False)

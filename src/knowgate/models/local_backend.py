@@ -195,6 +195,11 @@ class LocalBackend(Backend):
     def _decode_token(self) -> Callable[[int], str]:
         return functools.cache(lambda token: str(self.tokenizer.decode([token], skip_special_tokens=False)))
 
+    def _sample_layers(self, request: SignalRequest) -> list[int]:
+        """Return the layer whose hidden states at the ends of the samples are requested, as a list; empty if none is."""
+        has_layer = request.samples and request.sample_layer is not None
+        return self._resolve_layers([request.sample_layer or 0]) if has_layer else []
+
     def _resolve_layers(self, layers: Sequence[int]) -> list[int]:
         """Convert negative layer numbers, which count from the end; raises BadSetting if a layer does not exist."""
         for layer in layers:

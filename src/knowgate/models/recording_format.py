@@ -132,6 +132,7 @@ def parse_result(line: bytes, key: str) -> Any:
         BadInput: The line belongs to another key, or its result does not match its digest.
     """
     call = read_record(RecordedCall, parse_json(line.decode(), "the line"), "the line", ignore_unknown=True)
+    # Lines of earlier versions have no digest.
     if call.key != key or call.digest not in ("", compute_result_digest(call.result)):
         raise BadInput("the line was changed or damaged after it was recorded.")
     return call.result
@@ -190,7 +191,7 @@ def decode_completion(value: Mapping[str, Any]) -> Completion:
 
 
 def encode_reading(reading: Reading) -> dict[str, Any]:
-    """Convert a reading to JSON, without its resume handle."""
+    """Convert a reading (the signals of a prompt) to JSON, without the handle that continues its draft."""
     return {
         "draft": None if reading.draft is None else encode_completion(reading.draft),
         "hidden": {str(layer): encode_array(state) for layer, state in reading.hidden.items()},
@@ -202,7 +203,7 @@ def encode_reading(reading: Reading) -> dict[str, Any]:
 
 
 def decode_reading(value: Mapping[str, Any], resume: object) -> Reading:
-    """Convert JSON to a reading with the given resume handle."""
+    """Convert JSON to a reading (the recorded signals of a prompt); `resume` is its handle to continue the draft."""
     draft, states = value["draft"], value.get("sample_states")
     return Reading(
         draft=None if draft is None else decode_completion(draft),

@@ -28,11 +28,11 @@ SHOWN_PROMPT_LENGTH = 60  # characters of a prompt in an error message
 
 @dataclass(frozen=True)
 class RecordedHandle:
-    """A resume handle for a draft that was recorded or replayed.
+    """What is needed to continue a draft (the beginning of an answer) that was recorded or replayed.
 
     Args:
         key: Key of the recorded call that produced the draft.
-        inner: While recording, the recorded model's own resume handle; None in a replay.
+        inner: While recording, the handle with which the recorded model continues the draft; None in a replay.
     """
 
     key: str
@@ -96,7 +96,10 @@ class RecordingModel(_RecordedIdentity):
         return self._model.workers
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts with the recorded model and record the readings."""
+        """Return the readings (signals of each prompt) of the recorded model, and record them.
+
+        The handles with which drafts are continued are wrapped, so that a continuation is recorded too.
+        """
         self._prepare_folder()
         readings = self._model.read(prompts, request)
         keys = _compute_keys(self.fingerprint, "read", prompts, [_reading_options(request)] * len(prompts))
@@ -116,7 +119,10 @@ class RecordingModel(_RecordedIdentity):
         seed: int | None = None,
         resume: Sequence[object] | None = None,
     ) -> list[list[Completion]]:
-        """Generate completions with the recorded model and record them."""
+        """Generate completions with the recorded model and record them.
+
+        With `resume`, drafts are continued; the recorded model gets its own handles of the drafts (`inner`).
+        """
         options = _generate_options(len(prompts), max_tokens, temperature, n, seed, resume)
         inner = None if resume is None else [check_resume_handle(item, RecordedHandle).inner for item in resume]
         self._prepare_folder()
@@ -130,9 +136,11 @@ class RecordingModel(_RecordedIdentity):
     def stream(self, prompt: Prompt, *, max_tokens: int, resume: object | None = None) -> TextStream:
         """Stream an answer of the recorded model, and record it like an answer of `generate`.
 
-        The answer is recorded when the stream ends. A stream that is closed early is not recorded.
+        The answer is recorded when the stream ends. A stream that is closed early is not recorded. With `resume`, the
+        answer continues a draft; the recorded model gets its own handle of the draft (`inner`).
         """
-        options = _generate_options(1, max_tokens, 0.0, 1, None, None if resume is None else [resume])
+        handles = None if resume is None else [resume]
+        options = _generate_options(1, max_tokens, temperature=0.0, n=1, seed=None, resume=handles)
         inner = None if resume is None else check_resume_handle(resume, RecordedHandle).inner
         self._prepare_folder()
         completion = yield from self._model.stream(prompt, max_tokens=max_tokens, resume=inner)
@@ -141,7 +149,7 @@ class RecordingModel(_RecordedIdentity):
         return completion
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Compute label logits with the recorded model and record them."""
+        """Return the logits of labels (such as 'true') that the recorded model computes, and record them."""
         self._prepare_folder()
         logits = self._model.label_logits(prompts, labels)
         keys = _compute_keys(self.fingerprint, "label_logits", prompts, [{"labels": list(labels)}] * len(prompts))
@@ -296,7 +304,9 @@ def _reading_options(request: SignalRequest) -> dict[str, Any]:
     """
     options = asdict(request)
     sampling = options.pop("sampling")
-    options |= {"temperature": sampling["temperature"]} | ({} if request.sampling.is_whole else sampling)
+    options["temperature"] = sampling["temperature"]
+    if not request.sampling.is_whole:  # top_k or top_p excludes tokens
+        options |= sampling
     if request.sample_layer is None:
         del options["sample_layer"]
     if not request.entropies:

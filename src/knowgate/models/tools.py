@@ -47,6 +47,8 @@ def render_with_tool(tokenizer: Any, text: str, tool: Mapping[str, Any], model: 
 def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     """Return the first token of a tool call in the chat template of a model, such as '<tool_call>'.
 
+    The template is rendered without and with a tool call as the answer. The call begins where the two texts differ.
+
     Raises:
         UnsupportedSignal: The chat template does not show how a call begins.
     """
@@ -55,7 +57,8 @@ def find_call_token(tokenizer: Any, tool: Mapping[str, Any], model: str) -> int:
     prompt = _render(tokenizer, messages, tool)
     reply = {"role": "assistant", "content": "", "tool_calls": [call]}
     with_call = _render(tokenizer, [*messages, reply], tool, add_generation_prompt=False)
-    length = next((i for i, (a, b) in enumerate(zip(prompt, with_call, strict=False)) if a != b), len(prompt))
+    pairs = enumerate(zip(prompt, with_call, strict=False))
+    length = next((index for index, (a, b) in pairs if a != b), len(prompt))  # of the text that both begin with
     answer = with_call[length:].lstrip()
     if tool["function"]["name"] not in answer:
         raise UnsupportedSignal(

@@ -130,12 +130,13 @@ class VllmModel(LocalBackend):
         """Return the token ids of each prompt, inside the model's chat template if it has one."""
         is_chat = [not prompt.raw and self.has_template for prompt in prompts]
         pairs = list(zip(prompts, is_chat, strict=True))
+        # Raw and chat prompts are tokenized in one call each, and then put together in the order of the prompts.
         raw = iter(self.tokenize_all([prompt.text for prompt, chat in pairs if not chat], special=True))
         chats = iter(self.tokenize_all([self.render(prompt.text) for prompt, chat in pairs if chat]))
         return [next(chats if chat else raw) for chat in is_chat]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read all prompts in one batch; see `knowgate.types.Model.read`.
+        """Return the requested signals of all prompts, computed in one batch.
 
         Raises:
             UnsupportedSignal: Hidden states are requested.
@@ -159,18 +160,19 @@ class VllmModel(LocalBackend):
         ]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels at each label position; see `knowgate.types.Model.label_logits`.
+        """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
 
-        Each position is a request of its own. vLLM computes the beginning that they share once.
+        The end of each part is a request of its own. vLLM computes the beginning that the requests share once.
         """
         with self.lock:
-            label_ids = encode_labels(self, labels)
+            label_ids = encode_labels(self.tokenize, labels)
             encoded = encode_label_prompts(self, prompts, label_ids)
             beginnings = [prompt.ids[: position + 1] for prompt in encoded for position in prompt.positions]
             outputs = self._generate(beginnings, [1] * len(beginnings), temperature=0.0, logprob_token_ids=label_ids)
         listed = [output.outputs[0].logprobs[0] for output in outputs]
         values = np.array([[tokens[label].logprob for label in label_ids] for tokens in listed], dtype=np.float32)
-        return np.split(values, np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]) if encoded else []
+        ends = np.cumsum([len(prompt.positions) for prompt in encoded])[:-1]  # where the next prompt begins
+        return np.split(values, ends) if encoded else []
 
     def _score_answers(self, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> list[float]:
         rows = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
@@ -235,12 +237,11 @@ class VllmModel(LocalBackend):
     def _complete(self, drafts: Sequence[VllmResumeHandle], max_tokens: int) -> list[VllmAnswer]:
         """Continue drafts in one batch; those that are finished or long enough stay as they are."""
         answers = [item.draft for item in drafts]
-        is_open = [not answer.finished and len(answer.tokens) < max_tokens for answer in answers]
-        open_indices = [i for i, needs_more in enumerate(is_open) if needs_more]
-        rows = [[*drafts[i].ids, *answers[i].tokens] for i in open_indices]
+        unfinished = [i for i, draft in enumerate(answers) if not draft.finished and len(draft.tokens) < max_tokens]
+        rows = [[*drafts[i].ids, *answers[i].tokens] for i in unfinished]
         with self.lock:
-            ends = self._decode_greedily(rows, [max_tokens - len(answers[i].tokens) for i in open_indices])
-        for i, end in zip(open_indices, ends, strict=True):
+            ends = self._decode_greedily(rows, [max_tokens - len(answers[i].tokens) for i in unfinished])
+        for i, end in zip(unfinished, ends, strict=True):
             draft = answers[i]
             answers[i] = VllmAnswer([*draft.tokens, *end.tokens], [*draft.steps, *end.steps], end.finished)
         return answers
@@ -261,9 +262,10 @@ class VllmModel(LocalBackend):
 
 
 def _parse_answer(output: Any) -> VllmAnswer:
-    """Convert a completion of vLLM. Its last token is the one that ended it, unless the limit did."""
+    """Convert a completion of vLLM. If the LLM ended it, its last token is an end token, which is left out."""
     is_finished = output.finish_reason == "stop"
-    tokens = list(output.token_ids)[: -1 if is_finished else None]
+    tokens = list(output.token_ids)
+    tokens = tokens[:-1] if is_finished else tokens
     steps = [_make_step(*pair) for pair in zip(tokens, output.logprobs or (), strict=False)]
     return VllmAnswer(tokens, steps, is_finished)
 
@@ -271,5 +273,6 @@ def _parse_answer(output: Any) -> VllmAnswer:
 def _make_step(token: int, listed: Mapping[int, Any]) -> TokenStep:
     """Compute the statistics of a chosen token from the tokens that vLLM lists at its position."""
     values = sorted((entry.logprob for entry in listed.values()), reverse=True)
+    # Entropy and margin depend only on the log-probabilities, so the texts of the tokens are left empty.
     statistics = TokenLogprobs("", listed[token].logprob, tuple(("", value) for value in values))
     return TokenStep(token, statistics.logprob, statistics.entropy, statistics.margin)

@@ -61,8 +61,8 @@ def build_beta_tables(
 ) -> list[TextTable]:
     """Build one table per gate that shows its decisions at each beta.
 
-    If the passages of the runs were selected in several ways, the table is CBDR's Table 3, and gates that are not
-    scored on all of the runs are left out.
+    If the passages of the runs were selected in several ways, for example by different rerankers, the table compares
+    them like Table 3 of the CBDR paper, and gates that are not scored on all of the runs are left out.
 
     Args:
         runs: Label runs. Runs whose passages were selected the same way are joined.
@@ -121,13 +121,16 @@ def _check_same_questions(parts: Sequence[ScoredTable]) -> None:
 
 
 def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[float]) -> TextTable:
-    """Build Table 3 for one gate: a row for each ranker and beta, a column for each number of passages."""
+    """Build the table of one gate: a row for each ranker of passages and beta, a column for each number of passages.
+
+    Beta is the confidence above which the LLM answers directly, without retrieval.
+    """
     by_count = sorted(parts, key=lambda part: part.source.n_shown)
     columns = list(dict.fromkeys(part.source.column for part in by_count))  # unique, in ascending order
-    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}
+    by_ranker: dict[tuple[str, str], dict[str, ScoredTable]] = {}  # (ranker, fingerprint) -> column -> label runs
     for part in parts:
         by_ranker.setdefault((part.source.ranker, part.source.fingerprint), {})[part.source.column] = part
-    # Closed-book answers do not depend on the passages, so one row shows never retrieving.
+    # Answers without passages are the same for all rankers, so one row shows never retrieving.
     tables = [next(part.table for part in parts if part.source.column == column) for column in columns]
     never = [format_accuracy_and_rate(table, np.zeros(len(table.rows), dtype=bool)) for table in tables]
     rows = [(MISSING_VALUE, "never retrieve", *never)]
@@ -140,7 +143,10 @@ def _build_beta_table(gate: str, parts: Sequence[ScoredTable], betas: Sequence[f
 
 
 def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
-    """Format accuracy and retrieval rate at one beta; None means always retrieving."""
+    """Format accuracy and retrieval rate of a gate on label runs; a dash if there are no such runs.
+
+    The gate retrieves if its confidence is at or below `beta`; if `beta` is None, always.
+    """
     if part is None:
         return MISSING_VALUE
     if beta is None:
@@ -149,6 +155,6 @@ def _make_cell(part: ScoredTable | None, gate: str, beta: float | None) -> str:
 
 
 def format_accuracy_and_rate(table: LabelTable, retrieve: BoolArray) -> str:
-    """Format accuracy and retrieval rate as '61.7 % (92.9 %)'."""
+    """Format accuracy and retrieval rate as '61.7 % (92.9 %)'; `retrieve` says for which questions to retrieve."""
     right = np.where(retrieve, table.always_right, table.closed_right)
     return f"{format_percent(float(right.mean()))} ({format_percent(float(retrieve.mean()))})"

@@ -39,7 +39,9 @@ DIRECT_GATE = "prompt"  # gate that asks the LLM directly, without history
 
 @dataclass(frozen=True)
 class DhiclVariants:
-    """The variants of the DH-ICL gate in the tables.
+    """The variants of the DH-ICL gate that the tables compare.
+
+    The gate shows the LLM similar logged questions and whether it knew them, and asks whether it knows the new one.
 
     Attributes:
         history: File of the history log of earlier questions.
@@ -63,9 +65,14 @@ class DhiclVariants:
     def list_tables(self) -> dict[str, dict[str, Gate]]:
         """Return the gates of each table except the first: table title -> gate name -> gate."""
         gate = self.standard
-        ablations = [gate, replace(gate, sign="none"), replace(gate, sign="code"), replace(gate, time_sensitive=False)]
+        ablations = [
+            gate,
+            replace(gate, sign="none"),  # without calibration
+            replace(gate, sign="code"),  # calibrated as in the published code, which differs from the paper
+            replace(gate, time_sensitive=False),
+        ]
         if self.k > 1:
-            ablations.append(replace(gate, balanced=True))
+            ablations.append(replace(gate, balanced=True))  # as many known as unknown examples
         return {
             "Ablations (Table 4)": {**self._name_gates(ablations), DIRECT_GATE: PromptGate()},
             "Cold start (Table 5)": self._name_gates([gate, replace(gate, cold=True)]),
@@ -88,6 +95,7 @@ class DhiclVariants:
         return f"dhicl:{','.join(options)}" if options else "dhicl"
 
     def _name_gates(self, gates: Iterable[DhiclGate]) -> dict[str, Gate]:
+        """Return variants of the gate by name."""
         return {self.make_name(gate): gate for gate in gates}
 
 
@@ -151,7 +159,10 @@ def _build_cut_table(
     tables: Mapping[str, LabelTable],
     scores: Mapping[str, Mapping[str, TableScores]],
 ) -> TextTable:
-    """Build the table of the standard gate at the paper's cut and at the learned one."""
+    """Build the table of the gate named `standard` at two cuts (needs above which it retrieves): 0.5 and the learned one.
+
+    `tables` and `scores` hold the label runs, and the scores of gates on them, by the name of the run.
+    """
     cuts = {"0.5 (paper)": 0.5, f"{learned.cut:.3f} (learned)": learned.cut}
     rows = {
         run: {name: replace(scores[run][standard], threshold=cut) for name, cut in cuts.items()}
@@ -188,7 +199,7 @@ class VariantRecorder:
     notify: Callable[[str], None]
 
     def record_all(self) -> None:
-        """Let variants decide unless their decisions are stored for a history log of the current size.
+        """Let all variants decide whose decisions with the current history log are not stored yet.
 
         A variant that does not work with this LLM is reported through `notify` and skipped.
         """
@@ -196,16 +207,17 @@ class VariantRecorder:
         self._check_model(table)
         embedder = self.variants.embedder
         n_entries = open_history(self.variants.history, embedder).count(scope_from_settings(table.settings))
+        # Stored with the decisions. Decisions with another note were made with a smaller log or another embedder.
         note = f"log of {n_entries} questions" + (f", {embedder}" if embedder else "")
         stored = {name for name, needs in table.recorded_needs.items() if needs.about == note}
-        for base, members in self._group_by_pass().items():
-            if set(members) <= stored:
+        for reader, variants in self._group_by_pass().items():
+            if set(variants) <= stored:
                 continue
-            self.notify(f"{self.run.name}: {', '.join(members)}")
+            self.notify(f"{self.run.name}: {', '.join(variants)}")
             try:
-                write_needs(self.run, self._decide(table, base, members, note))
+                write_needs(self.run, self._decide(table, reader, variants, note))
             except BadSetting as error:  # for example two label words that start with the same token
-                self.notify(f"skipped {', '.join(members)}: {error}")
+                self.notify(f"skipped {', '.join(variants)}: {error}")
 
     def _check_model(self, table: LabelTable) -> None:
         """Raise BadSetting if the run was made with another LLM or other prompts."""
@@ -218,36 +230,43 @@ class VariantRecorder:
             )
 
     def _group_by_pass(self) -> dict[Gate, dict[str, Gate]]:
-        """Group variants that share a forward pass, because they differ only in the sign of calibration.
+        """Group variants that differ only in the sign of calibration, because they share a forward pass of the LLM.
 
         Returns:
-            Variants by name, for each gate that reads the questions.
+            For each gate that lets the LLM read the questions, the variants that score its readings, by name.
         """
         groups: dict[Gate, dict[str, Gate]] = {}
         for name, gate in self.variants.list_gates().items():
-            base = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
-            groups.setdefault(base, {})[name] = gate
+            reader = replace(gate, sign="none") if isinstance(gate, DhiclGate) else gate
+            groups.setdefault(reader, {})[name] = gate
         return groups
 
-    def _decide(self, table: LabelTable, base: Gate, members: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
-        """Read the questions with `base` and score them with each of its variants."""
-        bound = bind_gate(base, self.model, self.prompts)
-        needs: dict[str, dict[str, float]] = {name: {} for name in members}
+    def _decide(self, table: LabelTable, reader: Gate, variants: Mapping[str, Gate], note: str) -> list[RecordedNeeds]:
+        """Let the LLM read the questions with the gate `reader`, and score the readings with each variant of it.
+
+        `note` is stored with the decisions.
+        """
+        bound = bind_gate(reader, self.model, self.prompts)
+        needs: dict[str, dict[str, float]] = {name: {} for name in variants}
         for start in range(0, len(table.questions), DECISION_BATCH):
             questions = table.questions[start : start + DECISION_BATCH]
             readings = read_questions(self.model, [bound], questions, self.prompts)
             ids = [question.id for question in questions]
-            for name, gate in members.items():
+            for name, gate in variants.items():
                 needs[name] |= dict(zip(ids, score_questions(gate, questions, readings), strict=True))
-        return [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in members.items()]
+        return [RecordedNeeds(name, gate.threshold, needs[name], note) for name, gate in variants.items()]
 
 
 def _build_table(
     title: str, tables: Mapping[str, LabelTable], scores: Mapping[str, Mapping[str, TableScores]], names: Sequence[str]
 ) -> TextTable:
-    """Build a table with rows for never, always and each named gate, and three columns for each run.
+    """Build a table with rows for never and always retrieving and each named gate, and three columns for each run.
 
-    Gates without scores on a run have empty cells there.
+    Args:
+        title: Title of the table.
+        tables: Label runs by name.
+        scores: Scores of gates by the name of the run and of the gate. A gate without scores on a run has dashes there.
+        names: Gates to show.
     """
     columns = ("gate", *(column for run in tables for column in (run, "random", "AUROC")))
     rows = []
@@ -281,7 +300,7 @@ def _make_cells(table: LabelTable, gate: TableScores | None) -> tuple[str, str, 
 
 @dataclass(frozen=True)
 class LearnedCut:
-    """A cut learned from a log.
+    """A cut of a gate (the need above which it retrieves) that was learned from a log of questions.
 
     Attributes:
         cut: Retrieve if the need is above this value.
@@ -299,7 +318,7 @@ class LearnedCut:
 
 
 def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: AnswerPrompts | None = None) -> LearnedCut:
-    """Learn the cut of a DH-ICL gate from its log by leave-one-out.
+    """Learn the cut of a DH-ICL gate, the need above which it retrieves, from its log by leave-one-out.
 
     An LLM that is shown mostly unknown examples says "unknown" to nearly everything, so the best cut depends on the
     log, the number of examples and the label words. Each logged question is decided with its neighbors, which never
@@ -334,14 +353,14 @@ def learn_cut(gate: DhiclGate, model: Model, questions: int = 200, prompts: Answ
 
 
 def summarize_cut(needs: FloatArray, known: BoolArray) -> LearnedCut:
-    """Find the best cut for given needs and labels, and compare it with 0.5."""
+    """Find the best cut for given needs and labels, and compare its balanced accuracy with that of the cut 0.5."""
     cut = find_best_cut(needs, known)
     accuracies = (compute_balanced_accuracy(needs > value, known) for value in (cut, 0.5))
     return LearnedCut(cut, len(needs), float(known.mean()), *accuracies)
 
 
 def find_best_cut(needs: FloatArray, known: BoolArray) -> float:
-    """Return the cut with the best balanced accuracy; the smallest of several equally good ones."""
+    """Return the cut (retrieve if the need is above it) with the best balanced accuracy; of equals, the smallest."""
     cuts = np.unique(np.quantile(needs, np.linspace(0, 1, CUT_GRID)))
     return float(max(cuts, key=lambda cut: compute_balanced_accuracy(needs > cut, known)))
 

@@ -41,7 +41,7 @@ ABLATION_COLUMNS = (
 
 @dataclass(frozen=True)
 class IkVariant:
-    """Settings of one judge in the ablations.
+    """Settings of one judge, a model that reads a question and the LLM's draft, and predicts whether the LLM knows it.
 
     Attributes:
         tokens: Number of draft tokens that the judge reads.
@@ -91,7 +91,8 @@ def sweep_ik(
 ) -> TextTable:
     """Fit a judge for each variant and tabulate its results on the test questions.
 
-    The last row judges every question like the majority, for comparison.
+    A judge is a model that predicts from a question and the LLM's draft whether the LLM knows the answer. The last row
+    judges every question like the majority, for comparison.
 
     Args:
         runs: Label runs to fit on.

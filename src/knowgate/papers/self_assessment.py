@@ -17,7 +17,7 @@ from knowgate.data.runs.rows import LabelRow
 from knowgate.errors import BadInput
 from knowgate.gates import load_gate
 from knowgate.gates.dhicl import CalibrationSign, DhiclGate
-from knowgate.gates.offline_scoring import get_gate_name
+from knowgate.gates.fitted_gate import get_gate_name
 from knowgate.gates.prompt import PromptGate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
@@ -44,7 +44,7 @@ ENTITY_RULE = "an entity is capitalized words after the first, a year, or a titl
 
 @dataclass(frozen=True)
 class SelfAssessmentSets:
-    """KB-SAT and its two stress sets, as JSON records of questions.
+    """KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets, as JSON records of questions.
 
     `meta.known` of each record is the correct self-assessment: whether the LLM can answer the question from memory.
 
@@ -74,10 +74,10 @@ class SelfAssessmentSets:
 
 
 def build_kb_sat(rows: Iterable[LabelRow], seed: int = 0) -> SelfAssessmentSets:
-    """Build KB-SAT and its stress sets from label rows.
+    """Build KB-SAT, a test of whether an LLM can tell what it knows, and two harder sets from its label rows.
 
-    Known and unknown questions are drawn in equal numbers, as many as the rarer kind has. Rows that failed or are not
-    graded are skipped.
+    A question is known if its closed-book answer is right. Known and unknown questions are drawn in equal numbers, as
+    many as the rarer kind has. Rows that failed or are not graded are skipped.
 
     Raises:
         BadInput: No closed-book answer is correct, or none is wrong.
@@ -136,10 +136,12 @@ def draw_rare_word(row: LabelRow, rng: random.Random) -> str:
 
 
 def _is_right(row: LabelRow) -> bool:
+    """Return whether the closed-book answer is right."""
     return bool(row.closed and row.closed.correct)
 
 
 def _find_entities(row: LabelRow) -> list[str]:
+    """Return the entities in a question: capitalized words, years and quoted titles."""
     return [match.group() for match in ENTITY_PATTERN.finditer(row.question)]
 
 
@@ -149,7 +151,15 @@ def _get_kind(entity: str) -> tuple[bool, bool]:
 
 
 def _make_record(row: LabelRow, text: str, known: bool, kind: str = "") -> dict[str, Any]:
-    """Make the JSON record of a question. Swapped questions have no gold answers, as nobody can answer them."""
+    """Make the JSON record of a question.
+
+    Args:
+        row: Label row of the original question.
+        text: The question, perhaps changed.
+        known: Whether the LLM knows the answer.
+        kind: 'swapped', 'rare' or '' for an unchanged question. Swapped questions have no gold answers, because the
+            answers of the original question are wrong for them.
+    """
     return {
         "id": f"{row.id}-{kind}" if kind else row.id,
         "question": text,
@@ -248,7 +258,8 @@ class SelfAssessor:
     def assess_with_history(self, words: str) -> list[SelfAssessment]:
         """Measure asking the LLM after showing it similar logged questions (section 3).
 
-        Returns three results that share one forward pass: without calibration, and calibrated with either sign.
+        Returns three results that share one forward pass: without calibration, calibrated as in the paper's formula,
+        and as in its published code, which differs in a sign.
         """
         gate = DhiclGate(str(self.history), k=self.k, words=words)
         bound = bind_gate(gate, self.model, self.prompts)

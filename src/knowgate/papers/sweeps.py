@@ -22,7 +22,8 @@ from knowgate.core.registry import split_spec
 from knowgate.data.runs.table import LabelTable, load_label_table
 from knowgate.errors import BadInput, KnowgateError
 from knowgate.gates import load_gate
-from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, get_gate_name, score_gate
+from knowgate.gates.fitted_gate import get_gate_name
+from knowgate.gates.offline_scoring import TableScores, drop_seen_rows, score_gate
 from knowgate.gates.scoring import bind_gate, read_questions, score_questions
 from knowgate.models.prompts.answers import AnswerPrompts
 from knowgate.stats.metrics import BoolArray, auroc
@@ -68,20 +69,26 @@ def sweep_betas(table: LabelTable, gate: TableScores, betas: Sequence[float] = B
 
 
 def select_unsure_questions(gate: TableScores, beta: float) -> BoolArray:
-    """Return whether to retrieve for each question because confidence is at or below beta.
+    """Return for each question whether to retrieve, because the gate's confidence is at or below beta.
 
-    Confidence is 1 minus the uncalibrated score of a fitted gate (CBDR, eq. 2), or 1 - need for any other gate.
+    Confidence is 1 minus the uncalibrated score (`raw`) of a fitted gate (CBDR, eq. 2), or 1 - need for other gates.
     """
     needs = gate.needs if gate.raw is None else gate.raw
     return np.asarray(needs >= 1 - beta - 1e-12)  # the tolerance absorbs rounding errors of 1 - beta
 
 
 def measure_decisions(table: LabelTable, retrieve: BoolArray) -> tuple[str, ...]:
-    """Measure decisions and format them as the cells of `DECISION_COLUMNS`.
+    """Measure decisions and format them as cells of a table.
 
-    Without open-book answers, only the retrieval rate and 'judged right' are known.
+    Args:
+        table: Label runs.
+        retrieve: Whether to retrieve for each question.
+
+    Returns:
+        Retrieval rate, accuracy, accuracy of random retrieval at that rate, gain over random, harm, waste, and share of
+        questions judged right: retrieved for if the LLM does not know the answer, skipped if it does. Without
+        open-book answers, only the first and the last are known.
     """
-    # Judged right: retrieved for a question that the LLM does not know, or skipped one that it knows.
     judged_right = format_percent(float((retrieve == ~table.closed_right).mean()))
     rate = float(retrieve.mean())
     if table.open_right is None:
@@ -131,7 +138,7 @@ def sweep_variants(table: LabelTable, prefix: str) -> TextTable:
 
 
 def format_auroc(table: LabelTable, gate: TableScores) -> str:
-    """Format how well need predicts that the LLM does not know the answer, as AUROC."""
+    """Format the AUROC of a gate's needs as predictors that the LLM does not know the answer."""
     value = auroc(~table.closed_right, gate.needs)
     return MISSING_VALUE if value is None else f"{value:.3f}"
 
@@ -196,15 +203,17 @@ def parse_fit_options(model: type[Options], text: str) -> dict[str, Any]:
     """Parse fit options written as 'key=value,key=value'. The fit function checks them.
 
     Args:
-        model: Options of the fit function.
-        text: The options. The value of an option that is not a text is written as in JSON.
+        model: Options of the fit function, whose types say which values are texts.
+        text: The options. The value of an option that is not a text is written as in JSON; 'True' is also accepted.
     """
-    hints, options = get_type_hints(model), dict[str, Any]()
+    hints = get_type_hints(model)
+    options: dict[str, Any] = {}
     for part in (part for part in text.split(",") if part.strip()):
         key, _, value = (piece.strip() for piece in part.partition("="))
         hint = hints.get(key, str)
+        is_text = hint is str or str in get_args(hint)
         options[key] = value
-        if hint is not str and str not in get_args(hint):
+        if not is_text:
             with suppress(ValueError):
                 options[key] = json.loads(value.lower())
     return options

@@ -53,9 +53,9 @@ class PostingsBlock:
     def find_runs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return, for each distinct term, the index of its first entry and its number of entries.
 
-        A term has one entry per passage that contains it.
+        A term has one entry per passage that contains it. Its entries are adjacent, because they are sorted.
         """
-        starts = np.flatnonzero(np.diff(self.terms, prepend=-1))
+        starts = np.flatnonzero(np.diff(self.terms, prepend=-1))  # where an entry has another term than the one before
         return starts, np.diff(np.append(starts, len(self.terms)))
 
 
@@ -111,8 +111,9 @@ class Postings:
         norms = _compute_length_norms(np.frombuffer(self.lengths, dtype=np.int32), k1, b)
         for block in self._read_blocks():
             starts, sizes = block.find_runs()
-            # The output slot of each entry: the next free slot of its term plus the entry's position within the run.
-            targets = np.repeat(next_offset[block.terms[starts]] - starts, sizes) + np.arange(len(block.terms))
+            # Entries go to the next free slots of their term, one after another.
+            number_within_term = np.arange(len(block.terms)) - np.repeat(starts, sizes)
+            targets = next_offset[block.terms] + number_within_term
             counts = block.counts.astype(np.float32)
             data[targets] = idf[block.terms] * (counts / (norms[block.passages] + counts))
             rows[targets] = block.passages
@@ -204,7 +205,7 @@ class TermScorer:
 
     def _add_term(self, scores: NDArray[np.float32], term: int) -> None:
         """Add the scores of one term to `scores`, in place."""
-        span = slice(self._starts[term], self._starts[term + 1])
+        span = slice(self._starts[term], self._starts[term + 1])  # the entries of the term in the sparse matrix
         np.add.at(scores, self._rows[span], self._data[span])
 
     def _get_column(self, term: int) -> Vector:
@@ -219,6 +220,7 @@ class TermScorer:
         """Return the terms to cache as dense columns: the most common ones whose columns fit into memory."""
         frequencies = np.diff(self._starts)  # how many passages contain each term
         max_columns = MAX_COLUMN_BYTES // max(1, 4 * self._n_passages)  # a float32 score takes 4 bytes
+        # A common term occurs in at least one passage, also if there are fewer than COMMON_TERM_RATIO passages.
         common = np.flatnonzero(frequencies * COMMON_TERM_RATIO >= max(self._n_passages, COMMON_TERM_RATIO))
         most_common = common[np.argsort(-frequencies[common], kind="stable")[:max_columns]]
         return frozenset(most_common.tolist())

@@ -52,7 +52,8 @@ def split_text(text: str, max_words: int = MAX_PASSAGE_WORDS) -> list[str]:
 
     A piece can be longer only if it contains no place to split, such as one very long word.
     """
-    return [stripped for piece in _pack(text, 0, max_words * _UNITS_PER_WORD) if (stripped := piece.strip())]
+    pieces = [piece.strip() for piece in _pack(text, level=0, limit=max_words * _UNITS_PER_WORD)]
+    return [piece for piece in pieces if piece]
 
 
 def count_words(text: str) -> float:
@@ -70,7 +71,8 @@ def _count_units(text: str) -> int:
 def _pack(text: str, level: int, limit: int) -> list[str]:
     """Split a text at one kind of separator and pack the pieces into passages of at most `limit` units.
 
-    A piece that is too long by itself is split at the next kind of separator.
+    A piece that is too long by itself is split at the next kind of separator. A heading at the end of a passage moves to
+    the next passage.
 
     Args:
         text: The text to split.
@@ -88,7 +90,7 @@ def _pack(text: str, level: int, limit: int) -> list[str]:
             continue
         # The piece does not fit: finish the current passage and start the next one with the piece.
         body, heading = "".join(current), ""
-        if level < len(_SEPARATORS) - 1:
+        if level < len(_SEPARATORS) - 1:  # between words there are no headings
             body, heading = _split_trailing_heading(body)
         *complete, last = _pack(heading + piece, level + 1, limit)
         passages += [body, *complete]

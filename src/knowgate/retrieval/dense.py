@@ -121,10 +121,10 @@ class ExactVectorSearch:
 
 
 class AnnVectorSearch:
-    """Approximate search with a faiss inverted file, which compares each query with the nearest lists only.
+    """Approximate search with faiss, which divides the vectors into lists and reads only those nearest to a query.
 
-    faiss is asked for `_EXTRA_ROWS` more rows than needed. These candidates are scored and ranked as in exact search,
-    so ties are broken in the same way. If more rows are tied than that, faiss decides which of them are returned.
+    faiss is asked for a few more rows than needed. These candidates are scored and ranked as in exact search, so ties
+    are broken in the same way, unless more rows are tied than that.
 
     Args:
         path: The file that `build_ann_index` wrote.
@@ -156,7 +156,15 @@ def has_faiss() -> bool:
 
 
 def train_ann_index(vectors: Vector, lists: int) -> Any:
-    """Create an empty faiss index whose lists are trained on a sample of the vectors."""
+    """Create an empty faiss index for approximate search (an inverted file).
+
+    Such an index divides vectors into lists of similar vectors, so that a search reads only the nearest lists. The
+    centers of the lists are trained on a sample of the vectors.
+
+    Args:
+        vectors: The vectors that will be added later.
+        lists: Number of lists.
+    """
     import faiss
 
     index = faiss.index_factory(vectors.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)

@@ -300,7 +300,7 @@ class CorpusScan:
         return row
 
     def read_ids_and_hashes(self) -> Iterator[str]:
-        """Yield the id and the hash of each document in turn.
+        """Yield the id of each document, followed by its hash.
 
         They are read from the file, because a list of millions of documents would take gigabytes of memory.
         """

@@ -125,7 +125,7 @@ def is_replaceable(folder: Path) -> bool:
         return False
     try:
         record = read_json(folder / MANIFEST_FILE)
-    except BadInput:
+    except BadInput:  # the manifest is damaged, so the other files tell whether this was an index
         return {PASSAGES_FILE, OFFSETS_FILE} <= names
     return isinstance(record, dict) and record.get("format") == INDEX_FORMAT
 

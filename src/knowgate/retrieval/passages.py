@@ -83,14 +83,15 @@ def count_passages_containing(retriever: Retriever, phrases: Sequence[str], k: i
 def _count_containing(phrase: str, texts: Sequence[str]) -> int:
     """Count the texts that contain a phrase as consecutive words.
 
-    Most texts lack one of the phrase's words. A fast check rules them out before the slower tokenization.
+    Most texts lack one of the phrase's words. A fast check of words that tokenization does not change rules them out
+    before the slower tokenization.
     """
-    tokens, words = join_tokens(phrase), find_anchor_words(phrase)
-    if not tokens.strip():
+    phrase_tokens = join_tokens(phrase)
+    if not phrase_tokens.strip():
         return 0
-    for word in words:
+    for word in find_anchor_words(phrase):
         texts = [text for text in texts if word in _fold_cached(text)]
-    return sum(tokens in _join_tokens_cached(text) for text in texts)
+    return sum(phrase_tokens in _join_tokens_cached(text) for text in texts)
 
 
 # Cached because questions about one corpus often find the same passages.

@@ -86,20 +86,21 @@ class Bootstrap:
         return 1 + math.ceil(self.resamples / PORTION_SIZE)
 
     def iter_blocks(self, number: int) -> Iterator[WeightMatrix]:
-        """Yield how often each question is drawn in each resample of a portion (resamples x questions).
+        """Yield how often each question is drawn, in blocks (resamples x questions) that fit into memory.
 
-        The resamples come in blocks that fit into memory for any number of questions.
+        Args:
+            number: Number of the portion. Portion 0 is the original sample; each other one has PORTION_SIZE resamples.
         """
         if number == 0:
             yield unit_weights(self.n)
             return
-        n_earlier = (number - 1) * PORTION_SIZE
-        left = min(PORTION_SIZE, self.resamples - n_earlier)
+        n_in_earlier_portions = (number - 1) * PORTION_SIZE
+        left = min(PORTION_SIZE, self.resamples - n_in_earlier_portions)
         block_size = PORTION_SIZE if self.n <= LARGE_SAMPLE else max(1, MAX_COUNTS_IN_MEMORY // self.n)
         rng = np.random.default_rng([self.seed, number])
         while left:
             size = min(left, block_size)
-            # Shifting each row by a multiple of n lets a single bincount count the questions of all rows.
+            # Row r holds the questions drawn in resample r, plus r * n. So one bincount counts for all rows at once.
             picks = rng.integers(0, self.n, (size, self.n)) + np.arange(size)[:, None] * self.n
             counts = np.bincount(picks.ravel(), minlength=size * self.n).reshape(size, self.n)
             yield counts.astype(np.float32, order="F")  # rank-based metrics read it column by column
@@ -114,17 +115,20 @@ class Bootstrap:
         return self._compute(range(1, self.n_portions), metrics) if self.resamples else [{} for _ in metrics]
 
     def _compute(self, portions: Sequence[int], metrics: Sequence[WeightedMetric]) -> list[dict[str, FloatArray]]:
-        """Compute metrics on some portions in parallel; return the values of each metric over all of them."""
+        """Compute metrics on some portions of the resamples in parallel.
 
-        def compute(number: int) -> list[list[Mapping[str, FloatArray]]]:
+        Returns:
+            For each metric, its named values over all resamples of the portions.
+        """
+
+        def compute_portion(number: int) -> list[list[Mapping[str, FloatArray]]]:
             return [[metric(weights) for metric in metrics] for weights in self.iter_blocks(number)]
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:  # numpy releases the GIL
-            blocks = [block for portion in pool.map(compute, portions) for block in portion]
+            blocks = [block for portion in pool.map(compute_portion, portions) for block in portion]
         results = []
-        for number in range(len(metrics)):  # a block holds the values of all metrics
-            names = blocks[0][number]
-            results.append({name: np.concatenate([block[number][name] for block in blocks]) for name in names})
+        for parts in zip(*blocks, strict=True):  # the values of one metric, block by block
+            results.append({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
         return results
 
 
@@ -145,9 +149,10 @@ def summarize_resamples(values: FloatArray) -> Estimate:
 
 
 def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate the mean of a value that was measured on each question.
+    """Estimate the mean of a value that was measured on each question, with a bootstrap interval.
 
-    If the values are differences of two systems, the interval is paired.
+    If the values are differences of two systems, the interval is paired. Large samples of few distinct values, such as
+    0 and 1, are resampled in a faster way.
 
     Raises:
         BadInput: There are no values.
@@ -163,15 +168,22 @@ def estimate_mean(values: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Est
 
 
 def _estimate_mean_of_counts(values: FloatArray, distinct: FloatArray, resamples: int, seed: int = 0) -> Estimate:
-    """Estimate the mean of many values that take only a few distinct values.
+    """Estimate the mean of a large sample that has only a few distinct values.
 
-    The counts of the distinct values in a resample follow a multinomial distribution, from which they are drawn
-    directly. That is much faster than drawing questions.
+    How often each distinct value occurs in a resample follows a multinomial distribution. Drawing these counts directly
+    is much faster than drawing questions.
+
+    Args:
+        values: The sample.
+        distinct: Its distinct values, sorted.
+        resamples: Number of resamples.
+        seed: Seed of the random generator.
     """
-    shares = np.bincount(np.searchsorted(distinct, values)) / len(values)
-    sums = np.random.default_rng([seed, len(values)]).multinomial(len(values), shares, resamples) @ distinct
-    original = weighted_mean(unit_weights(len(values)), values)
-    return summarize_resamples(np.concatenate([original, sums / len(values)]))
+    n = len(values)
+    shares = np.bincount(np.searchsorted(distinct, values)) / n  # share of each distinct value in the sample
+    counts = np.random.default_rng([seed, n]).multinomial(n, shares, resamples)  # resamples x distinct values
+    original = weighted_mean(unit_weights(n), values)
+    return summarize_resamples(np.concatenate([original, counts @ distinct / n]))
 
 
 def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAMPLES) -> list[Estimate]:
@@ -180,8 +192,8 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
     Columns of equal length share their resamples, so they take little more time than one column. NaN marks a missing
     value, which is left out. The estimate of a column without values is not defined.
     """
-    estimates: dict[int, Estimate] = {}
-    by_size: dict[int, dict[int, FloatArray]] = {}  # columns that can share their resamples
+    estimates: dict[int, Estimate] = {}  # by column number
+    by_size: dict[int, dict[int, FloatArray]] = {}  # columns of equal length, which share their resamples
     for number, column in enumerate(columns):
         if not len(column) or np.isnan(column).any():
             estimates[number] = _estimate_mean_of_known(column, resamples)
@@ -195,12 +207,13 @@ def estimate_means(columns: Sequence[FloatArray], resamples: int = DEFAULT_RESAM
 
 
 def _estimate_shared(columns: Mapping[int, FloatArray], bootstrap: Bootstrap) -> dict[int, Estimate]:
-    """Estimate the means of columns of equal length on the same resamples."""
+    """Estimate the means of columns of equal length, given and returned by column number, on the same resamples."""
 
-    def means(weights: WeightMatrix) -> dict[str, FloatArray]:
+    def compute_means(weights: WeightMatrix) -> dict[str, FloatArray]:
         return {str(number): weighted_mean(weights, column) for number, column in columns.items()}
 
-    return {int(name): estimate for name, estimate in _estimate(means, bootstrap).items()}
+    # Metrics are named by texts, so the column numbers are converted to texts and back.
+    return {int(name): estimate for name, estimate in _estimate(compute_means, bootstrap).items()}
 
 
 def _estimate_mean_of_known(column: FloatArray, resamples: int) -> Estimate:
@@ -223,7 +236,7 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
     """
     ranking = NeedRanking(needs)
 
-    def quality(weights: WeightMatrix) -> dict[str, FloatArray]:
+    def compute_quality(weights: WeightMatrix) -> dict[str, FloatArray]:
         areas = ranking.areas(ranking.sort(weights), needed)
         return {
             "auroc": areas["auroc"],
@@ -235,28 +248,28 @@ def estimate_quality(needed: BoolArray, needs: FloatArray, resamples: int = DEFA
 
     if not len(needs):
         return dict.fromkeys(QUALITY_METRICS, Estimate(None))
-    return _estimate(quality, Bootstrap(len(needs), resamples))
+    return _estimate(compute_quality, Bootstrap(len(needs), resamples))
 
 
 def estimate_auroc(needed: BoolArray, needs: FloatArray, resamples: int = DEFAULT_RESAMPLES) -> Estimate:
-    """Estimate only the AUROC of `estimate_quality`, in half of its time."""
+    """Estimate the AUROC of needs (scores from 0 to 1) as predictors of which questions really needed retrieval."""
     if not len(needs):
         return Estimate(None)
     ranking = NeedRanking(needs)
-    return _estimate(
-        lambda weights: {"auroc": ranking.auroc(ranking.sort(weights), needed)}, Bootstrap(len(needs), resamples)
-    )["auroc"]
+
+    def compute_auroc(weights: WeightMatrix) -> dict[str, FloatArray]:
+        return {"auroc": ranking.auroc(ranking.sort(weights), needed)}
+
+    return _estimate(compute_auroc, Bootstrap(len(needs), resamples))["auroc"]
 
 
 def _estimate(metric: WeightedMetric, bootstrap: Bootstrap) -> dict[str, Estimate]:
-    """Compute a metric on all resamples and summarize each of its values."""
+    """Compute named metrics on all resamples, and return the estimate with its interval of each name."""
     return {name: summarize_resamples(values) for name, values in bootstrap.apply([metric])[0].items()}
 
 
 def bootstrap_p_value(differences: FloatArray) -> float:
     """Return the two-sided p-value of the hypothesis that a difference is 0.
-
-    The p-value is never 0, because a limited number of resamples cannot show that.
 
     Args:
         differences: Difference on the original sample, followed by the differences on the resamples.
@@ -264,5 +277,6 @@ def bootstrap_p_value(differences: FloatArray) -> float:
     resampled = differences[1:][np.isfinite(differences[1:])]
     if not len(resampled):
         return 1.0
+    # Counting one more on each side keeps the p-value above 0, which a limited number of resamples cannot show.
     below, above = np.sum(resampled <= 0) + 1, np.sum(resampled >= 0) + 1
     return float(min(1.0, 2 * min(below, above) / (len(resampled) + 1)))

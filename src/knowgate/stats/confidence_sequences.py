@@ -95,26 +95,30 @@ class MeanConfidenceSequence:
         return low
 
     def _is_excluded(self, total: float, mean: float) -> bool:
-        """Return whether the observations, whose sum is `total`, exclude this mean as too small."""
-        # The logarithm of the process in the module's docstring, for each lambda.
-        logs = LAMBDAS * (total - self.n * mean) - PSI * self.variation
-        return _log_mean_exp(logs) >= math.log(2 / self.delta)
+        """Return whether the observations, whose sum is `total`, exclude this mean as too small.
+
+        If it were the true mean, exp(log_evidence), averaged over lambdas, would be a supermartingale that starts at 1.
+        By Ville's inequality it would ever reach 2 / delta with probability at most delta / 2.
+        """
+        log_evidence = LAMBDAS * (total - self.n * mean) - PSI * self.variation  # one value per lambda
+        return _log_mean_exp(log_evidence) >= math.log(2 / self.delta)
 
 
 @dataclass
 class GuaranteeTest:
     """Sequential test whether a mean exceeds a guaranteed limit.
 
-    While the guarantee holds, `is_violated` ever becomes True with probability at most delta. Once True, it stays True.
-    Start a new test after you changed the system.
+    The test bets that the mean is above the limit. While the guarantee holds, bets do not win in the long run, so
+    capital that has grown is evidence against the guarantee. The probability of a false alarm (`is_violated` ever
+    becomes True though the guarantee holds) is at most delta. Start a new test after you changed the system.
 
     Attributes:
         limit: The guarantee is that the mean is at most this limit.
         delta: Maximum probability of a false alarm.
         n: Number of observations.
-        is_violated: Whether the guarantee was found to be violated.
-        capital: Current capital of each bet. Large capital is evidence against the guarantee.
-        bets: Size of each bet, one for each alternative mean above the limit.
+        is_violated: Whether the guarantee was found to be violated. Once True, it stays True.
+        capital: Current capital of each bet.
+        bets: How much of its capital each bet stakes; each suits another mean above the limit.
     """
 
     limit: float
@@ -133,8 +137,9 @@ class GuaranteeTest:
         self.capital = [0.0] * len(ODDS_RATIOS)
 
     def add(self, value: float) -> None:
-        """Add an observation between 0 and 1."""
+        """Add an observation between 0 and 1: bets win if it is above the limit, and lose if it is below."""
         _check_value(value)
+        # Some capital is bet only from now on, so that a late violation need not first win back earlier losses.
         new_capital = _unspent_capital(self.n) - _unspent_capital(self.n + 1)
         growth = [1 + bet * (value - self.limit) for bet in self.bets]
         self.capital = [(amount + new_capital) * factor for amount, factor in zip(self.capital, growth, strict=True)]
@@ -158,7 +163,7 @@ class GuaranteeTest:
 
 
 def _unspent_capital(n: int) -> float:
-    """Return the share of the initial capital that is not yet bet after n observations."""
+    """Return the share of the initial capital that is not yet bet after n observations; it falls ever more slowly."""
     return 1 / (1 + math.log1p(n))
 
 

@@ -51,25 +51,40 @@ def weighted_mean(weights: WeightMatrix, values: NDArray[Any]) -> FloatArray:
         weights: Weights (resamples x questions).
         values: One value per question, or a table (questions x columns) to average each column.
     """
-    # The sums of weights get one extra axis per column axis, so that they divide every column.
-    total = weights.sum(axis=1, dtype=np.float64).reshape(-1, *[1] * (values.ndim - 1))
-    return safe_divide((weights @ values.astype(weights.dtype)).astype(np.float64), total)
+    sums = (weights @ values.astype(weights.dtype)).astype(np.float64)
+    total = weights.sum(axis=1, dtype=np.float64)
+    # The totals are one column if `values` is a table, so that they divide all of its columns.
+    return safe_divide(sums, total.reshape(-1, *[1] * (values.ndim - 1)))
 
 
 def weighted_accuracy(
     weights: WeightMatrix, needed: BoolArray, needs: FloatArray, threshold: float = 0.5
 ) -> FloatArray:
-    """Return how often 'the need is above the threshold' correctly predicts that retrieval was needed."""
+    """Return how often 'the need is above the threshold' correctly predicts that retrieval was needed.
+
+    Args:
+        weights: Weights of the questions in each resample (resamples x questions).
+        needed: Whether each question really needed retrieval.
+        needs: Predicted need for retrieval of each question, from 0 to 1.
+        threshold: Needs above it predict that retrieval is needed.
+
+    Returns:
+        One value per resample.
+    """
     return weighted_mean(weights, (needs > threshold) == needed)
 
 
 def weighted_brier(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the Brier score: the mean squared difference between need (0 to 1) and truth (0 or 1)."""
+    """Return the Brier score of each row of weights: the mean squared difference of need (0 to 1) and truth (0 or 1)."""
     return weighted_mean(weights, (needs - needed) ** 2)
 
 
 def weighted_ece(weights: WeightMatrix, needed: BoolArray, needs: FloatArray) -> FloatArray:
-    """Return the expected calibration error (ECE) over N_ECE_BINS bins of equal width."""
+    """Return the expected calibration error (ECE) of each row of weights, over N_ECE_BINS bins of equal width.
+
+    Needs (0 to 1) are the predictions, `needed` the truth. The questions are processed in blocks, to save memory.
+    """
+    # For each resample (row) and bin (column), the sum of prediction minus truth.
     gaps: NDArray[Any] = np.zeros((len(weights), N_ECE_BINS), dtype=weights.dtype)
     for start in range(0, len(needs), ECE_BLOCK_SIZE):
         block = slice(start, start + ECE_BLOCK_SIZE)
@@ -89,7 +104,8 @@ def assign_ece_bins(needs: FloatArray) -> NDArray[np.int64]:
 class NeedRanking:
     """Questions sorted by need for retrieval, for metrics that depend only on the order, such as AUROC.
 
-    Questions with equal needs form one group, within which there is no order.
+    Questions with equal needs form one group, within which there is no order. Methods take weights of the questions,
+    such as bootstrap counts, and return one value per resample.
     """
 
     needs: FloatArray
@@ -102,12 +118,12 @@ class NeedRanking:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """Index of the first question of each group of equal needs, in sorted order."""
-        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)
+        return np.flatnonzero(np.diff(self.needs[self.order], prepend=np.nan) != 0)  # NaN: the first always starts one
 
     def sort(self, weights: WeightMatrix) -> WeightMatrix:
-        """Return the weights in the form that the methods below take: (questions sorted by need x resamples).
+        """Transpose weights (resamples x questions) and sort the questions by need, as `auroc` and `areas` expect them.
 
-        Cumulative sums then add whole rows, which is several times faster than summing along each row.
+        With one row per question, cumulative sums add whole rows, which is several times faster.
         """
         return weights.T[self.order]
 
@@ -121,14 +137,19 @@ class NeedRanking:
         return self._auroc(positive, negative, _cumulate(negative))
 
     def areas(self, sorted_weights: WeightMatrix, needed: BoolArray) -> dict[str, FloatArray]:
-        """Return the areas under three curves, one value per resample.
+        """Return the areas under the ROC curve, the precision-recall curve and the risk-coverage curve.
 
-        'auroc' is that of the method `auroc`, 'auprc' the average precision as in scikit-learn, and 'aurc' the area
-        under the risk-coverage curve.
+        Args:
+            sorted_weights: Weights (questions sorted by need x resamples).
+            needed: Whether each question needed retrieval, in the original order. These questions are the positives.
+
+        Returns:
+            One value per resample of 'auroc', 'auprc' (average precision as in scikit-learn) and 'aurc'.
         """
         positive, negative = self._group(sorted_weights, needed)
         both = positive + negative if self.has_ties else sorted_weights
-        hits, seen = _cumulate(positive), _cumulate(both)  # up to and including each group, from the lowest need
+        # Positives and questions up to and including each group, from the lowest need.
+        hits, seen = _cumulate(positive), _cumulate(both)
         n_positive, total = hits[-1].copy(), seen[-1].copy()
         # The arrays are large, so steps write into existing arrays (`out`), which halves the time.
         scratch = np.maximum(seen, 1)
@@ -144,10 +165,16 @@ class NeedRanking:
         return {"auroc": auroc, "auprc": auprc, "aurc": aurc}
 
     def _auroc(self, positive: WeightMatrix, negative: WeightMatrix, below: WeightMatrix) -> FloatArray:
-        """Return the AUROC from grouped weights and the number of negatives at or below each need (`below`)."""
+        """Return the AUROC of each resample: the share of pairs whose positive has a higher need than its negative.
+
+        Args:
+            positive: Weight of the questions in each group that needed retrieval (groups of equal needs x resamples).
+            negative: Weight of the other questions in each group.
+            below: Weight of the negatives at or below the need of each group.
+        """
         pairs = _column_dot(positive, below)
         if self.has_ties:
-            pairs -= _column_dot(positive, negative) / 2  # those with an equal need count half
+            pairs -= _column_dot(positive, negative) / 2  # pairs with equal needs count half
         return safe_divide(pairs, _column_sum(positive) * _column_sum(negative))
 
     @property
@@ -166,11 +193,11 @@ class NeedRanking:
         return self._sum_groups(positive), self._sum_groups(negative)
 
     def _sum_groups(self, rows: WeightMatrix) -> WeightMatrix:
-        """Sum the rows of each group: the difference of cumulative sums, much faster than np.add.reduceat."""
+        """Sum the rows (questions) of each group of equal needs, much faster than np.add.reduceat."""
         if not self.has_ties:  # every group is one question
             return rows
         last_rows = np.append(self.starts[1:], len(rows)) - 1
-        sums: WeightMatrix = _cumulate(rows)[last_rows]
+        sums: WeightMatrix = _cumulate(rows)[last_rows]  # sums from the first group up to each group
         sums[1:] -= sums[:-1].copy()
         return sums
 
@@ -184,13 +211,13 @@ def _cumulate(rows: WeightMatrix) -> WeightMatrix:
     if rows.shape[1] < MIN_BLOCK_COLUMNS:
         return np.cumsum(rows, axis=0, dtype=rows.dtype)
     sums = rows.copy()
-    block = max(1, math.isqrt(len(rows)))
-    n_whole = len(rows) // block * block
-    blocks = sums[:n_whole].reshape(-1, block, rows.shape[1])
-    for row in range(1, block):
+    block_size = max(1, math.isqrt(len(rows)))
+    n_in_blocks = len(rows) // block_size * block_size
+    blocks = sums[:n_in_blocks].reshape(-1, block_size, rows.shape[1])
+    for row in range(1, block_size):  # in all blocks at once
         blocks[:, row] += blocks[:, row - 1]
     blocks[1:] += np.cumsum(blocks[:, -1], axis=0)[:-1, None]
-    for row in range(n_whole, len(rows)):  # the rows after the last whole block
+    for row in range(n_in_blocks, len(rows)):  # the rows after the last whole block
         sums[row] += sums[row - 1]
     return sums
 
@@ -204,11 +231,13 @@ def safe_divide(numerator: FloatArray, denominator: FloatArray) -> FloatArray:
 
 
 def _column_dot(first: NDArray[Any], second: NDArray[Any]) -> FloatArray:
+    """Return the dot product of each column of `first` with the same column of `second`."""
     product: FloatArray = np.einsum("ij,ij->j", first, second, dtype=np.float64)
     return product
 
 
 def _column_sum(weights: WeightMatrix) -> FloatArray:
+    """Return the sum of each column."""
     total: FloatArray = weights.sum(axis=0, dtype=np.float64)
     return total
 
@@ -217,30 +246,33 @@ def _column_sum(weights: WeightMatrix) -> FloatArray:
 
 
 def auroc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the area under the ROC curve; None if all or none of the questions needed retrieval."""
+    """Return the area under the ROC curve of needs (scores), as predictors of which questions needed retrieval.
+
+    None if all or none of the questions needed retrieval.
+    """
     ranking = NeedRanking(needs)
     return _first(ranking.auroc(ranking.sort(unit_weights(len(needs))), needed)) if len(needs) else None
 
 
 def auprc(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the average precision; None if no question needed retrieval."""
+    """Return the average precision of needs (scores) at predicting `needed`; None if no question needed retrieval."""
     ranking = NeedRanking(needs)
     weights = ranking.sort(unit_weights(len(needs)))
     return _first(ranking.areas(weights, needed)["auprc"]) if len(needs) else None
 
 
 def accuracy(needed: BoolArray, needs: FloatArray, threshold: float = 0.5) -> float | None:
-    """Return how often 'the need is above the threshold' is a correct prediction; None without questions."""
+    """Return how often 'the need is above the threshold' correctly predicts `needed`; None without questions."""
     return _first(weighted_accuracy(unit_weights(len(needs)), needed, needs, threshold))
 
 
 def brier(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the Brier score; None without questions."""
+    """Return the Brier score, the mean squared difference of need and truth; None without questions."""
     return _first(weighted_brier(unit_weights(len(needs)), needed, needs))
 
 
 def ece(needed: BoolArray, needs: FloatArray) -> float | None:
-    """Return the expected calibration error over bins of equal width; None without questions."""
+    """Return the expected calibration error of needs as probabilities of `needed`; None without questions."""
     return _first(weighted_ece(unit_weights(len(needs)), needed, needs))
 
 
@@ -289,8 +321,8 @@ def compute_frontier(closed_right: BoolArray, open_right: BoolArray, needs: Floa
     gains = open_right.astype(float) - closed_right.astype(float)
     order = np.argsort(-needs, kind="stable")
     # Every order within a tie is equally likely, so tied questions share the mean gain of their tie.
-    starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)
-    sizes = np.diff(np.append(starts, n))
+    starts = np.flatnonzero(np.diff(-needs[order], prepend=np.nan) != 0)  # first question of each tie
+    sizes = np.diff(np.append(starts, n))  # number of questions in each tie
     expected_gains = np.repeat(np.add.reduceat(gains[order], starts) / sizes, sizes)
     accuracies = (closed_right.sum() + np.concatenate([[0.0], np.cumsum(expected_gains)])) / n
     area = (accuracies[:-1] + accuracies[1:]).mean() / 2
@@ -312,5 +344,5 @@ def compute_oracle_frontier(closed_right: BoolArray, open_right: BoolArray) -> F
 
     Retrieval starts with the questions that it helps and ends with those that it harms.
     """
-    needs = (open_right.astype(float) - closed_right.astype(float) + 1) / 2
-    return compute_frontier(closed_right, open_right, needs)
+    gains = open_right.astype(float) - closed_right.astype(float)  # 1 if retrieval helps, 0, or -1 if it harms
+    return compute_frontier(closed_right, open_right, needs=(gains + 1) / 2)

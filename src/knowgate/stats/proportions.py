@@ -61,22 +61,23 @@ def wilson_interval(hits: int, n: int) -> tuple[float, float]:
 def upper_confidence_limit(hits: int, n: int, error: float) -> float:
     """Return the one-sided upper confidence limit of a proportion (Clopper and Pearson 1934).
 
-    The true share is above the limit with probability at most `error`. The limit is exact up to rounding.
+    The limit is the share with which so few hits have the probability `error`. It is found by bisection.
 
     Args:
         hits: Number of cases that count.
         n: Number of all cases.
-        error: Maximum probability that the limit is too low.
+        error: Maximum probability that the true share is above the limit.
     """
     if hits >= n:
         return 1.0
     counts = np.arange(hits + 1)
-    log_ways = np.concatenate([[0.0], np.cumsum(np.log((n - counts[1:] + 1) / counts[1:]))])
+    # Logarithms of the binomial coefficients "n choose count".
+    log_choose = np.concatenate([[0.0], np.cumsum(np.log((n - counts[1:] + 1) / counts[1:]))])
     low, high = hits / n, 1.0
     for _ in range(BISECTION_STEPS):
         share = (low + high) / 2
         # Probability of at most `hits` cases if the true share is `share`; it decreases as `share` grows.
-        probability = np.exp(log_ways + counts * math.log(share) + (n - counts) * math.log1p(-share)).sum()
+        probability = np.exp(log_choose + counts * math.log(share) + (n - counts) * math.log1p(-share)).sum()
         low, high = (share, high) if probability > error else (low, share)
     return high
 
@@ -135,18 +136,15 @@ def measure_agreement(side: str, names: tuple[str, str], pairs: Sequence[tuple[b
     """Measure how often two graders agree.
 
     Args:
-        side: Which answers were graded; see `GraderAgreement`.
+        side: Which answers were graded: 'closed' (without passages), 'open' (with passages) or 'both'.
         names: Names of the two graders.
         pairs: For each answer, whether the first and the second grader accept it.
     """
-    n = len(pairs)
-    if not n:
-        return GraderAgreement(side, *names, 0, 0.0, None, 0, 0)
     return GraderAgreement(
         side,
         *names,
-        n=n,
-        agree=sum(first == second for first, second in pairs) / n,
+        n=len(pairs),
+        agree=sum(first == second for first, second in pairs) / max(1, len(pairs)),
         kappa=cohens_kappa(pairs),
         only_first=sum(first and not second for first, second in pairs),
         only_second=sum(second and not first for first, second in pairs),
@@ -170,7 +168,9 @@ def cohens_kappa(pairs: Sequence[tuple[bool, bool]]) -> float | None:
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """Comparison of the answers of two gates on the same questions.
+    """Comparison of two gates on the same questions.
+
+    A gate decides for each question whether the LLM answers from memory or with retrieved passages.
 
     Attributes:
         gate: Name of the first gate.
@@ -219,8 +219,9 @@ def holm_correction(p_values: Sequence[float]) -> list[float]:
     """Return the p-values corrected for multiple tests (Holm 1979), in the same order."""
     order = sorted(range(len(p_values)), key=lambda number: p_values[number])
     corrected, highest = [0.0] * len(p_values), 0.0
-    for rank, number in enumerate(order):  # from the smallest p-value; corrected ones must not decrease
-        highest = max(highest, min(1.0, p_values[number] * (len(p_values) - rank)))
+    for rank, number in enumerate(order):  # from the smallest p-value
+        n_remaining = len(p_values) - rank
+        highest = max(highest, min(1.0, p_values[number] * n_remaining))  # corrected p-values must not decrease
         corrected[number] = highest
     return corrected
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from knowgate.data.signals.answer_text import count_word_frequencies
+from knowgate.data.signals.question_text import count_word_frequencies
 from knowgate.gates.artifacts.networks import apply_network
 from knowgate.gates.question import FREQUENCY_TENSOR, describe_questions
 from knowgate.retrieval.index_folder import open_passage_store, read_index_manifest

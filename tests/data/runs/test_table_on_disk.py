@@ -13,7 +13,8 @@ from knowgate.data.runs.storage import PackedTexts, StoredRows
 from knowgate.data.runs.table import load_label_table
 from knowgate.errors import ArtifactError, BadSetting
 from knowgate.evaluation import gate_evaluation
-from knowgate.evaluation.gate_comparison import compare_gates, evaluation_to_dict
+from knowgate.evaluation.evaluation_summary import evaluation_to_dict
+from knowgate.evaluation.gate_comparison import compare_gates
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.evaluation.recommendation import recommend, recommendation_to_dict
 from knowgate.evaluation.report.report_folder import write_report

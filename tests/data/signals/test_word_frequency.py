@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from knowgate.data.signals.answer_text import count_word_frequencies, frequency_features, hash_word, popularity_features
+from knowgate.data.signals.question_text import (
+    count_word_frequencies,
+    frequency_features,
+    hash_word,
+    popularity_features,
+)
 from knowgate.types import Passage, Question
 
 PASSAGES = [Passage("1", "Rome rome is old", title="Rome"), Passage("2", "Oslo is cold"), Passage("3", "it is")]

@@ -7,7 +7,7 @@ import pytest
 
 from knowgate.data.signals.vectors import SURFACE_WIDTH, surface_features
 from knowgate.errors import ArtifactError, ModelError
-from knowgate.evaluation.gate_comparison import evaluation_to_dict
+from knowgate.evaluation.evaluation_summary import evaluation_to_dict
 from knowgate.evaluation.gate_evaluation import evaluate
 from knowgate.gates import load_gate
 from knowgate.gates.artifacts.drift import compute_distances, compute_far_share, fit_distance, format_far_warning

@@ -6,6 +6,7 @@ from knowgate.gates import load_gate
 from knowgate.gates.arbiters import load_arbiter
 from knowgate.gates.arbiters.abstention import RulesArbiter
 from knowgate.gates.arbiters.policy_arbiter import get_policy_arbiter
+from knowgate.gates.calibration.evidence import summarize_threshold
 from knowgate.gates.calibration.guarantee import compute_net_p_value
 from knowgate.gates.calibration.threshold_calibration import calibrate
 from knowgate.gates.calibration.threshold_choice import NetLoss
@@ -65,3 +66,9 @@ def test_the_proven_loss_is_the_smallest_that_the_exact_test_accepts():
 @pytest.mark.parametrize(("n", "lost"), [(5, 5), (1, 1)])
 def test_if_every_answer_is_lost_nothing_is_proven(n, lost):
     assert find_proven_loss(NetLoss(lost=lost, gained=0, n=n), 0.05) == 1.0
+
+
+def test_a_policy_without_proof_is_said_to_have_no_guarantee(policy):
+    evidence = {**load_gate(str(policy.path), plug_in=True).artifact.manifest["guarantee"], "proven": False}
+    assert "has no guarantee" in summarize_threshold(0.4, "guarantee", evidence)
+    assert "with 95 % confidence" in summarize_threshold(0.4, "guarantee", {**evidence, "proven": True})

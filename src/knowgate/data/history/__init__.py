@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from knowgate.core.postgres.address import is_postgres_address
-from knowgate.core.registry import RegistryEntry, load_entry, split_spec
+from knowgate.core.registry import RegistryEntry, find_plugins, load_entry, split_spec
 from knowgate.core.validation import expand_path
 from knowgate.data.history.entries import HistoryStore
 from knowgate.types import Embedder
@@ -27,8 +27,8 @@ def open_history(spec: str, embedder: str | Embedder | None = None) -> HistorySt
     """
     spec = spec.removeprefix(SPEC_PREFIX)
     name, value = ("postgresql", spec) if is_postgres_address(spec) else split_spec(spec)
-    if name not in HISTORY_STORES or not value:
-        name, value = "sqlite", spec
+    if not value or (name not in HISTORY_STORES and name not in find_plugins(PLUGIN_GROUP)):
+        name, value = "sqlite", spec  # the whole spec is the path of a file
     store: HistoryStore = load_entry(HISTORY_STORES, "history store", name, PLUGIN_GROUP)(value, embedder)
     return store
 

@@ -109,7 +109,7 @@ class LogEntry:
 
     @property
     def key(self) -> str:
-        """Key of the question; see `question_key`."""
+        """Hash of the question that ignores case, punctuation and articles."""
         return question_key(self.question)
 
     @property
@@ -137,7 +137,11 @@ class LogEmbedding:
 
 
 class HistoryStore(Protocol):
-    """A log of labeled questions with nearest-neighbor search; several processes may write to it."""
+    """A log of labeled questions with nearest-neighbor search; several processes may write to it.
+
+    `add`, `forget` (by id or text) and `prune` (expired entries) return the number of entries. `scopes` returns the
+    number of entries by scope. `outcomes` and `batches` return entries with the vectors of their questions.
+    """
 
     @property
     def embedding(self) -> LogEmbedding: ...
@@ -169,9 +173,7 @@ def copy_history(source: HistoryStore, target: HistoryStore) -> int:
         The number of copied entries.
     """
     count = 0
-    has_same_embedding: bool | None = (
-        None  # found out with the first batch, so that copying an empty log needs no model
-    )
+    has_same_embedding: bool | None = None  # set with the first batch: copying an empty log loads no embedding
     for entries, vectors in source.batches(COPY_BATCH):
         if has_same_embedding is None:
             has_same_embedding = target.uses_embedding(source.embedding)
@@ -195,19 +197,19 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         record: JSON object.
         where: File and line of the record, for error messages.
     """
-    for key in ("weight", "created", "expires"):
+    for key in ("weight", "created", "expires"):  # optional numbers; None passes the check as 0
         value = record.get(key)
         check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
         return LogEntry(
-            _check_question(record["question"]),
-            KnowledgeLabel(record["label"]),
-            HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
-            LabelSource(record.get("source") or "human"),
-            RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
-            record.get("weight"),
-            record.get("created") or time.time(),
-            record.get("expires"),
+            question=_check_question(record["question"]),
+            label=KnowledgeLabel(record["label"]),
+            scope=HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
+            source=LabelSource(record.get("source") or "human"),
+            outcome=RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
+            weight=record.get("weight"),
+            created=record.get("created") or time.time(),
+            expires=record.get("expires"),
         )
     except (KeyError, ValueError) as error:
         raise BadInput(

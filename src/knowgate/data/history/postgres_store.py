@@ -174,7 +174,7 @@ class PostgresHistory(SqlHistory):
         result = transaction.execute("INSERT INTO meta VALUES ('width', ?) ON CONFLICT DO NOTHING", [str(width)])
         if result.rowcount:
             transaction.execute(f"ALTER TABLE entries ALTER COLUMN vector TYPE vector({width:d})")
-            if width <= MAX_INLINE_WIDTH:
+            if width <= MAX_INLINE_WIDTH:  # short vectors are stored in the row itself, where they are read fastest
                 transaction.execute("ALTER TABLE entries ALTER COLUMN vector SET STORAGE PLAIN")
 
     def forget(self, *, ids: Sequence[int] = (), contains: str | None = None) -> int:
@@ -234,9 +234,9 @@ class PostgresHistory(SqlHistory):
         ]
 
     def _estimate_size(self, scope: HistoryScope) -> int:
-        """Count the entries of a scope, but not beyond the limit of exact search.
+        """Return the number of entries of a scope, or `exact_rows` + 1 if there are more than `exact_rows`.
 
-        A scope that was above the limit once is not counted again.
+        Larger scopes are not searched exactly, so their size does not matter. They are counted only once.
         """
         if scope not in self._large_scopes:
             query = f"SELECT count(*) FROM (SELECT FROM entries WHERE {IN_SCOPE} LIMIT ?) AS few"
@@ -284,6 +284,7 @@ class PostgresHistory(SqlHistory):
         self, vector: str, depth: int, scope: HistoryScope, exclude: Collection[KnowledgeLabel], is_exact: bool
     ) -> list[tuple[LogEntry, float]]:
         """Return the `depth` nearest entries with their similarities, nearest first."""
+        # The operator <#> is the negative inner product, which is minus the cosine similarity of unit vectors.
         # PostgreSQL does not use the index to order by a sum, so adding zero makes the search exact.
         distance = "(vector <#> ?::vector) + 0" if is_exact else "vector <#> ?::vector"
         query = (
@@ -292,7 +293,7 @@ class PostgresHistory(SqlHistory):
         )
         labels = [str(label) for label in exclude]
         rows = self._database.read(query, [vector, *self._scope_values(scope), time.time(), labels, depth])
-        rows.sort(key=lambda row: (row[-1], row[0]))
+        rows.sort(key=lambda row: (row[-1], row[0]))  # by distance; ties by id, so that the order is repeatable
         return [(self._parse_entry(row[:-1]), -float(row[-1])) for row in rows]
 
     def wait(self) -> None:

@@ -68,6 +68,7 @@ class LogEmbedder:
 
     def register(self, transaction: WriteTransaction) -> None:
         """Record the embedding in the log, unless one is recorded; raises BadSetting if that one differs."""
+        # INSERT_META does nothing if the key exists.
         transaction.execute(INSERT_META, [FINGERPRINT_KEY, self._embedder.fingerprint])
         self._check(transaction.execute(SELECT_META, [FINGERPRINT_KEY]).fetchone()[0])
         if self._name:
@@ -139,7 +140,7 @@ class SqlHistory:
         return self._embedder.embed(questions)
 
     def batches(self, size: int = 1000) -> Iterator[tuple[list[LogEntry], Vector]]:
-        """Yield all entries with their vectors, oldest first."""
+        """Yield all entries with their vectors in batches of at most `size`, oldest first."""
         last, columns = 0, f"{SELECTED_COLUMNS}, {self.vector_column}"
         while rows := self._read(f"SELECT {columns} FROM entries WHERE id > ? ORDER BY id LIMIT ?", [last, size]):
             last = rows[-1][0]
@@ -173,11 +174,12 @@ class SqlHistory:
     def sample(
         self, k: int, scope: HistoryScope, seed: int = 0, exclude: Collection[KnowledgeLabel] = ()
     ) -> tuple[Neighbor, ...]:
-        """Draw k logged questions at random, as DH-ICL does without similar questions (cold start).
+        """Draw k logged questions of a scope at random, for use without similar questions (cold start).
 
-        The same seed draws the same questions as long as the log does not change.
+        Expired entries and entries with an excluded label are left out. The same seed draws the same questions as long
+        as the log does not change.
         """
-        labels = [str(label) for label in exclude] or [""]
+        labels = [str(label) for label in exclude] or [""]  # SQL does not allow an empty list
         where = f"{IN_SCOPE} AND {NOT_EXPIRED} AND label NOT IN ({make_placeholders(labels)})"
         query = f"SELECT id FROM entries WHERE {where} ORDER BY id"
         ids = [row[0] for row in self._read(query, [*self._scope_values(scope), time.time(), *labels])]

@@ -47,9 +47,10 @@ MAX_VECTOR_VALUE = 1e15  # unit vectors have no value above 1
 
 @dataclass
 class _ScopeIndex:
-    """The vector index of a scope, and up to which change of the table it is current.
+    """The vector index of a scope (the entries of one model, prompts and tenant), and how current it is.
 
     Attributes:
+        index: Vectors of the entries in the scope.
         last_id: Highest row id that was added to the index.
         deletions: Value of the table's deletion counter when the index was last updated.
     """
@@ -186,16 +187,18 @@ class SqliteHistory(SqlHistory):
         return state.index
 
     def _create_index(self, scope: HistoryScope) -> VectorIndex:
-        """Create the index of a scope; a stored index is used if it belongs to this log.
+        """Create the index of a scope; a stored faiss index is used if it belongs to this log.
 
-        Memory is reserved for all rows at once, because growing arrays of 1.5 GB (a million rows) would copy them.
+        Without a stored index, memory is reserved for all rows at once, because growing arrays of 1.5 GB (a million
+        rows) would copy them.
         """
-        width = len(self._embedder.embed(["width"])[0])
+        width = len(self._embedder.embed(["width"])[0])  # vectors of all texts have the same length
         newest = self._database.read("SELECT max(id) FROM entries", [])[0][0] or 0
         stamp = str(self._database.read("SELECT value FROM meta WHERE key = 'stamp'", [])[0][0])
         name = sha256_text(scope.tenant, scope.model, scope.prompts)[:16]
         index = VectorIndex(width, location=IndexLocation(self._index_folder, name, stamp))
         if index.last_indexed_id > newest:  # the log was restored from a backup
+            # The stored index has rows that are gone. A different stamp makes the new index ignore it.
             location = IndexLocation(self._index_folder, name, f"{stamp} restored {newest}")
             index = VectorIndex(width, location=location)
         if index.last_indexed_id < 0:

@@ -60,7 +60,7 @@ class IndexLocation:
         return self.folder / f"{self.name}.json"
 
     def index_file(self, token: str) -> Path:
-        """The faiss index with this token."""
+        """Return the file of the faiss index with this token, which is new for every version of the index."""
         return self.folder / f"{self.name}-{token}.faiss"
 
 
@@ -110,14 +110,14 @@ class AnnIndex:
         n_candidates = min(k + EXTRA_RESCORED, len(self))
         _, id_rows, vector_rows = self.index.search_and_reconstruct(query[None], n_candidates, params=parameters)
         ids, vectors = id_rows[0], vector_rows[0]  # there is only one query
-        order = np.argsort(ids, kind="stable")
+        order = np.argsort(ids, kind="stable")  # by id, so that ties are broken as in exact search
         order = order[ids[order] >= 0]  # faiss fills up with id -1 if it finds fewer rows
         hits = score_rows(np.ascontiguousarray(vectors[order]), np.arange(len(order)), query).top(k)
         return _make_hits(ids[order], hits)
 
 
 def _import_faiss() -> Any:
-    """Import faiss, whose type hints lack many overloads."""
+    """Import faiss as an untyped module, because its type hints lack many overloads."""
     import faiss
 
     return faiss
@@ -165,7 +165,8 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
         if old is not None:
             old_ids, old_vectors = _extract_rows(old.index)
             ids, vectors = np.concatenate([old_ids, ids]), np.concatenate([old_vectors, vectors])
-        index, trained = train_ann_index(vectors, max(1, round(2 * len(vectors) ** 0.5))), total
+        n_lists = max(1, round(2 * len(vectors) ** 0.5))
+        index, trained = train_ann_index(vectors, n_lists), total
         index.add_with_ids(np.ascontiguousarray(vectors), np.ascontiguousarray(ids))
     last = max(int(ids.max(initial=0)), old.manifest.last if old else 0)
     # `_store` sets the token and the size of the file.
@@ -173,9 +174,10 @@ def write_ann_index(location: IndexLocation, ids: RowIds, vectors: Vector, old: 
 
 
 def _extract_rows(index: Any) -> tuple[RowIds, Vector]:
-    """Read the ids and vectors of all rows from the inverted lists of a faiss index."""
+    """Read the ids and vectors of all rows of a faiss index, which stores them in one list per centroid."""
     from faiss.contrib.inspect_tools import get_invlist
 
+    # Each list holds ids, and the vectors as bytes.
     lists = [get_invlist(index.invlists, number) for number in range(index.nlist)]
     vectors = [codes.reshape(len(ids), -1).view(np.float32) for ids, codes in lists if len(ids)]
     ids = np.concatenate([ids for ids, _ in lists]).astype(np.int64)
@@ -294,6 +296,7 @@ class VectorIndex:
         self._start_builder()
         with self._lock:
             ann, ids, vectors = self._ann, self._ids[: self._size], self._vectors[: self._size]
+        # Rows that are not in the faiss index are searched exactly. Then both results are merged.
         exact = [_make_hits(ids, hits) for hits in find_nearest_rows(vectors, queries, k, max_norm=self._max_norm)]
         if ann is None:
             return exact
@@ -316,7 +319,7 @@ class VectorIndex:
         return self._size > (self._exact_rows if self._ann is None else self._fresh_rows)
 
     def _build(self, location: IndexLocation) -> None:
-        """Build or extend the stored index, unless another process is doing so."""
+        """Build or extend the stored faiss index, unless another process is doing so; runs in a thread."""
         try:
             self._reopen(location)  # another process may have built it
             if self._has_many_rows():
@@ -339,7 +342,7 @@ class VectorIndex:
         write_ann_index(location, ids[first:], vectors[first:], stored)
 
     def _reopen(self, location: IndexLocation) -> None:
-        """Open the stored index if it is newer than the open one, and drop its rows from memory."""
+        """Open the stored index if it is newer than the open one, and drop from memory the rows that it contains."""
         ann = open_ann_index(location, self.width)
         if ann is None or ann.manifest.last <= self.last_indexed_id:
             return

@@ -168,10 +168,10 @@ ExtraFields = Mapping[str, Any]
 
 
 def read_extra_fields(spec: str) -> dict[str, ExtraFields]:
-    """Read the fields of each record that are not part of the question, by question id.
+    """Read what the records of a data source hold beside the question, such as scores and timings.
 
     Args:
-        spec: Data spec of JSON lines, a table, or an export. Other sources have no extra fields.
+        spec: Data spec of JSON lines, a Parquet table, or an export. Other sources have no extra fields.
 
     Returns:
         The fields by question id; empty for other sources.
@@ -214,9 +214,11 @@ def read_scores(record: Mapping[str, Any]) -> dict[str, Any]:
     scores = {name: find_field(item, "avg") for name, item in stats.items()} if isinstance(stats, Mapping) else {}
     for field in SCORE_LISTS:
         items = parse_nested_json(record.get(field))
-        if isinstance(items, Mapping):  # {name: value} or {name: [values]}
-            scores |= {name: item[-1] if isinstance(item, list) and item else item for name, item in items.items()}
-        for item in items if isinstance(items, list) else ():
-            if isinstance(item, Mapping):
-                scores[str(item.get("name") or item.get("key"))] = get_first_field(item, SCORE_VALUES)
+        if isinstance(items, Mapping):  # {name: value} or {name: [values]}, of which the last one counts
+            for name, value in items.items():
+                scores[name] = value[-1] if isinstance(value, list) and value else value
+        elif isinstance(items, list):  # [{"name": ..., "value": ...}, ...]
+            for item in items:
+                if isinstance(item, Mapping):
+                    scores[str(item.get("name") or item.get("key"))] = get_first_field(item, SCORE_VALUES)
     return scores

@@ -147,14 +147,17 @@ def read_parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_csv_rows(path: Path, separator: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a CSV file, each after its location; if `separator` is "", it is detected."""
+    """Yield the rows of a CSV file by column name, each after its location for error messages.
+
+    If `separator` is "", it is detected from the header.
+    """
     csv.field_size_limit(MAX_CELL_CHARS)
     with open_text(path) as file:
         try:
             reader = csv.DictReader(file, delimiter=separator or _detect_separator(path), strict=True)
             for row in reader:
                 where = f"{path} line {reader.line_num}"
-                if None in row:
+                if None in row:  # where DictReader puts cells without a column
                     raise BadInput(f"{where} has more cells than the header. Check its quotes and `sep`.")
                 yield where, {name: text for name, text in row.items() if text is not None}
         except csv.Error as error:

@@ -232,7 +232,7 @@ def _get_final_answer(row: LabelRow) -> GradedAnswer | None:
 
 
 def _count_tokens(answer: GradedAnswer | None) -> float:
-    """Count the tokens of the greedy answer; without tokens, their recorded number, else the words of the text."""
+    """Return the number of tokens of an answer; if it was not recorded, the number of words. 0 without an answer."""
     if answer is None:
         return 0.0
     if answer.tokens is not None:
@@ -241,11 +241,17 @@ def _count_tokens(answer: GradedAnswer | None) -> float:
 
 
 def _count_passage_tokens(row: LabelRow) -> float:
-    """Count the tokens that passages add to the prompt; without recorded prompt lengths, estimate them."""
-    opened, closed = (answer.prompt_tokens if answer else None for answer in (row.open, row.closed))
-    if opened is not None:
-        return float(max(0, opened - (estimate_tokens(row.question) if closed is None else closed)))
-    return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
+    """Return how many tokens the passages add to the prompt: the open-book minus the closed-book prompt.
+
+    Prompt lengths that were not recorded are estimated from the texts.
+    """
+    open_length = row.open.prompt_tokens if row.open else None
+    closed_length: float | None = row.closed.prompt_tokens if row.closed else None
+    if open_length is None:
+        return float(sum(estimate_tokens(f"{item.title} {item.text}") for item in row.passages))
+    if closed_length is None:
+        closed_length = estimate_tokens(row.question)
+    return float(max(0, open_length - closed_length))
 
 
 def _list_token_statistics(reading: Reading) -> frozenset[str]:

@@ -60,7 +60,11 @@ def write_shard(folder: Path, states: Mapping[str, Vector]) -> str:
 
 
 def read_shard(path: Path) -> dict[str, Vector]:
-    """Read and validate all states of a shard."""
+    """Read and validate a shard, a file with hidden states of some rows of a run.
+
+    Returns:
+        Tables with one row per question, by name, such as 'before.12' (layer 12 before the draft).
+    """
     if not SHARD_NAME.fullmatch(path.name):
         raise BadInput(f"not a file of hidden states: '{path.name[:80]}'.")
     try:
@@ -88,7 +92,13 @@ def list_state_names(path: Path) -> list[str]:
 
 
 def digest_states(question_id: str, states: Mapping[str, Vector], index: int) -> str:
-    """Compute a digest of a question id and its row of a shard, to detect mixed-up rows."""
+    """Compute a digest of a question id and its hidden states, to detect states that belong to another question.
+
+    Args:
+        question_id: Id of the question.
+        states: The arrays of a shard by name, each with one row per question.
+        index: Row of the question in the arrays.
+    """
     digest = hashlib.sha256(question_id.encode(errors="surrogatepass"))
     for name in sorted(states):
         digest.update(_describe_block(name, states[name].dtype, states[name].shape[1:]))
@@ -116,7 +126,18 @@ RECORDED_PREFIX = "recorded:"  # before the model name of imported answers; such
 
 @dataclass(frozen=True)
 class RunSettings:
-    """The settings of a run that are read back and therefore validated; runs record more of them."""
+    """The settings of a run that are read back and therefore validated; runs record more of them.
+
+    Attributes:
+        questions: Number of questions.
+        samples: Number of sampled answers per question.
+        max_tokens: Maximum length of an answer.
+        k: Number of passages per question.
+        candidates: Number of passages that the reranker chose them from.
+        depth: Number of hidden states of the model.
+        seakr_layer: Layer whose hidden states at the ends of the samples are compared (SeaKR).
+        synthetic: Number of questions that an LLM wrote.
+    """
 
     model: str = ""
     model_fingerprint: str = ""
@@ -203,7 +224,7 @@ class RunFolder(RowFolder):
             vectors: Hidden states by name; `vectors[name][i]` belongs to the i-th row that did not fail.
         """
         if vectors:
-            shard, numbers = write_shard(self.path, vectors), itertools.count()
+            shard, numbers = write_shard(self.path, vectors), itertools.count()  # numbers of the rows that did not fail
             rows = [_set_vector(row, shard, next(numbers), vectors) if row.error is None else row for row in rows]
         self.append_records([row_to_json(row) for row in rows])
 
@@ -244,7 +265,10 @@ class RunFolder(RowFolder):
             raise self.make_error(str(error)) from None
 
     def _read_states(self, shard: str, name: str, rows: Sequence[tuple[LabelRow, int]]) -> Vector:
-        """Read the named states of a shard, and check that they belong to these rows (each with its index)."""
+        """Read the named hidden states of a shard file, and check that they belong to these label rows.
+
+        Each row comes with its index in the shard.
+        """
         try:
             states = read_shard(self.file(shard))
         except BadInput as error:
@@ -367,9 +391,9 @@ def has_same_name(model: str, other: str) -> bool:
 
 
 def suggest_ask_options(model: str) -> str:
-    """Return the options that `knowgate ask` needs to use a gate fitted on this model; mostly none.
+    """Return the options that `knowgate ask` needs to use a gate fitted on this model; usually "".
 
-    A gate that was fitted on recorded answers knows no server, so the user must name one.
+    A gate that was fitted on imported answers does not know which server gave them, so the user must name one.
     """
     return f" --model openai:{strip_model_prefix(model)}@URL" if is_recorded_model(model) else ""
 

@@ -25,7 +25,13 @@ MISMATCHES = {
 
 
 def check_compatible(runs: Sequence[Path], settings: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> None:
-    """Raise BadSetting if a run is named twice or the runs differ in one of the settings in `advice`."""
+    """Raise BadSetting if runs cannot be used together: one is named twice, or they differ in a setting.
+
+    Args:
+        runs: Folders of the runs.
+        settings: Settings of each run.
+        advice: The settings that must be equal, each with what to do if they differ.
+    """
     check_unique_runs(runs)
     for key, suggestion in advice.items():
         values = [str(run_settings.get(key)) for run_settings in settings]
@@ -90,7 +96,9 @@ class RecordedNeeds:
 
 @dataclass(frozen=True)
 class RecordedBeliefs:
-    """How likely an arbiter believed each of the two answers to be right, by question id.
+    """How likely an arbiter believed each answer to a question to be right, by question id.
+
+    An arbiter chooses between the closed-book answer (without passages) and the open-book answer (with passages).
 
     Attributes:
         arbiter: Name of the arbiter.

@@ -63,9 +63,9 @@ class LabelRow:
 
     Attributes:
         grader: Name of the grader.
-        closed: Closed-book answer.
-        open: Open-book answer.
-        mask: Answer with masked passages.
+        closed: Closed-book answer, which the LLM gave without passages.
+        open: Open-book answer, which it gave with retrieved passages.
+        mask: Answer with passages in which the gold answers are masked.
         iterative: Answer after several rounds of retrieval.
         rounds: Rounds of retrieval of the iterative answer.
         benefit: Open-book minus closed-book grade: 1 if retrieval helps, -1 if it hurts.
@@ -122,7 +122,7 @@ def build_ungraded_answer(draft: Completion, samples: Sequence[Completion]) -> G
 
 
 def list_graders(row: LabelRow) -> list[str]:
-    """List the graders whose verdicts a row holds, the one that counts first."""
+    """List the graders whose verdicts a row holds, beginning with the one whose verdicts count."""
     others = [name for answer in (row.closed, row.open) if answer for name in answer.other_grades]
     return list(dict.fromkeys([row.grader, *others]))
 

@@ -32,7 +32,13 @@ def question_from_row(row: LabelRow) -> Question:
 
 
 def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[int] = ()) -> list[Reading]:
-    """Rebuild the closed-book reading of each row, with the hidden states of the given layers."""
+    """Rebuild what the LLM gave for each question closed-book (draft, samples, signals), as the reading of the row.
+
+    Args:
+        folder: Label run that holds the rows.
+        rows: Rows of the run.
+        layers: Layers whose hidden states before and after the draft are included.
+    """
     before = {layer: folder.vectors(rows, f"before.{layer}") for layer in layers}
     after = {layer: folder.vectors(rows, f"after.{layer}") for layer in layers}
     return [
@@ -48,7 +54,7 @@ def load_readings(folder: RunFolder, rows: Sequence[LabelRow], layers: Sequence[
 
 
 def build_draft_reading(row: LabelRow) -> Reading:
-    """Rebuild the closed-book reading of a row, but without hidden states and samples."""
+    """Rebuild the closed-book reading of a row from its draft and recorded signals, without states and samples."""
     return Reading(draft=_completion_from_answer(row.closed), signals=row.signals)
 
 
@@ -121,7 +127,7 @@ class StoredRows(LazySequence[LabelRow]):
 
 @dataclass(frozen=True, eq=False)
 class StoredReadings(LazySequence[Reading]):
-    """Readings of rows that stay on disk.
+    """Readings (what the LLM gave for each question) of rows that stay on disk.
 
     Attributes:
         rows: The rows.

@@ -57,11 +57,17 @@ EVALUATION_ADVICE = {
 
 @dataclass(frozen=True, eq=False)
 class GateColumn:
-    """The recorded needs of one gate as a column of a label table; see `RecordedNeeds` for the other fields.
+    """The need for retrieval that one gate gave to each row of a label table.
 
     Attributes:
-        needs: Need of each row; NaN if the gate did not score it.
+        gate: Name of the gate.
+        threshold: The gate retrieves for needs above this.
+        needs: Need of each row (0 = the LLM knows, 1 = retrieve); NaN if the gate did not score it.
+        about: Note of the gate, shown in tables.
+        seconds: Seconds per question; None if not timed.
         raw: Score of each row before calibration; None if not recorded.
+        far: Share of questions far from the training questions of the gate; None if unknown.
+        scoring: Fingerprint of the gate without its threshold; "" if unknown.
     """
 
     gate: str
@@ -78,7 +84,10 @@ class GateColumn:
         return replace(self, needs=self.needs[numbers], raw=None if self.raw is None else self.raw[numbers])
 
     def use_raw_scores(self) -> GateColumn | None:
-        """Return the column of the same gate with verdict=own, which decides by its raw scores; None without them."""
+        """Return the column of the gate variant 'NAME,verdict=own', which decides by raw scores; None without them.
+
+        Raw scores are probabilities before calibration, so their threshold is one half.
+        """
         if self.raw is None:
             return None
         return replace(self, gate=f"{self.gate}{OWN_VERDICT}", threshold=0.5, needs=self.raw, scoring="")
@@ -86,11 +95,11 @@ class GateColumn:
 
 @dataclass(frozen=True)
 class RunRows:
-    """The rows of a label table that come from one run: its folder, its name in the keys, and the row numbers."""
+    """The rows of a label table that come from one run."""
 
-    path: Path
-    name: str
-    numbers: RowNumbers = field(repr=False)
+    path: Path  # folder of the run
+    name: str  # the part of the rows' keys (RUN/ID) that names the run
+    numbers: RowNumbers = field(repr=False)  # indices of the rows in the table
 
 
 @dataclass(frozen=True)
@@ -133,7 +142,7 @@ class LabelTable(LabelColumns):
 
     @property
     def always_right(self) -> BoolArray:
-        """Whether the answer is right if always retrieving; grades the closed-book answers if there are no others."""
+        """Whether the answer is right if always retrieving; that of the closed-book answer without open-book answers."""
         return self.closed_right if self.open_right is None else self.open_right
 
     @property
@@ -165,7 +174,7 @@ class LabelTable(LabelColumns):
         return bool(self.closed_tokens.any() or self.open_tokens.any())
 
     def find_recorded(self, gate: str) -> GateColumn | None:
-        """Return the recorded scores of a gate by its name, or by 'NAME,verdict=own'; None if none are recorded."""
+        """Return the recorded scores of a gate, or of 'NAME,verdict=own' (by raw scores); None if none are recorded."""
         column = self.recorded_needs.get(gate)
         if column is None and gate.endswith(OWN_VERDICT):
             base = self.recorded_needs.get(gate.removesuffix(OWN_VERDICT))
@@ -331,7 +340,7 @@ class _TableBuilder:
         """Replace the rows in memory by their columns."""
         while self._rows:
             rows, self._rows = self._rows[:CHUNK_ROWS], self._rows[CHUNK_ROWS:]
-            first = sum(map(len, self._key_chunks))
+            first = sum(map(len, self._key_chunks))  # rows that were converted before
             keys = self._make_keys(rows, self._run_index[first : first + len(rows)])
             columns = LabelColumns(rows, keys, [build_draft_reading(row) for row in rows])
             self._column_chunks.append(
@@ -374,6 +383,7 @@ class _TableBuilder:
         self._convert_to_columns()
         rows = StoredRows(folders, run_index, np.array(self._offsets, dtype=np.int64), self.grader)
         chunks = self._column_chunks
+        # `pop` frees the parts of a column as soon as they are joined.
         known = {name: np.concatenate([chunk.pop(name) for chunk in chunks]) for name in list(chunks[0])}
         keys = PackedTexts.concatenate(self._key_chunks)
         return fill_columns(LabelColumns(rows, keys, StoredReadings(rows, run_layers)), known)
@@ -398,7 +408,7 @@ def _load_gate_columns(
         run_index: Index into `runs` of each row.
     """
     columns: dict[str, GateColumn] = {}
-    counts: dict[str, list[int]] = {}
+    counts: dict[str, list[int]] = {}  # number of scored questions in each run, by gate
     for run, path in enumerate(runs):
         numbers = np.flatnonzero(run_index == run)  # the rows of this run
         prefix = len(f"{names[run]}/")  # keys are RUN/ID
@@ -410,7 +420,7 @@ def _load_gate_columns(
             column.needs[numbers] = [item.needs.get(key, np.nan) for key in ids]
             if column.raw is not None:
                 column.raw[numbers] = [item.raw.get(key, np.nan) for key in ids]
-            columns[item.gate] = _add_run(column, item, counts.setdefault(item.gate, []))
+            columns[item.gate] = _merge_record(column, item, counts.setdefault(item.gate, []))
     return {gate: column for gate, column in columns.items() if len(counts[gate]) == len(runs)}
 
 
@@ -420,20 +430,20 @@ def _start_gate_column(item: RecordedNeeds, n_rows: int) -> GateColumn:
     return GateColumn(item.gate, item.threshold, needs, item.about, item.seconds, raw, item.far, item.scoring)
 
 
-def _add_run(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
+def _merge_record(column: GateColumn, item: RecordedNeeds, counts: list[int]) -> GateColumn:
     """Merge what another run recorded about the gate into its column.
 
     The seconds are averaged over runs, and the share of far questions over all questions. A fact that one run lacks
     becomes None. `counts` holds the number of questions of each run; this run's number is appended.
     """
-    earlier, n_earlier = sum(counts), len(counts)
-    counts.append(len(item.needs))
-    if not n_earlier:
+    n_runs, n_questions, n_new = len(counts), sum(counts), len(item.needs)
+    counts.append(n_new)
+    if not n_runs:
         return column
     seconds = far = None
     if column.seconds is not None and item.seconds is not None:
-        seconds = (column.seconds * n_earlier + item.seconds) / (n_earlier + 1)
+        seconds = (column.seconds * n_runs + item.seconds) / (n_runs + 1)
     if column.far is not None and item.far is not None:
-        far = (column.far * earlier + item.far * counts[-1]) / max(1, earlier + counts[-1])
+        far = (column.far * n_questions + item.far * n_new) / max(1, n_questions + n_new)
     scoring = column.scoring if column.scoring == item.scoring else ""
     return replace(column, seconds=seconds, far=far, scoring=scoring, raw=column.raw if item.raw else None)

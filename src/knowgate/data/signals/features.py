@@ -45,8 +45,8 @@ def _make_token_feature(statistic: Callable[[Sequence[Token]], float], field: st
 def _make_surprisal_feature(token_feature: Feature) -> Feature:
     """Make a feature: the logarithm of the surprisal -log p, given the feature log p.
 
-    It spreads the probabilities close to 1, where a capable LLM is most of the time. Songs of `gate_chatgpt_songs`,
-    cross-validated on the train rows: AUROC of a logistic regression .777 without and .801 with such features.
+    It spreads the probabilities close to 1, where a capable LLM is most of the time. In cross-validation on ChatGPT's
+    answers to questions about songs, such features raise the AUROC of a logistic regression from .777 to .801.
     """
 
     def compute(question: Question, reading: Reading) -> float | None:
@@ -88,7 +88,10 @@ def _get_self_assessment(question: Question, reading: Reading) -> float | None:
 
 
 def _make_seakr_feature(name: str) -> Feature:
-    """Make a feature: a recorded SeaKR signal, or if it is not recorded, computed from the states of the samples."""
+    """Make a feature: how much the hidden states of sampled answers differ (SeaKR).
+
+    Uses the recorded signal `name`, or computes it from the hidden states if it is not recorded.
+    """
 
     def compute(question: Question, reading: Reading) -> float | None:
         if name in reading.signals:
@@ -176,7 +179,8 @@ FEATURE_FORMATTERS: dict[str, FeatureFormatter] = {
 def describe_feature(name: str, value: float) -> str:
     """Describe the value of a feature in words, for the explanation of a decision.
 
-    A probe (a classifier on hidden states) is named by the place of its states, without its layer and value.
+    A probe (a classifier on hidden states) is named by the place of its states, without its layer and value. Other
+    features are the needs for retrieval that further classifiers give, as logits.
     """
     if name in FEATURE_FORMATTERS:
         return FEATURE_FORMATTERS[name](value)

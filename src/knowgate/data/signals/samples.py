@@ -88,7 +88,7 @@ def log_determinant(states: Vector, alpha: float = SEAKR_ALPHA) -> float:
 
 
 def log_mean_square(states: Vector) -> float:
-    """Compute the logarithm of the mean squared length of the centered states."""
+    """Compute the logarithm of the mean squared length of hidden states, each centered by its own mean."""
     return float(np.log(max(float(np.diag(_compute_gram(states)).mean()), MIN_MEAN_SQUARE)))
 
 

@@ -50,7 +50,7 @@ COMMON_LOSSES = (0.02, 0.01)  # losses that people ask for
 
 @dataclass(frozen=True)
 class GateChoice:
-    """The chosen gate.
+    """The gate that a first run has chosen.
 
     Attributes:
         gate: Folder or spec; ALWAYS_RETRIEVE_GATE if nothing is proven.
@@ -123,7 +123,16 @@ class CalibratedCandidate(NamedTuple):
 
 @dataclass
 class GateSelector:
-    """Trains, calibrates and compares the candidates, and collects explanations."""
+    """Chooses the gate of a first run: trains, calibrates and compares the candidates.
+
+    Attributes:
+        labeled: Label runs by part: to fit a gate, to calibrate its threshold, to test it.
+        model: The LLM.
+        out: Folder that gates are written to.
+        max_loss: Maximum share of right answers that skipping searches may lose, to be proven.
+        reporter: Receives the progress.
+        explanations: How the choice was made, in sentences; collected on the way.
+    """
 
     labeled: LabeledParts
     model: Model
@@ -197,6 +206,7 @@ class GateSelector:
         return GateCandidate(str(folder), self.labeled.runs("calibration"), description, folder)
 
     def _show_fit(self, progress: FitProgress) -> None:
+        """Report the progress of training."""
         self.reporter.show("training a gate", progress.done, progress.total, "examples")
 
     def _measure_auroc(self, gate: str) -> Estimate:
@@ -240,6 +250,14 @@ class GateSelector:
     def _choose(
         self, calibrated: Sequence[CalibratedCandidate], candidates: Sequence[GateCandidate], n: int, *, is_shared: bool
     ) -> GateChoice:
+        """Choose the useful gate that skips most searches; always retrieving if no gate is useful.
+
+        Args:
+            calibrated: Candidates whose threshold was calibrated.
+            candidates: All candidates that were tried.
+            n: Number of graded questions.
+            is_shared: Whether two gates compete, so that each is proven with half of the error probability.
+        """
         tried = tuple(str(each.folder if each.folder and each.folder.is_dir() else each.gate) for each in candidates)
         useful = [each for each in calibrated if each.is_useful]
         self.explanations += [
@@ -306,7 +324,7 @@ def _make_choice(policy: FittedPolicy, max_loss: float) -> GateChoice:
     """Choose the policy if it saves searches and its guarantee is within the limit; else always retrieve."""
     evidence = policy.gate.artifact.manifest.get("guarantee")
     saves = policy.gate.threshold != ALWAYS_RETRIEVE
-    if evidence is not None and saves and evidence["epsilon"] <= max_loss:
+    if evidence is not None and saves and evidence["epsilon"] <= max_loss:  # epsilon is the loss that is proven
         guarantee = summarize_threshold(policy.gate.threshold, "guarantee", evidence)
         return GateChoice(str(policy.path), None, guarantee, (), policy.summary, is_policy=True)
     limit = f"It is not proven to lose at most {100 * max_loss:g} % of the answers."
@@ -321,12 +339,14 @@ def count_graded_questions(runs: Sequence[Path]) -> int:
 
 
 def _explain_useless(calibrated: CalibratedCandidate) -> str:
+    """Say why a calibrated gate is not useful: no threshold is proven, or it skips too few searches."""
     if calibrated.calibration.threshold == ALWAYS_RETRIEVE:
         return calibrated.calibration.sentence
     return f"it is proven, but skips {100 * calibrated.skip_rate:.0f} % of the searches, which is not worth a gate."
 
 
 def _format_auroc(auroc: Estimate) -> str:
+    """Format the AUROC of a trained gate as an addition in parentheses."""
     if auroc.value is None or auroc.low is None:
         return " (the held-out questions are all known, or all unknown)"
     interval = f"95 % interval {auroc.low:.2f} to {auroc.high:.2f}"
@@ -334,6 +354,7 @@ def _format_auroc(auroc: Estimate) -> str:
 
 
 def _explain_shared_confidence(delta: float) -> str:
+    """Say that two gates share the error probability `delta` of the proof."""
     return (
         f"Two gates competed, so each had to be proven at {100 * (1 - delta / 2):g} %; that leaves "
         f"{100 * (1 - delta):g} % for the chosen one."

@@ -9,7 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -44,7 +44,10 @@ LABEL_LAYERS = "mid,late,last"  # include those that packaged gates read
 
 @dataclass(frozen=True)
 class LabelRound:
-    """Questions of one part that are labeled together; `name` is the folder of their label run."""
+    """Questions of one part (fit, calibration or test) that are labeled together.
+
+    `name` is the folder of their label run, `ids` are the ids of the questions.
+    """
 
     name: str
     part: QuestionPart
@@ -53,7 +56,7 @@ class LabelRound:
 
 @dataclass(frozen=True)
 class LabelRounds:
-    """All rounds of labeling, in order."""
+    """All rounds of labeling, in order. A run with more questions than the one before adds rounds for the new ones."""
 
     rounds: tuple[LabelRound, ...] = ()
 
@@ -61,10 +64,6 @@ class LabelRounds:
     def n_questions(self) -> int:
         """Number of questions in all rounds."""
         return sum(len(each.ids) for each in self.rounds)
-
-    def list_runs(self, folder: Path, *parts: QuestionPart) -> list[Path]:
-        """List the folders of all label runs of the given parts."""
-        return [folder / each.name for each in self.rounds if each.part in parts]
 
     def add(self, questions: Sequence[Question]) -> LabelRounds:
         """Return the rounds plus a new round for each part that has questions not labeled so far."""
@@ -103,21 +102,26 @@ def read_rounds(folder: Path) -> LabelRounds:
 def write_rounds(folder: Path, rounds: LabelRounds) -> None:
     """Write the rounds to a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [{"name": each.name, "part": each.part, "ids": list(each.ids)} for each in rounds.rounds]
-    write_json(folder / ROUNDS_FILE, {"rounds": lines})
+    write_json(folder / ROUNDS_FILE, asdict(rounds))
 
 
 @dataclass(frozen=True)
 class LabeledParts:
-    """Label runs by part; `key` identifies what they were made from."""
+    """The label runs of a first run, by part: fit, calibration and test.
+
+    Attributes:
+        folder: Folder that holds the label runs.
+        rounds: Which questions each label run has.
+        key: Identifies the inputs; results that depend on the labels are computed again if it changes.
+    """
 
     folder: Path
     rounds: LabelRounds
     key: str
 
     def runs(self, *parts: QuestionPart) -> list[Path]:
-        """List the label runs of some parts."""
-        return self.rounds.list_runs(self.folder, *parts)
+        """List the folders of all label runs of the given parts."""
+        return [self.folder / each.name for each in self.rounds.rounds if each.part in parts]
 
 
 def label_parts(
@@ -137,9 +141,10 @@ def label_parts(
     folder = _get_label_folder(questions, out, model, retriever, seed)
     rounds = read_rounds(folder).add(questions.questions)
     write_rounds(folder, rounds)
-    by_id, n_before = {question.id: question for question in questions.every}, 0
+    by_id = {question.id: question for question in questions.every}
+    n_before = 0  # questions of the rounds before
     for each in rounds.rounds:
-
+        # A default argument, because the variable has changed when a later round is shown.
         def show(progress: LabelProgress, n_before: int = n_before) -> None:
             pace = f"{progress.fresh / progress.seconds:.2f} questions/s" if progress.seconds else ""
             reporter.show("labeling", n_before + progress.done, rounds.n_questions, "questions", pace)
@@ -163,6 +168,7 @@ def label_parts(
 
 
 def _get_label_folder(questions: FirstRunQuestions, out: Path, model: Model, retriever: Retriever, seed: int) -> Path:
+    """Return the folder of the labels, whose name is a hash of everything that the answers depend on."""
     prompts = load_packaged_templates("answer").fingerprint
     inputs = (questions.source, model.fingerprint, retriever.fingerprint, prompts, seed, LABEL_LAYERS)
     return out / "labels" / sha256_text(*map(str, inputs))[:8]
@@ -177,6 +183,7 @@ def count_labeled(questions: FirstRunQuestions, out: Path, model: Model, retriev
 
 
 def _grade_by_agreement(labeled: LabeledParts) -> LabeledParts:
+    """Copy all label runs and grade them without gold answers: an answer is right if it agrees with the open-book one."""
     for each in labeled.rounds.rounds:
         grade_by_agreement(RunFolder(labeled.folder / each.name), labeled.folder / AGREEMENT_FOLDER / each.name)
     return replace(labeled, folder=labeled.folder / AGREEMENT_FOLDER, key=f"{labeled.key} {AGREEMENT_FOLDER}")
@@ -201,6 +208,7 @@ def grade_by_agreement(run: RunFolder, out: Path) -> None:
 
 
 def _regrade(row: LabelRow) -> LabelRow:
+    """Grade the open-book answer as right, and the closed-book answer as right if it agrees with it."""
     if row.error is not None or row.closed is None or row.open is None:
         return replace(row, grader=AGREEMENT_GRADER)
     agree = answers_agree(row)
@@ -275,10 +283,12 @@ class Provability:
         return f"{self.count} questions can prove {loss}, if few are lost.{more}"
 
     def _name_missing(self) -> str:
+        """Say how many questions training a gate takes; '' if there are enough."""
         needed = math.ceil(MIN_GRADED_ROWS * len(PART_ROTATION) / PART_ROTATION.count("fit"))
         return f"Training a gate takes {needed}. " if self.count < needed else ""
 
     def _suggest_more(self) -> str:
+        """Say what more questions could prove."""
         if self.count < self.proposed:
             return f"{self.proposed} could prove a gate that is trained on them; {POLICY_QUESTIONS}, a policy."
         return f"{POLICY_QUESTIONS} could prove a policy, which chooses gate, arbiter and threshold together."
@@ -287,7 +297,8 @@ class Provability:
 def report_plan(n_questions: int, max_loss: float, reporter: ProgressReporter) -> None:
     """Report what the questions can prove; as a warning if that is nothing."""
     provable = Provability(n_questions, max_loss)
-    (reporter.say if provable.is_enough else reporter.warn)(provable.describe())
+    report = reporter.say if provable.is_enough else reporter.warn
+    report(provable.describe())
 
 
 def report_label_time(
@@ -306,12 +317,9 @@ def report_label_time(
     if n <= 0:
         return
     seconds = time_question(questions[-1], model, retriever)
-    is_policy = len(questions) >= POLICY_QUESTIONS
-    rest = (
-        "Fitting a policy takes some minutes more."
-        if is_policy
-        else "Choosing a gate and the report take a minute more."
-    )
+    rest = "Choosing a gate and the report take a minute more."
+    if len(questions) >= POLICY_QUESTIONS:
+        rest = "Fitting a policy takes some minutes more."
     reporter.say(f"Labeling {n} questions takes {format_duration(n * seconds)} ({seconds:.1f} s each). {rest}")
 
 

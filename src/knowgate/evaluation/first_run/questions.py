@@ -45,8 +45,8 @@ class FirstRunQuestions:
     """The questions of a first run.
 
     Attributes:
-        questions: The questions to label: the first `count`, or all if there are fewer.
-        every: All questions, including those beyond `count`.
+        questions: The questions to label: as many as the user asked for, or all if there are fewer.
+        every: All questions, including those that are not labeled.
         source: Fingerprint of all questions.
     """
 
@@ -89,6 +89,7 @@ def load_first_run_questions(options: FirstRunOptions, reporter: ProgressReporte
 
 
 def _describe_questions(questions: FirstRunQuestions) -> str:
+    """Say how many questions there are, and whether they have gold answers."""
     n, total = len(questions.questions), len(questions.every)
     count = f"{n} of {total} questions" if n < total else f"{total} questions"
     if questions.has_gold:
@@ -146,6 +147,7 @@ def write_first_run_questions(
 
 
 def _describe_written(folder: WrittenQuestionFolder, model: str) -> str:
+    """Say how many usable questions the model wrote, and why others were rejected."""
     rejected, usable = folder.rejection_reasons, len(folder.questions)
     reasons = "; ".join(f"{count}: {reason}" for reason, count in rejected.most_common())
     result = f"{model} wrote {usable} usable questions from {usable + rejected.total()} passages"
@@ -205,31 +207,41 @@ class QuestionWriter:
     on_progress: Callable[[int, int, int], None]
 
     def write(self, passages: Iterable[IndexedPassage], count: int, max_passages: int) -> None:
-        """Write until there are `count` usable questions or `max_passages` were tried; continues earlier rows."""
+        """Write one question per passage, until `count` are usable or `max_passages` were tried.
+
+        Passages that an earlier call has tried count, and are not tried again.
+        """
         rows = self.folder.written()
-        seen = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
-        is_complete = len(seen) >= count
+        usable = {fingerprint_text_loosely(row["question"]) for row in rows if not row["refused"]}
+        is_complete = len(usable) >= count
         limit = 0 if is_complete else max_passages - len(rows)
         pending = _select_passages(passages, {row["id"] for row in rows}, limit)
         done, total = len(rows), len(rows) + len(pending)
-        self.on_progress(done, total, len(seen))
-        for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, seen)):
+        self.on_progress(done, total, len(usable))
+        for batch in LocalRunner(largest=32).run(pending, lambda questions: self._write_batch(questions, usable)):
             self.folder.append_records(batch)
             done += len(batch)
-            self.on_progress(done, total, len(seen))
-            if len(seen) >= count:
+            self.on_progress(done, total, len(usable))
+            if len(usable) >= count:
                 return
 
     def _write_batch(self, passages: Sequence[Question], seen: set[str]) -> list[dict[str, Any]]:
-        """Write one question for each passage; a passage is the only context of a placeholder question."""
+        """Write one question for each passage, and return the rows to store.
+
+        Args:
+            passages: Placeholder questions, each with a passage as its only context, because runners take questions.
+            seen: Fingerprints of usable questions so far; new ones are added.
+        """
         is_local = self.model.depth > 0
         prompts = [build_question_prompt(passage.contexts[0], raw=is_local) for passage in passages]
-        rows = self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)
-        return [_make_row(passage, row[0].text, seen) for passage, row in zip(passages, rows, strict=True)]
+        completions = self.model.generate(prompts, max_tokens=MAX_WRITTEN_TOKENS)
+        return [
+            _make_row(passage, first.text, seen) for passage, (first, *_) in zip(passages, completions, strict=True)
+        ]
 
 
 def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: int) -> list[Question]:
-    """Wrap the first passages that were not used yet in placeholder questions."""
+    """Return the first `limit` passages whose ids are not in `done`, each as the context of a placeholder question."""
     selected: list[Question] = []
     for row, passage in passages:
         if len(selected) >= limit:
@@ -240,6 +252,10 @@ def _select_passages(passages: Iterable[IndexedPassage], done: set[str], limit: 
 
 
 def _make_row(placeholder: Question, text: str, seen: set[str]) -> dict[str, Any]:
+    """Parse the question and answer that an LLM wrote, and make the row to store; `refused` says why it is unusable.
+
+    The fingerprint of a usable question is added to `seen`.
+    """
     passage = placeholder.contexts[0]
     written = parse_generated_question(text)
     reason = explain_rejection(written.question, written.answer, passage, seen)
@@ -261,6 +277,7 @@ def explain_rejection(question: str, answer: str, passage: Passage, seen: set[st
 
 
 def _find_problems(question: str, answer: str, passage: Passage, seen: set[str]) -> Iterator[str]:
+    """Yield every reason not to use a written question."""
     question_words, answer_words = tokenize(question), tokenize(answer)
     is_question = question.endswith(("?", "？"))
     if not MIN_QUESTION_WORDS <= len(question_words) <= MAX_QUESTION_WORDS or not is_question:
@@ -279,5 +296,6 @@ def _find_problems(question: str, answer: str, passage: Passage, seen: set[str])
 
 
 def _make_question(row: dict[str, Any]) -> Question:
+    """Make a question, marked as synthetic, from a stored row."""
     meta = {SYNTHETIC_KEY: True, "passage": row["passage"]}
     return Question(row["question"], id=f"written-{row['id']}", answers=(row["answer"],), meta=meta)

@@ -138,10 +138,11 @@ class _FirstRun:
 
     @property
     def _page(self) -> Path:
+        """The HTML report."""
         return self.options.out / "report" / "report.html"
 
     def _build_index(self) -> str:
-        """Build or update the index and return its folder; return `index` if it was given."""
+        """Build or update the index of the documents and return its folder; return `index` if no documents are given."""
         if not self.options.docs:
             return self.options.index
         folder = self.options.out / INDEX_FOLDER
@@ -152,19 +153,24 @@ class _FirstRun:
         return str(folder)
 
     def _show_indexing(self, stage: str, done: int, total: int) -> None:
+        """Report the progress of indexing."""
         self.reporter.show(f"indexing: {stage}", done, total, STAGE_UNITS.get(stage, "passages"))
 
     def _write_questions(self, index: str, retriever: Retriever, model: Model) -> FirstRunQuestions:
+        """Let an LLM write questions from the passages of the index."""
         check_index_is_listable(index)
         writer = self._load_model(self.options.writer) if self.options.writer else model
         self.reporter.say(f"No questions were given: {writer.name} writes some from the documents. They are synthetic.")
         return write_first_run_questions(self.options, index, str(retriever.fingerprint), writer, self.reporter)
 
     def _load_model(self, spec: str) -> Model:
+        """Load a model and say so."""
         self.reporter.say(f"Loading {redact_urls(spec)}.")  # the first time, unpacking weights takes a minute or two
         return resolve_model(spec)
 
     def _select_gate(self, labeled: LabeledParts, model: Model) -> GateChoice:
+        """Fit a policy or, with too few questions for that, select a gate; or return the recorded choice."""
+
         def work() -> dict[str, Any]:
             if (policy := fit_first_policy(labeled, self.options, self.reporter)) is not None:
                 return {"choice": policy.to_record()}
@@ -179,6 +185,8 @@ class _FirstRun:
         return GateChoice.from_record(self.progress.run_step("gate", inputs, work, list_outputs)["choice"])
 
     def _write_report(self, labeled: LabeledParts, choice: GateChoice) -> str:
+        """Write the report on the test questions, unless it is there already, and return the verdict in words."""
+
         def work() -> dict[str, Any]:
             self.reporter.say("Measuring on the held-out questions.")
             return {"verdict": write_first_report(labeled, choice, self._page.parent, self.options.max_loss)}
@@ -187,6 +195,7 @@ class _FirstRun:
         return str(self.progress.run_step("report", inputs, work, lambda result: [self._page])["verdict"])
 
     def _write_config(self, choice: GateChoice, caveats: list[str]) -> Path:
+        """Write the settings file and return its path; warn if the user's own file was kept instead."""
         written_before = self.progress.steps.get("settings", {}).get("hash", "")
         file = write_config(self.options, choice, caveats, written_before)
         if file == self.options.config:
@@ -230,6 +239,7 @@ def _add_guarantee(evaluation: Evaluation, choice: GateChoice, max_loss: float) 
 
 
 def _name_chosen_gate(choice: GateChoice) -> str:
+    """Return the name of the chosen gate in the tables."""
     return f"{choice.gate} (chosen)"
 
 

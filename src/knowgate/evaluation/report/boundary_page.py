@@ -59,6 +59,7 @@ def build_boundary_sections(runs: Sequence[RunReport]) -> list[str]:
 
 
 def _build_summary_section(runs: Sequence[RunReport]) -> str:
+    """Build the section that says in words, and in a chart, what each LLM knows and what passages change."""
     texts = [describe_boundary(run) for run in runs]
     heads = "".join(
         f"<h2>{html.render_text(headline)}</h2><p>{escape_html(' '.join(sentences))}</p>"
@@ -71,6 +72,7 @@ def _build_summary_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
+    """Build the section with the accuracy without passages, with passages and with masked passages."""
     intro = (
         "Share of right greedy answers: closed book to the bare question, open book with the passages, MASK with the gold "
         "answers in the passages replaced. Closed and open book are compared on the questions that found passages. Lines are "
@@ -83,6 +85,7 @@ def _build_accuracy_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_effect_section(runs: Sequence[RunReport]) -> str:
+    """Build the section on the effects of retrieval by mastery and certainty."""
     intro = (
         "Retrieval is beneficial where the indicator rises with passages, harmful where it falls, neutral where it "
         "stays. Mastery: share of right samples. Certainty: 1 - normalized entropy of the samples, which needs no gold "
@@ -101,6 +104,7 @@ def _build_effect_section(runs: Sequence[RunReport]) -> str:
 
 
 def _draw_run_effects(run: RunReport) -> str:
+    """Draw the charts of the effects of retrieval in one run: two for each way of answering that was sampled."""
     if not run.boundary.counts.with_open:
         return html.render_remark(f"{run.name}: {tables.NO_OPEN_ANSWERS}.")
     pairs = []
@@ -112,6 +116,7 @@ def _draw_run_effects(run: RunReport) -> str:
 
 
 def _build_saving_section(runs: Sequence[RunReport]) -> str:
+    """Build the section on what skipping retrieval by mastery or certainty saves and costs."""
     intro = (
         "If retrieval is skipped where the closed-book indicator reaches a threshold: how much of it is saved, and how "
         "accurate the answers stay. Every distinct threshold is a dot. The dotted line skips as many questions at random: an "
@@ -131,6 +136,7 @@ def _build_saving_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
+    """Build the section on how often LLMs copy the word MASK from masked passages."""
     intro = (
         "Does the model copy from the passages or reason with them? Among questions whose open-book samples all agree "
         "(certainty 1): how often the answer is the word MASK once the gold answers are masked."
@@ -142,6 +148,7 @@ def _build_copy_rate_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_slice_section(runs: Sequence[RunReport]) -> str:
+    """Build the section with the measures on groups of questions, such as those of each language."""
     intro = (
         "The same numbers for parts of the data; closed and open book on the questions that were answered both ways. "
         "Answer frequency: thirds of a run by how many passages of the corpus "
@@ -154,6 +161,7 @@ def _build_slice_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_agreement_section(runs: Sequence[RunReport]) -> str:
+    """Build the section on how often graders agree."""
     intro = (
         "The greedy answers graded again by the string rules, against each other and against the judge's verdicts if "
         "the run has any. Kappa: agreement beyond chance."
@@ -163,6 +171,7 @@ def _build_agreement_section(runs: Sequence[RunReport]) -> str:
 
 
 def _build_extremes_section(runs: Sequence[RunReport], name: str) -> str:
+    """Build the section with the questions that retrieval 'harmed' or 'helped' (`name`) most."""
     intro = "Up to twenty per run, by the change of mastery from closed to open book, then by benefit."
     parts = []
     for run in runs:
@@ -195,6 +204,7 @@ def describe_boundary(run: RunReport) -> list[str]:
 
 
 def _describe_ungraded(run: RunReport) -> str:
+    """Say how many questions are not graded, or failed."""
     counts = run.boundary.counts
     ungraded = counts.rows - counts.failed - run.boundary.accuracy.closed.n
     reason = ": they have no gold answers" if counts.without_gold >= ungraded > 0 else ""
@@ -202,6 +212,7 @@ def _describe_ungraded(run: RunReport) -> str:
 
 
 def _describe_passages(run: RunReport) -> str:
+    """Say how accurate the answers with passages are, and what passages change."""
     accuracy, benefit = run.boundary.accuracy, run.boundary.benefit
     if not accuracy.open.n:
         return "No question was answered with passages, so what retrieval does is not known."
@@ -217,6 +228,7 @@ def _describe_passages(run: RunReport) -> str:
 
 
 def _format_interval(share: Proportion) -> str:
+    """Format the interval of a share as an addition in parentheses; '' if there is none."""
     if share.low is None or share.high is None:
         return ""
     return f" (95 % interval {100 * share.low:.1f} to {100 * share.high:.1f})"
@@ -226,7 +238,7 @@ def _format_interval(share: Proportion) -> str:
 
 
 def draw_knowledge_chart(runs: Sequence[RunReport]) -> str:
-    """Draw a stacked bar per run that divides its questions into four parts (see `compute_knowledge_shares`)."""
+    """Draw a stacked bar per run that divides its questions by what the LLM knows and whether passages help or harm."""
     groups = [
         BarGroup(run.name, [_make_part_bar(name, share) for name, share in compute_knowledge_shares(run).items()])
         for run in runs
@@ -260,6 +272,7 @@ def compute_knowledge_shares(run: RunReport) -> dict[str, float]:
 
 
 def _make_part_bar(name: str, share: float) -> Bar:
+    """Make the bar of one part of the questions: known, harmed, helped or hopeless."""
     text, css_class = KNOWLEDGE_PARTS[name]
     return Bar(share, css_class, f"{text}: {format_percent(share)}", label=format_percent(share))
 
@@ -276,6 +289,7 @@ def draw_accuracy_chart(runs: Sequence[RunReport]) -> str:
 
 
 def _get_accuracy(run: RunReport, side: str) -> Proportion:
+    """Return the accuracy of the closed, open or masked answers; the closed ones on questions that also have open ones."""
     if side == "closed":
         return tables.get_matched_accuracy(run)
     accuracy: Proportion = getattr(run.boundary.accuracy, side)
@@ -301,6 +315,7 @@ def draw_copy_rate_chart(runs: Sequence[RunReport]) -> str:
 
 
 def _make_share_bar(name: str, css_class: str, share: Proportion) -> Bar:
+    """Make the bar of a share, with its interval and a tooltip."""
     label = format_percent(share.value) if share.n else ""
     tooltip = f"{name}: {format_percent(share.value)}, n = {share.n}"
     return Bar(share.value, css_class, tooltip, share.low, share.high, label)
@@ -324,6 +339,7 @@ def draw_effect_chart(run: RunReport, indicator: str, side: str = "closed") -> s
 
 
 def _make_effect_bar(item: EffectInterval, effect: str) -> Bar:
+    """Make the bar of the share of questions in an interval on which retrieval has an effect, such as 'harmful'."""
     count = int(getattr(item, effect))
     return Bar(count / item.n if item.n else None, EFFECT_STYLES[effect], f"{effect}: {count}")
 

@@ -57,6 +57,7 @@ def build_settings_table(runs: Sequence[RunReport]) -> TextTable:
 
 
 def _describe_run(run: RunReport) -> dict[str, str]:
+    """Return the cells that describe a run, its settings and row counts, by row label."""
     counts = run.boundary.counts
     errors = "; ".join(f"{count} × {reason}" for reason, count in counts.reasons)
     return {
@@ -77,6 +78,7 @@ def _describe_run(run: RunReport) -> dict[str, str]:
 
 
 def _format_throughput(counts: RowCounts) -> str:
+    """Format how many questions were answered and tokens generated per second."""
     if not counts.seconds:
         return NOT_RECORDED
     answered = counts.rows - counts.failed
@@ -87,7 +89,7 @@ def build_accuracy_table(runs: Sequence[RunReport]) -> TextTable:
     """Build the table of accuracies and of the effects of retrieval on the greedy answers."""
     accuracies = [run.boundary.accuracy for run in runs]
 
-    def list_benefits(name: str) -> list[str]:
+    def list_benefits(name: str) -> list[str]:  # one cell per run
         return [
             str(getattr(run.boundary.benefit, name)) if run.boundary.counts.with_open else MISSING_VALUE for run in runs
         ]
@@ -182,6 +184,7 @@ def format_interval(item: EffectInterval) -> str:
 
 
 def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
+    """Make the cells of an interval: its limits, number of questions, and share of each effect."""
     if not item.n:
         return format_interval(item), "0", "empty"
     shares = (count / item.n for count in (item.beneficial, item.neutral, item.harmful))
@@ -189,7 +192,10 @@ def _make_interval_cells(item: EffectInterval) -> tuple[str, ...]:
 
 
 def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
-    """Build the table of what skipping by an indicator saves and costs."""
+    """Build the table of what skipping retrieval saves and costs, if questions of high mastery or certainty are skipped.
+
+    `indicator` is 'mastery' or 'certainty'.
+    """
     rows: list[tuple[str, ...]] = []
     for run in runs:
         curve = run.boundary.savings[indicator]
@@ -204,6 +210,7 @@ def build_saving_table(runs: Sequence[RunReport], indicator: str) -> TextTable:
 
 
 def _make_saving_cells(point: SavingPoint, curve: SavingCurve) -> tuple[str, ...]:
+    """Make the cells of a threshold: what skipping saves, and accuracy against always and random."""
     return (
         "always retrieve" if point.threshold is None else f"{point.threshold:.1f}",
         format_percent(point.saved),
@@ -251,6 +258,7 @@ def build_run_slice_tables(runs: Sequence[RunReport]) -> list[TextTable]:
 
 
 def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable | None:
+    """Build the table of one dimension, such as the language; None if no run has several groups."""
     by_value = [{item.value: item for item in run.boundary.slices if item.dimension == dimension} for run in runs]
     if not any(len(slices) > 1 for slices in by_value):
         return None
@@ -265,11 +273,13 @@ def _build_slice_table(runs: Sequence[RunReport], dimension: str) -> TextTable |
 
 
 def _get_slice_order(value: str) -> tuple[bool, int, str]:
-    """Order slices by name, frequency thirds by frequency, and unknown values last."""
-    return value == NOT_GIVEN, FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1, value
+    """Return the sort key of a slice: by name, but thirds by frequency in their own order, and unknown values last."""
+    third = FREQUENCY_THIRDS.index(value) if value in FREQUENCY_THIRDS else -1
+    return value == NOT_GIVEN, third, value
 
 
 def _make_slice_cells(item: RunSlice) -> tuple[str, ...]:
+    """Make the cells of a group of questions: how many, accuracies, benefit, mastery and certainty."""
     if not item.n:
         return "0", "empty"
     return (
@@ -316,18 +326,20 @@ def _build_extremes_table(run: RunReport, name: str) -> TextTable:
 
 
 def _make_extreme_cells(row: LabelRow) -> tuple[str, ...]:
+    """Make the cells of a question: change of mastery, benefit, and shortened texts."""
     rise, benefit = measure_retrieval_change(row)
     texts = (row.question, row.closed.text if row.closed else "", row.open.text if row.open else "")
     return f"{rise:+.2f}", f"{benefit:+d}", *map(_shorten, texts)
 
 
 def _shorten(text: str) -> str:
+    """Return a text on one line, cut to `MAX_TEXT_WIDTH` characters."""
     line = " ".join(text.split())
     return line if len(line) <= MAX_TEXT_WIDTH else line[: MAX_TEXT_WIDTH - 1] + "…"
 
 
 def _blank_repeats(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
-    """Blank the first cell of each row that repeats the row above."""
+    """Blank the first cell of each row that has the same first cell as the row above."""
     previous = ["", *(row[0] for row in rows)]
     return tuple(("" if row[0] == above else row[0], *row[1:]) for row, above in zip(rows, previous, strict=False))
 

@@ -103,6 +103,7 @@ def draw_grid(area: PlotArea, *, with_x_ticks: bool = True) -> Iterator[str]:
 def compute_ticks(axis: Axis) -> list[float]:
     """Return at most `MAX_TICKS` round numbers along an axis."""
     span = axis.high - axis.low
+    # 1e-9 absorbs rounding errors, here and below.
     fitting_steps = [step for step in TICK_STEPS if span / step <= MAX_TICKS - 1 + 1e-9]
     step = fitting_steps[0] if fitting_steps else span / (MAX_TICKS - 1)
     first, last = math.ceil(axis.low / step - 1e-9), math.floor(axis.high / step + 1e-9)
@@ -182,24 +183,17 @@ def draw_line_plot(
 
 def build_legend(lines: Sequence[PlotLine]) -> str:
     """Build the legend as HTML; entries of hidden lines are in a collapsed list."""
-    visible, hidden = "", ""
-    for number, line in enumerate(lines):
-        entry = _build_legend_entry(line, number)
-        if line.is_visible:
-            visible += entry
-        else:
-            hidden += entry
+    visible = [_build_legend_entry(line, number) for number, line in enumerate(lines) if line.is_visible]
+    hidden = [_build_legend_entry(line, number) for number, line in enumerate(lines) if not line.is_visible]
+    legend = f'<ul class="legend">{"".join(visible)}</ul>'
     if not hidden:
-        return f'<ul class="legend">{visible}</ul>'
-    count = sum(not line.is_visible for line in lines)
-    return (
-        f'<ul class="legend">{visible}</ul>'
-        f'<details class="more"><summary>Show others in the picture ({count})</summary>'
-        f'<ul class="legend">{hidden}</ul></details>'
-    )
+        return legend
+    summary = f"<summary>Show others in the picture ({len(hidden)})</summary>"
+    return f'{legend}<details class="more">{summary}<ul class="legend">{"".join(hidden)}</ul></details>'
 
 
 def _build_legend_entry(line: PlotLine, number: int) -> str:
+    """Build the entry of a line: a checkbox that shows or hides the line, its color and name."""
     checked = " checked" if line.is_visible else ""
     box = f'<input type="checkbox" data-line="{number}"{checked}>'
     name = escape_html(sanitize_line(line.name))
@@ -207,6 +201,7 @@ def _build_legend_entry(line: PlotLine, number: int) -> str:
 
 
 def _draw_line(area: PlotArea, line: PlotLine, number: int) -> Iterator[str]:
+    """Draw a line and its dot as a group that the checkbox of the same number shows or hides."""
     points = " ".join(f"{area.get_x(x):.1f},{area.get_y(y):.1f}" for x, y in line.points)
     hidden = "" if line.is_visible else " off"
     name = escape_html(sanitize_line(line.name))
@@ -218,6 +213,7 @@ def _draw_line(area: PlotArea, line: PlotLine, number: int) -> Iterator[str]:
 
 
 def _draw_mark(area: PlotArea, mark: PlotMark, css_class: str) -> Iterator[str]:
+    """Draw a dot with its interval, and its label where it has room."""
     x, y = area.get_x(mark.at.x), area.get_y(mark.at.y)
     if mark.low is not None and mark.high is not None:
         interval = f"M{x:.1f} {area.get_y(mark.low):.1f}V{area.get_y(mark.high):.1f}"
@@ -286,6 +282,7 @@ def build_color_key(names: Sequence[tuple[str, str]]) -> str:
 
 
 def _draw_stack(area: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
+    """Draw the bars of a group on top of each other, from x coordinate `start` over `width`."""
     base = 0.0
     for bar in group.bars:
         if bar.value:
@@ -297,6 +294,7 @@ def _draw_stack(area: PlotArea, group: BarGroup, start: float, width: float) -> 
 
 
 def _draw_bars(area: PlotArea, group: BarGroup, start: float, width: float) -> Iterator[str]:
+    """Draw the bars of a group side by side, centered from x coordinate `start` over `width`."""
     bar_width = min(width * 0.84 / max(1, len(group.bars)), 90)
     first = start + (width - bar_width * len(group.bars)) / 2
     for number, bar in enumerate(group.bars):
@@ -312,6 +310,7 @@ def _draw_bars(area: PlotArea, group: BarGroup, start: float, width: float) -> I
 
 
 def _draw_box(area: PlotArea, bar: Bar, x: float, width: float, low: float, high: float) -> str:
+    """Draw the rectangle of a bar from value `low` to value `high`."""
     top, bottom = area.get_y(high), area.get_y(low)
     position = f'x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{bottom - top:.1f}"'
     return f'<rect class="bar {bar.css_class}" {position} data-tip="{escape_html(bar.tooltip)}"/>'
@@ -349,6 +348,7 @@ def draw_dot_chart(rows: Sequence[DotRow], title: str, axis_title: str) -> str:
 
 
 def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
+    """Draw the name, interval and dot of a row at y coordinate `y`."""
     yield draw_text(ROW_NAME_WIDTH - 14, y + 5, _shorten(row.name, MAX_ROW_NAME), "end")
     if row.low is not None and row.high is not None:
         low, high = _get_row_x(axis, row.low), _get_row_x(axis, row.high)
@@ -358,9 +358,11 @@ def _draw_dot_row(axis: Axis, row: DotRow, y: float) -> Iterator[str]:
 
 
 def _get_row_x(axis: Axis, value: float) -> float:
+    """Return the x coordinate of a value in a dot chart, to the right of the row names."""
     return ROW_NAME_WIDTH + (ROW_END - ROW_NAME_WIDTH) * axis.scale(value)
 
 
 def _shorten(name: str, max_length: int) -> str:
+    """Return a name on one line, cut to `max_length` characters."""
     line = sanitize_line(name)
     return line if len(line) <= max_length else line[: max_length - 1] + "…"

@@ -69,6 +69,7 @@ def build_diff_verdict(diff: EvaluationDiff) -> DiffVerdict:
 
 
 def _list_differences(differences: dict[str, Estimate]) -> str:
+    """Say by how many points the accuracy of each gate differs."""
     texts = (f"'{gate}' {format_points_estimate(difference)}" for gate, difference in differences.items())
     return f"Points of accuracy, with 95 % intervals: {'; '.join(texts)}."
 
@@ -194,6 +195,7 @@ def build_diff_sections(diff: EvaluationDiff) -> Iterator[str]:
 
 
 def _build_chart_section(diff: EvaluationDiff) -> str:
+    """Build the section with a chart of the changes of accuracy."""
     intro = "Accuracy of B less that of A, with 95 % intervals: the gates that count, then those that changed most."
     rows = []
     for gate in select_gates(diff):

@@ -143,6 +143,7 @@ def draw_trade_off_chart(evaluation: Evaluation, policy: HighlightedPolicy | Non
 
 
 def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[PlotLine]:
+    """Yield the lines of the chart: highlighted gate, best unfitted gate, random, oracle, and hidden ones."""
     ranked = rank_gates(evaluation)
     highlighted = policy.gate if policy else None
     # A fitted gate must beat the best one that needs no fitting.
@@ -160,12 +161,14 @@ def _make_trade_off_lines(evaluation: Evaluation, policy: HighlightedPolicy | No
 
 
 def _is_unfitted(gate: GateResult) -> bool:
+    """Return whether a gate needs no fitting: its spec starts with the name of a registered gate."""
     return gate.gate.partition(":")[0] in GATES
 
 
 def _make_gate_line(
     gate: GateResult, css_class: str, *, mark: PlotMark | None = None, suffix: str = "", is_visible: bool = True
 ) -> PlotLine:
+    """Make the line of accuracy by retrieval rate; hidden lines have fewer points, to keep the page small."""
     steps = FINE_STEPS if is_visible else COARSE_STEPS
     rates = [step / steps for step in range(steps + 1)]
     points = [] if gate.frontier is None else [ChartPoint(rate, gate.frontier.at(rate)) for rate in rates]
@@ -173,12 +176,14 @@ def _make_gate_line(
 
 
 def _make_policy_mark(policy: HighlightedPolicy) -> PlotMark:
+    """Make the dot at the accuracy and retrieval rate of the highlighted policy."""
     accuracy, rate = estimate_mean(policy.right.astype(float)), 1 - float(policy.skips.mean())
     tooltip = f"{policy.name}: {format_percent(accuracy.value)} right at {format_percent(rate)} searches"
     return PlotMark(ChartPoint(rate, accuracy.value or 0.0), tooltip, accuracy.low, accuracy.high)
 
 
 def _make_end_mark(evaluation: Evaluation, name: str, rate: float) -> PlotMark:
+    """Make the dot of never or always retrieving (`name`) at its retrieval rate."""
     accuracy = evaluation.gate(name).measures["accuracy"].value or 0.0
     return PlotMark(ChartPoint(rate, accuracy), f"{name} retrieve: {format_percent(accuracy)}", label=name)
 
@@ -233,6 +238,7 @@ def compute_roc_points(unknown: BoolArray, needs: FloatArray) -> list[ChartPoint
 
 
 def _compute_share_above(sorted_values: FloatArray, threshold: float) -> float:
+    """Return the share of sorted values that are above a threshold."""
     return float(1 - np.searchsorted(sorted_values, threshold, side="right") / len(sorted_values))
 
 

@@ -118,6 +118,7 @@ def build_evaluation_sections(
 
 
 def _build_verdict_section(verdict: EvaluationVerdict) -> str:
+    """Build the section with the verdict in words and its key figures."""
     figures = "".join(
         f"<div><dt>{escape_html(figure.description)}</dt><dd>{escape_html(figure.value)}</dd></div>"
         for figure in verdict.key_figures
@@ -134,6 +135,7 @@ def _build_verdict_section(verdict: EvaluationVerdict) -> str:
 
 
 def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
+    """Build the section with the chart of accuracy against searches."""
     intro = (
         "Each line retrieves for the questions of highest need first: to the left fewer searches, upwards more right "
         "answers. A gate is worth something where it lies above the straight line, which retrieves at random."
@@ -149,6 +151,7 @@ def _build_trade_off_section(evaluation: Evaluation, policy: HighlightedPolicy |
 
 
 def _build_cost_section(verdict: EvaluationVerdict, policy: HighlightedPolicy, assumptions: CostAssumptions) -> str:
+    """Build the section on money and latency; rows with unknown amounts are collapsed."""
     intro = (
         f"Of {policy.name}, at {describe_prices(assumptions)} and {assumptions.search_seconds:g} s a search. Searches, LLM "
         "calls and generated tokens are counted in the rows. Set price_search, price_token or price_llm_call, and "
@@ -177,16 +180,16 @@ def _explain_unknown_rows(verdict: EvaluationVerdict) -> Iterator[str]:
 
 
 def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> TextTable:
+    """Build the table of what always, never and gated retrieval cost, and what the gate saves."""
     policies = (verdict.savings.always, verdict.never, verdict.savings.gated)
+    search_money = [cost.searches * assumptions.price_search for cost in policies]
     money = [cost.money(assumptions.prices) for cost in policies]
     rows = (
         _make_cost_row("searches", [cost.searches for cost in policies]),
         _make_cost_row("LLM calls", [cost.calls for cost in policies]),
         _make_cost_row("tokens of passages, estimated", [cost.prompt for cost in policies]),
         _make_cost_row("tokens generated, drafts included", [cost.completion for cost in policies]),
-        _make_cost_row(
-            "price of the searches", [cost.searches * assumptions.price_search for cost in policies], format_money
-        ),
+        _make_cost_row("price of the searches", search_money, format_money),
         _make_cost_row("price of searches and LLM", money, format_money),
         _make_cost_row(
             "seconds a question, searching and deciding",
@@ -198,12 +201,8 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
     return TextTable(f"On {SAVINGS_QUESTIONS:,} questions", columns, rows)
 
 
-def _format_count(count: float) -> str:
-    return f"{count:,.0f}"
-
-
 def _make_cost_row(
-    name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = _format_count
+    name: str, amounts: Sequence[float | None], format_amount: Callable[[float], str] = "{:,.0f}".format
 ) -> tuple[str, ...]:
     """Make a row of the cost table: the amounts of always, never and gated retrieval, and what the gate saves.
 
@@ -218,6 +217,7 @@ def _make_cost_row(
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
+    """Say at which price of an LLM call or of a search the gate becomes cheaper; '' if unknown."""
     savings = verdict.savings
     if savings.money is None:
         return f"It is cheaper than always retrieving if an LLM call costs less than {format_price(savings.break_even_call)}."
@@ -233,6 +233,7 @@ def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumption
 
 
 def _build_policy_slice_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
+    """Build the section on what the policy changes in each group of questions."""
     title = "Where it helps and hurts"
     intro = (
         f"What the skips of {policy.name} change in each part of the questions, including those it was chosen on. Left "
@@ -288,6 +289,7 @@ def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> lis
 
 
 def _build_examples_section(evaluation: Evaluation, policy: HighlightedPolicy) -> str:
+    """Build the section with examples of good and bad decisions."""
     intro = f"Of {policy.name}, those it was surest of; the number is the need. Click to open them."
     if not evaluation.table.has_text.any():
         intro += " This run holds no question texts, so ids are shown."
@@ -314,6 +316,7 @@ def render_examples(evaluation: Evaluation, policy: HighlightedPolicy) -> Iterat
 
 
 def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | None) -> Iterator[str]:
+    """Build the sections with details, which are collapsed at first."""
     highlighted = [policy.gate.gate] if policy else []
     full_table = tables.build_full_table(evaluation)
     yield html.render_folded_section(
@@ -332,6 +335,7 @@ def _build_folded_sections(evaluation: Evaluation, policy: HighlightedPolicy | N
 
 
 def _build_ranking_section(evaluation: Evaluation, policy: HighlightedPolicy | None) -> str:
+    """Build the section with ROC curves, calibration and distribution of needs."""
     intro = "How well need tells what the LLM does not know, at any threshold; and whether it is a probability."
     gates = _order_by_auroc(evaluation, policy)
     figures = []
@@ -354,6 +358,7 @@ def _order_by_auroc(evaluation: Evaluation, policy: HighlightedPolicy | None) ->
 
 
 def _build_test_section(evaluation: Evaluation) -> str:
+    """Build the section with paired tests, tuned thresholds, and checks after retrieval if any."""
     intro = "Each gate against always retrieving, and the most accurate gate against the others, on the same questions."
     parts = [tables.build_comparison_table(evaluation), tables.build_frontier_table(evaluation)]
     if evaluation.second_looks:
@@ -365,6 +370,7 @@ def _build_test_section(evaluation: Evaluation) -> str:
 
 
 def _build_slice_section(evaluation: Evaluation) -> str:
+    """Build the section with all gates on groups of questions; '' if there are no groups."""
     parts = [_render_table(table) for table in tables.build_gate_slice_tables(evaluation)]
     if not parts:
         return ""
@@ -373,6 +379,7 @@ def _build_slice_section(evaluation: Evaluation) -> str:
 
 
 def _build_data_section(evaluation: Evaluation) -> str:
+    """Build the section that says which questions were evaluated, and how."""
     table = evaluation.table
     left_out = ", ".join(f"{count} {reason}" for reason, count in table.left_out.items() if count) or "none"
     rows = (
@@ -390,6 +397,7 @@ def _build_data_section(evaluation: Evaluation) -> str:
 
 
 def _build_definition_section() -> str:
+    """Build the section that defines every number and explains the recommendation."""
     steps = "".join(f"<li>{escape_html(step)}</li>" for step in RECOMMENDATION_STEPS)
     parts = [
         f'<h3 id="choosing">How a recommendation is chosen</h3><ol>{steps}</ol>',
@@ -399,4 +407,5 @@ def _build_definition_section() -> str:
 
 
 def _render_table(table: TextTable) -> str:
+    """Render a table whose column heads link to their definitions."""
     return html.render_table(table, tables.COLUMN_DEFINITIONS)

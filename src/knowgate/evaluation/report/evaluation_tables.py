@@ -90,28 +90,28 @@ def build_evaluation_tables(evaluation: Evaluation) -> Iterator[TextTable]:
     yield build_judgment_table(evaluation)
     yield build_cost_table(evaluation)
     yield build_comparison_table(evaluation)
-    if evaluation.cascade:
-        yield build_cascade_table(evaluation.cascade)
-    if evaluation.actions:
-        yield build_action_table(evaluation.actions)
-    if evaluation.second_looks:
-        yield build_second_look_table(evaluation.second_looks)
+    yield from _build_post_retrieval_tables(evaluation)
     yield from build_gate_slice_tables(evaluation)
     if evaluation.topics:
         yield build_topic_table(evaluation.topics)
 
 
 def build_summary_tables(evaluation: Evaluation) -> Iterator[TextTable]:
-    """Build the tables that the terminal shows by default: all gates, cascades if any, and topics if any."""
+    """Build the tables that the terminal shows by default: all gates, and what else was evaluated."""
     yield build_short_table(evaluation.gates)
+    yield from _build_post_retrieval_tables(evaluation)
+    if evaluation.topics:
+        yield build_topic_table(evaluation.topics)
+
+
+def _build_post_retrieval_tables(evaluation: Evaluation) -> Iterator[TextTable]:
+    """Build the tables of an arbiter, of several rounds of retrieval, and of a judge of passages, if evaluated."""
     if evaluation.cascade:
         yield build_cascade_table(evaluation.cascade)
     if evaluation.actions:
         yield build_action_table(evaluation.actions)
     if evaluation.second_looks:
         yield build_second_look_table(evaluation.second_looks)
-    if evaluation.topics:
-        yield build_topic_table(evaluation.topics)
 
 
 def build_full_table(evaluation: Evaluation) -> TextTable:
@@ -120,7 +120,8 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
     if evaluation.has_open_answers:
         tables.insert(0, build_answer_table(evaluation.gates))
         tables += [build_frontier_table(evaluation), build_judgment_table(evaluation)]
-    tables = [_drop_columns(table, ("LLM calls",)) if number else table for number, table in enumerate(tables)]
+    # The first table already has the column of LLM calls.
+    tables = [tables[0], *(_drop_columns(table, ("LLM calls",)) for table in tables[1:])]
     columns = [column for table in tables for column in table.columns[1:]]
     cells_by_gate = [{row[0]: row[1:] for row in table.rows} for table in tables]
     rows = []
@@ -134,7 +135,7 @@ def build_full_table(evaluation: Evaluation) -> TextTable:
 
 
 def _drop_columns(table: TextTable, names: Sequence[str]) -> TextTable:
-    """Return a table without columns that another table has."""
+    """Return a table without some of its columns."""
     kept = [number for number, column in enumerate(table.columns) if column not in names]
     rows = tuple(tuple(row[number] for number in kept) for row in table.rows)
     return TextTable(table.title, tuple(table.columns[number] for number in kept), rows)
@@ -162,6 +163,7 @@ def build_frontier_table(evaluation: Evaluation) -> TextTable:
 
 
 def _make_frontier_row(gate: GateResult) -> tuple[str, ...]:
+    """Make the row of a gate: accuracy at each rate, areas, and the tuned threshold."""
     accuracies = [format_percent(gate.at_rate.get(rate)) for rate in RETRIEVAL_RATES]
     frontier, tuned = gate.frontier, gate.tuned
     areas = (f"{frontier.area:.3f}", f"{frontier.random_area:.3f}") if frontier else (MISSING_VALUE,) * 2
@@ -232,6 +234,7 @@ def build_gate_slice_tables(evaluation: Evaluation) -> Iterator[TextTable]:
 
 
 def _make_slice_cell(part: SliceTable, gate: str) -> str:
+    """Format a gate's accuracy, retrieval rate and gain over random retrieval on a group of questions."""
     for name, accuracy, rate, random in part.rows:
         if name == gate:
             return f"{format_percent(accuracy)} @ {format_percent(rate)} ({format_points(accuracy - random)})"

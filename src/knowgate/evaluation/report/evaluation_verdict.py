@@ -57,6 +57,7 @@ class EvaluationVerdict:
     """A recommendation in words.
 
     Attributes:
+        recommendation: The recommendation.
         headline: What to do.
         sentences: Why, and how certain that is.
         key_figures: The most important numbers.
@@ -131,18 +132,19 @@ def build_verdict(evaluation: Evaluation, assumptions: CostAssumptions, max_loss
 
 
 def _estimate_recommended_cost(evaluation: Evaluation, recommendation: Recommendation) -> QuestionCost:
+    """Estimate the mean cost per question of the recommended policy."""
     gate = None if recommendation.is_without_retrieval else evaluation.gate(str(recommendation.gate))
     return estimate_gated_cost(evaluation.table, recommendation.skips, gate, has_arbiter=bool(recommendation.arbiter))
 
 
 def _describe_arbiter(evaluation: Evaluation, recommendation: Recommendation) -> list[str]:
-    """Describe what the arbiter adds where the recommendation does not include it: after every search."""
+    """Describe what the arbiter, which chooses between both answers, changes if it follows every search.
+
+    Empty if there is no arbiter, nothing to retrieve, or if the recommendation includes the arbiter.
+    """
     cascade = evaluation.cascade
-    if (
-        cascade is None
-        or recommendation.is_without_retrieval
-        or (recommendation.is_positive and recommendation.arbiter)
-    ):
+    is_included = recommendation.is_positive and recommendation.arbiter
+    if cascade is None or recommendation.is_without_retrieval or is_included:
         return []
     always = next(result for result in cascade.lines if result.gate == "always")
     change = f"{format_points(always.against_always.value or 0.0)} points against always retrieving"
@@ -159,16 +161,12 @@ def _describe_losing_slices(recommendation: Recommendation) -> str:
 def _describe_calls(savings: Savings) -> str:
     """State the searches, LLM calls, searching time and deciding time per question."""
     always, gated, duration = savings.always, savings.gated, savings.assumptions.search_seconds
+    deciding = "an unknown time" if gated.decision_seconds is None else f"{1_000 * gated.decision_seconds:.1f} ms"
     return (
         f"Per question it makes {gated.searches:.2f} searches and {gated.calls:.2f} LLM calls (always retrieving: "
         f"{always.searches:.2f} and {always.calls:.2f}). At {duration:g} s a search, searching takes "
-        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {_format_decision_time(gated)}."
+        f"{gated.searches * duration:.3g} s (always retrieving: {duration:g} s); deciding takes {deciding}."
     )
-
-
-def _format_decision_time(cost: QuestionCost) -> str:
-    seconds = cost.decision_seconds
-    return "an unknown time" if seconds is None else f"{1_000 * seconds:.1f} ms"
 
 
 def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation) -> str:
@@ -183,6 +181,7 @@ def _warn_about_distance(recommendation: Recommendation, evaluation: Evaluation)
 
 
 def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
+    """Write the advice of a positive recommendation, which depends on whether it saves money."""
     is_certain = recommendation.level == "use"
     if recommendation.is_without_retrieval:
         advice = "Do without retrieval here." if is_certain else "Retrieval hardly pays here: try without."
@@ -197,6 +196,7 @@ def _write_headline(recommendation: Recommendation, savings: Savings) -> str:
 
 
 def _describe_skips(recommendation: Recommendation) -> str:
+    """Say what share of the searches is skipped."""
     if recommendation.is_without_retrieval:
         return "It saves every search."
     return f"It skips {format_percent(recommendation.skipped.value)} of the searches."
@@ -225,6 +225,7 @@ def _list_guarantees(evaluation: Evaluation) -> str:
 
 
 def _describe_difference(recommendation: Recommendation) -> str:
+    """Say how accuracy changes against always retrieving, on which questions, and what is in doubt."""
     if recommendation.guarantee or not recommendation.agreeing_folds:
         questions = "on these questions"
     else:
@@ -253,16 +254,21 @@ def _describe_doubt(recommendation: Recommendation) -> str:
 
 
 def _suggest_more_questions(recommendation: Recommendation) -> str:
-    """Say how many questions would rule out the loss if the difference stayed the same."""
+    """Say how many questions would rule out the loss if the difference stayed the same; '' if none or too many would.
+
+    The half-width of an interval shrinks with the root of the number of questions.
+    """
     difference = recommendation.difference
-    distance = (difference.value or 0.0) + recommendation.max_loss
-    if difference.low is None or difference.value is None or distance <= 0:
+    allowed_half_width = (difference.value or 0.0) + recommendation.max_loss
+    if difference.low is None or difference.value is None or allowed_half_width <= 0:
         return ""
-    needed = math.ceil(recommendation.n * ((difference.value - difference.low) / distance) ** 2 / 100) * 100
+    half_width = difference.value - difference.low
+    needed = math.ceil(recommendation.n * (half_width / allowed_half_width) ** 2 / 100) * 100  # in full hundreds
     return f": about {needed:,} questions would show it" if needed < MAX_SUGGESTED_QUESTIONS else ""
 
 
 def _list_key_figures(recommendation: Recommendation, savings: Savings) -> list[KeyFigure]:
+    """List the numbers that stand out: searches skipped, accuracy, LLM calls and money."""
     difference = recommendation.difference
     calls = f"LLM calls per question, always retrieving makes {savings.always.calls:.2f}"
     return [
@@ -285,6 +291,7 @@ def _make_money_figure(savings: Savings) -> KeyFigure:
 
 
 def _write_negative_headline(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    """Say that no gate is recommended, or why that cannot be said."""
     if not evaluation.has_open_answers:
         return "What skipping would cost cannot be seen: no question was answered with passages."
     if recommendation.level == "unknown":
@@ -303,6 +310,7 @@ def _explain_no_gate(recommendation: Recommendation, evaluation: Evaluation) -> 
 
 
 def _find_reason(recommendation: Recommendation, evaluation: Evaluation) -> str:
+    """Say why no gate is worth using: the LLM knows too little, or the gates do not tell what it knows."""
     known_share = float(evaluation.table.closed_right.mean())
     known = format_percent(known_share)
     aurocs = [gate.measures["auroc"].value or 0.0 for gate in evaluation.ranking_gates]
@@ -375,11 +383,13 @@ def describe_savings(savings: Savings) -> str:
 
 
 def _explain_unknown_cost(cost: QuestionCost) -> str:
+    """Say which texts are missing to know the cost."""
     missing = "passages" if cost.prompt is None else "answers"
     return f"the rows hold no texts of {missing}"
 
 
 def _describe_always_cost(always: QuestionCost, assumptions: CostAssumptions) -> str:
+    """Say what always retrieving costs."""
     per_question = always.money(assumptions.prices)
     prices = describe_prices(assumptions)
     if per_question is None:

@@ -47,6 +47,7 @@ def render_page(title: str, subtitle: str, sections: Sequence[str]) -> str:
 
 
 def _read_asset(name: str) -> str:
+    """Read a style sheet or script that is packaged with the reports."""
     return (resources.files("knowgate.evaluation.report") / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -147,6 +148,7 @@ def _render_scrolling_table(content: str, title: str, css_class: str) -> str:
 
 
 def _render_head(column: str, definitions: Mapping[str, str]) -> str:
+    """Render the head of a column, which links to its definition if there is one."""
     if not column:
         return "<td></td>"
     name = escape_html(column)
@@ -199,6 +201,7 @@ def render_question(row: LabelRow, mark: str, note: str) -> str:
 
 
 def _render_answer(answer: GradedAnswer) -> str:
+    """Render an answer with its grade and, if known, its mastery and certainty."""
     verdict = {True: "right", False: "wrong", None: "not graded"}[answer.correct]
     indicators = [f"mastery {format_number(answer.mastery)}", f"certainty {format_number(answer.certainty)}"]
     known = [text for text in indicators if not text.endswith(MISSING_VALUE)]
@@ -207,6 +210,7 @@ def _render_answer(answer: GradedAnswer) -> str:
 
 
 def _render_passages(passages: Sequence[Passage]) -> str:
+    """Render passages as a collapsed list; only the first ones if there are many."""
     if not passages:
         return ""
     items = "".join(
@@ -218,4 +222,5 @@ def _render_passages(passages: Sequence[Passage]) -> str:
 
 
 def _render_short(text: str) -> str:
+    """Render a text, cut if it is very long."""
     return render_text(text if len(text) <= MAX_TEXT_LENGTH else text[:MAX_TEXT_LENGTH] + " … (cut)")

@@ -40,6 +40,9 @@ class RerankerVerdict:
     """Whether to use a reranker.
 
     Attributes:
+        level: 'use', 'try', 'leave' (keep the retriever's order) or 'unknown' (nothing was compared).
+        headline: The advice in one sentence.
+        sentences: The measurements behind it.
         best: The best reranker; None if none was compared.
     """
 
@@ -80,7 +83,10 @@ def build_reranker_verdict(comparison: RerankerComparison) -> RerankerVerdict:
 
 @dataclass(frozen=True)
 class _AnswerEffect:
-    """Change of an LLM's accuracy with the reranker's passages instead of the retriever's."""
+    """Change of an LLM's accuracy on a data set with the reranker's passages instead of the retriever's.
+
+    `shown` says how many passages the LLM was shown, as in 'top 1'.
+    """
 
     llm: str
     data: str
@@ -88,6 +94,7 @@ class _AnswerEffect:
     difference: Estimate
 
     def describe(self) -> str:
+        """Describe the change in a sentence."""
         difference = _describe_difference(self.difference)
         return f"Answers of {self.llm} to {self.data} with the {self.shown} passages: {difference}."
 
@@ -102,6 +109,7 @@ def _list_answer_effects(comparison: RerankerComparison, reranker: str) -> list[
 
 
 def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["use", "try", "leave"]:
+    """Choose the level of a verdict by the gain in ranking, and by the effects on answers if any are known."""
     is_harmful = any(effect.high is not None and effect.high < 0 for effect in answer_effects)
     if gain.value is None or gain.value <= 0 or is_harmful:
         return "leave"
@@ -110,12 +118,14 @@ def _choose_level(gain: Estimate, answer_effects: list[Estimate]) -> Literal["us
 
 
 def _write_headline(level: str, reranker: str) -> str:
+    """Write the advice in one sentence."""
     if level == "leave":
         return "Leave the retriever's order as it is."
     return f"Use '{reranker}'." if level == "use" else f"Try '{reranker}': that answers get better is not shown yet."
 
 
 def _describe_difference(difference: Estimate) -> str:
+    """Format a difference in points with its interval."""
     if difference.value is None:
         return "not measured"
     return f"{format_points(difference.value)} points{format_interval(difference)}"
@@ -125,14 +135,14 @@ def _describe_difference(difference: Estimate) -> str:
 
 
 def write_reranker_page(comparison: RerankerComparison, out: Path) -> None:
-    """Write the page atomically."""
+    """Write the comparison of rerankers as one HTML file."""
     n = len(next(iter(comparison.rankings.values())).measures.ids)
     subtitle = f"preferences by {', '.join(comparison.rankings)}, {n:,} questions"
     write_text(out, html.render_page("Which reranker to use", subtitle, list(build_reranker_sections(comparison))))
 
 
 def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
-    """Build the sections of the page."""
+    """Build the sections of the HTML page that compares rerankers: the verdict, charts, tables and definitions."""
     verdict = build_reranker_verdict(comparison)
     text = f"<h2>{html.render_text(verdict.headline)}</h2><p>{escape_html(' '.join(verdict.sentences))}</p>"
     label = f'<p class="light">{verdict.label}</p>'
@@ -146,6 +156,7 @@ def build_reranker_sections(comparison: RerankerComparison) -> Iterator[str]:
 
 
 def _build_chart_section(comparison: RerankerComparison) -> str:
+    """Build the section with charts of each ranker against the retriever."""
     intro = "Each ranker against the retriever's own order, on the same questions. Right of the line is better."
     figures = [
         _draw_differences(

@@ -61,6 +61,11 @@ class _Column:
 
     @classmethod
     def measure(cls, table: TextTable, index: int) -> _Column:
+        """Measure the widths of a column of a table.
+
+        The smallest width fits every word and every interval. Beyond that, texts are wrapped at `MIN_TEXT_WIDTH`, and
+        intervals are put below their numbers.
+        """
         name = sanitize_line(table.columns[index])
         cells = [sanitize_line(row[index]) for row in table.rows if index < len(row)]
         # The last cell of a short row is a remark that spans columns: only its words must fit.
@@ -74,6 +79,7 @@ class _Column:
 
 
 def _measure_max_width(parts: Sequence[str]) -> int:
+    """Return the width of the widest text; 0 without texts."""
     return max(map(cell_len, parts), default=0)
 
 
@@ -86,6 +92,7 @@ def _count_fitting(columns: Sequence[_Column], width: int) -> int:
 
 
 def _sum_widths(widths: Sequence[int]) -> int:
+    """Return the width of columns with the gaps between them."""
     return sum(widths) + COLUMN_GAP * (len(widths) - 1)
 
 
@@ -93,6 +100,7 @@ def _assign_widths(columns: Sequence[_Column], width: int) -> list[int]:
     """Give each column its minimum, and spread the remaining width evenly over columns that need more."""
     widths = [column.min_width for column in columns]
     spare = width - _sum_widths(widths)
+    # Each round gives one character to every column that is still too narrow.
     while spare > 0 and (narrow := [i for i, column in enumerate(columns) if widths[i] < column.natural_width]):
         for index in narrow[:spare]:
             widths[index] += 1

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from knowgate.errors import DeviceError, OutOfMemory
+from knowgate.errors import DeviceError, ModelError, OutOfMemory
 from knowgate.types import Result
 
 MAX_FREE_SHARE = 0.6  # share of the free memory that a pass may take, including what PyTorch's allocator caches
@@ -90,13 +90,17 @@ class GpuMemory:
 
     @property
     def max_share(self) -> float:
-        """Maximum share of the GPU that this process may hold; never less than it already uses."""
+        """Maximum share of the GPU's memory, from 0 to 1, that this process may hold.
+
+        It may take MAX_FREE_SHARE of the free memory, up to MAX_TOTAL_SHARE of the whole, and keeps what it already uses.
+        """
         used = self.used / self.total
-        return max(used, min(MAX_TOTAL_SHARE, used + MAX_FREE_SHARE * self.free / self.total))
+        allowed = used + MAX_FREE_SHARE * self.free / self.total
+        return max(used, min(MAX_TOTAL_SHARE, allowed))
 
     @property
     def planned(self) -> float:
-        """Number of bytes that batches should take at most."""
+        """Number of bytes that batches are planned for. It is small, because growing caches can double their memory."""
         return PLANNED_SHARE * self.free
 
 
@@ -151,7 +155,7 @@ def estimate_memory_cost(model: Any) -> MemoryCost:
     # Bytes per token. The factor 2 stands for keys and values.
     cache = 2 * layers * heads * head_width * bytes_per_number
     hidden_states = (layers + 1) * int(config.hidden_size) * bytes_per_number  # kept if a gate reads a layer
-    feed_forward = 4 * feed_forward_width * bytes_per_number
+    feed_forward = 4 * feed_forward_width * bytes_per_number  # a layer's intermediate arrays, with room to spare
     logits = 4 * 4 * int(config.vocab_size)  # four arrays of float32 numbers
     # A decoding step copies the cache, so the cache counts twice.
     return MemoryCost(
@@ -181,7 +185,7 @@ def compute_batch_limits(model: Any, device: torch.device, *, shared: bool = Fal
         prompts=CUDA_LIMITS.prompts,
         prompt_tokens=limit(CUDA_LIMITS.prompt_tokens, cost.prompt_token),
         rows=limit(CUDA_LIMITS.rows, cost.row),
-        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),
+        row_tokens=None if shared else limit(CUDA_LIMITS.row_tokens or 1, cost.row_token),  # `or 1` is for mypy only
         cached_tokens=limit(CUDA_LIMITS.cached_tokens, cost.row_token),
     )
 
@@ -226,9 +230,13 @@ def split_into_batches(lengths: Sequence[int], limits: BatchLimits, rows: int) -
 
 
 def _exceeds(limits: BatchLimits, prompts: int, length: int, rows: int) -> bool:
-    """Return whether a batch exceeds a limit if it has this many prompts, padded to `length` tokens.
+    """Return whether a batch of this size exceeds a limit.
 
-    `rows` is the number of answers per prompt.
+    Args:
+        limits: The limits.
+        prompts: Number of prompts in the batch.
+        length: Number of tokens that each prompt is padded to.
+        rows: Number of answers per prompt. A single answer needs no copy of the prompt's keys and values.
     """
     return (
         prompts > limits.prompts
@@ -244,6 +252,7 @@ def run_single(work: Callable[[], Result]) -> Result:
     Inference mode applies to a thread, so it is entered for each call and not held between the steps of a stream.
     """
     with torch.inference_mode():
+        # A batch of one prompt is never halved: if memory runs out, this raises OutOfMemory.
         return _run_halving([0], lambda _: [work()])[0]
 
 
@@ -273,6 +282,14 @@ def _run_halving(batch: list[int], work: BatchWork[Result]) -> list[Result]:
 def is_memory_error(error: RuntimeError) -> bool:
     """Return whether an error means that memory ran out, so that a smaller batch may succeed."""
     return isinstance(error, torch.cuda.OutOfMemoryError) or any(word in str(error) for word in MEMORY_ERROR_MARKERS)
+
+
+def make_nan_error(output: str = "NaN instead of token probabilities") -> ModelError:
+    """Return the error for a model whose output is not finite; `output` says what it returned."""
+    return ModelError(
+        f"the model returned {output}. Its weights may be damaged, or the number format does not suit it. Download the "
+        "weights again, or set KNOWGATE_DTYPE=float32."
+    )
 
 
 @contextlib.contextmanager

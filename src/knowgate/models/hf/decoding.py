@@ -6,7 +6,7 @@ continuations use the same prefill. This module works on token ids and tensors o
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from knowgate.errors import ModelError
+from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.forward_pass import PartialPass, PrefixCache, compute_positions, pad_left, run_lower_layers
 from knowgate.models.local_backend import TokenStep
 from knowgate.types import Sampling
@@ -68,9 +68,10 @@ class DecodingBatch:
         return int(self.mask.shape[0])
 
     def compute_logits(self, layers: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits of the next token.
+        """Return the logits of the next token of every row.
 
-        If tokens are pending, the model reads them first. If the prefill is partial, it is finished first.
+        Tokens that were chosen but not fed to the model yet (`pending`) are fed first. If only the lower layers have read
+        the prompts (`partial`), the other layers are run first.
 
         Args:
             layers: Layers whose hidden states at the pending tokens are stored in `hidden`.
@@ -90,7 +91,7 @@ class DecodingBatch:
         output = self.model(
             input_ids=tokens[:, None],
             attention_mask=self.mask,
-            position_ids=self.mask.sum(dim=1, keepdim=True) - 1,
+            position_ids=self.mask.sum(dim=1, keepdim=True) - 1,  # padding has no position
             past_key_values=self.cache,
             use_cache=True,
             output_hidden_states=bool(layers),
@@ -123,11 +124,11 @@ class DecodingBatch:
         return DecodingBatch(
             self.model,
             cache,
-            self.mask[index],
-            None if self.logits is None else self.logits[index],
-            {layer: state[index] for layer, state in self.hidden.items()},
-            None if self.pending is None else self.pending[index],
-            None if self.partial is None else self.partial.select(index, cache),
+            mask=self.mask[index],
+            logits=None if self.logits is None else self.logits[index],
+            hidden={layer: state[index] for layer, state in self.hidden.items()},
+            pending=None if self.pending is None else self.pending[index],
+            partial=None if self.partial is None else self.partial.select(index, cache),
         )
 
 
@@ -156,6 +157,7 @@ def prefill(
         states_only: Run only the layers up to the highest of `layers`, because no tokens will be generated at first.
             A later continuation runs the others.
     """
+    # The first `computed` tokens of all prompts are in the cache already, so only the others are fed.
     computed, cache = (prefix_cache or PrefixCache()).start(model, ids, device)
     tokens, mask = pad_left([row[computed:] for row in ids], pad_id, device)
     mask = torch.cat([mask.new_ones(len(ids), computed), mask], dim=1)
@@ -215,25 +217,26 @@ def decode_greedily(
     Returns:
         Indices of the rows that are not finished, in the order in which the batch holds them.
     """
-    steps = iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            unfinished: list[int] = end.value
-            return unfinished
+    for _ in iter_greedy_steps(batch, rows, max_tokens, stop_ids, layers):
+        pass
+    return [index for index, row in enumerate(rows) if not row.finished]
 
 
 def iter_greedy_steps(
     batch: DecodingBatch, rows: list[DecodedRow], max_tokens: int, stop_ids: frozenset[int], layers: Sequence[int] = ()
-) -> Generator[None, None, list[int]]:
-    """Extend answers greedily, and yield after each token. Takes the arguments of `decode_greedily`.
+) -> Iterator[None]:
+    """Extend answers greedily like `decode_greedily`, but yield after each token, so that the caller can stream it.
 
-    Returns:
-        Indices of the rows that are not finished.
+    Args:
+        batch: The decoding batch, one row per answer.
+        rows: The answers of the batch, extended in place.
+        max_tokens: Maximum number of tokens per answer, including those it already has.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are stored in `final_states`.
     """
     active, states = list(range(len(rows))), FinalStates(len(rows))
-    while active and len(rows[active[0]].tokens) < max_tokens:  # all active rows have the same length
+    # `active` are the indices of the rows that are still in the batch. They all have the same length.
+    while active and len(rows[active[0]].tokens) < max_tokens:
         steps = pick_greedy_steps(batch.compute_logits(layers))
         states.store(batch, active)
         for row, step in zip((rows[i] for i in active), steps, strict=True):
@@ -246,15 +249,14 @@ def iter_greedy_steps(
         active = _drop_finished(batch, rows, active)
         yield
     states.finish(batch, rows, active, layers)
-    return active
 
 
 @dataclass
 class FinalStates:
     """Collects the hidden states at the last token of each answer while the answers are generated.
 
-    The states are stored after every step. If the next chosen token ends an answer, they are those at its last token.
-    Each layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
+    After every step, the states at the newest token of each row replace those stored before, until the answer ends. Each
+    layer has one tensor for all rows (`blocks`), because slicing thousands of rows takes longer than the pass.
     """
 
     n_rows: int
@@ -307,7 +309,12 @@ def pick_greedy_steps(logits: torch.Tensor) -> list[TokenStep]:
 
 
 def compute_step_statistics(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return tokens, log-probabilities, entropies and margins for rows of logits, as tensors on the device."""
+    """Return the most probable token of each row of logits, with statistics, as tensors on the device.
+
+    Returns:
+        The tokens, their log-probabilities, the entropies in nats, and the margins: the probability of the most
+        probable token minus that of the second.
+    """
     logp = torch.log_softmax(logits.float(), dim=-1)
     top = logp.topk(2, dim=-1)
     entropy = -(logp.exp() * logp).nan_to_num().sum(dim=-1)  # a forbidden token has p log p = 0 * -inf
@@ -335,7 +342,8 @@ def sample_rows(
         sampling: Temperature, top_p and top_k.
         stop_ids: Tokens that end an answer.
         layers: Layers whose states are stored in `final_states`.
-        past_end: Store the states at the token that ended the answer, instead of at its last token.
+        past_end: Store the states at the token that ended the answer, instead of at its last token. Such an answer
+            stays in the batch for one more forward pass, which computes them.
     """
     rows = [DecodedRow() for _ in range(len(batch))]
     active, states = list(range(len(rows))), FinalStates(len(rows))
@@ -378,13 +386,13 @@ def draw_tokens_on_device(
     """Draw one token per uniform number (rows x numbers) without making the host wait for the device.
 
     Returns:
-        The tokens, and a tensor that tells whether all probabilities are finite.
+        The tokens (rows x numbers), and a tensor that tells whether all probabilities are finite.
     """
     scaled = logits.float() / sampling.temperature
-    if sampling.is_whole:
-        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, logits.shape[1] - 1)
+    if sampling.is_whole:  # neither top_k nor top_p excludes any token
+        return _invert_cdf(torch.softmax(scaled, dim=-1), uniforms, last_column=logits.shape[1] - 1)
     probabilities, tokens = filter_top_tokens(scaled, sampling)
-    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
+    last_columns = (probabilities > 0).sum(dim=-1, keepdim=True) - 1  # of the tokens that top_k and top_p keep
     columns, are_finite = _invert_cdf(probabilities, uniforms, last_columns)
     return tokens.gather(1, columns), are_finite
 
@@ -392,7 +400,7 @@ def draw_tokens_on_device(
 def filter_top_tokens(scaled: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the probabilities and ids of the tokens that top_k and top_p keep, most probable first.
 
-    Tokens that top_p excludes have probability 0.
+    Tokens that top_p excludes have probability 0. `scaled` are logits divided by the temperature (rows x vocabulary).
     """
     probabilities, tokens = _top_k(scaled, sampling.top_k) if sampling.top_k else _top_p(scaled, sampling.top_p)
     # A token is kept if the tokens before it do not reach top_p yet.
@@ -440,11 +448,3 @@ def _invert_cdf(
     total = cumulative[:, -1:]
     columns = torch.searchsorted(cumulative, uniforms * total, right=True)
     return torch.minimum(columns, torch.as_tensor(last_column, device=columns.device)), torch.isfinite(total).all()
-
-
-def make_nan_error() -> ModelError:
-    """Return the error for a model whose token probabilities are NaN."""
-    return ModelError(
-        "the model returned NaN instead of token probabilities. Its weights may be damaged, or the number format does "
-        "not suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
-    )

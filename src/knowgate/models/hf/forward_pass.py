@@ -97,8 +97,8 @@ class PrefixCache:
     def _choose_prefix(self, shared: tuple[int, ...], rows: int) -> tuple[int, ...]:
         """Return the prefix to use for prompts that begin with the tokens `shared`; it may be empty.
 
-        That is a cached prefix if it covers most of the shared tokens. Otherwise the shared tokens themselves are
-        computed, if there are several prompts and enough tokens to make this worthwhile.
+        A cached prefix is used if it covers most of the shared tokens, or if there is only one prompt (`rows`). Otherwise
+        all shared tokens become a new prefix, if they are enough to make this worthwhile.
         """
         cached = [prefix for prefix in self.entries if shared[: len(prefix)] == prefix]
         longest = max(cached, key=len, default=())
@@ -137,7 +137,7 @@ class PartialPass:
     arguments: Mapping[str, Any]
 
     def select(self, rows: torch.Tensor, cache: Any) -> PartialPass:
-        """Return the pass for some of its rows, with a cache of their own."""
+        """Return the pass for some of its rows only; `cache` holds the keys and values of these rows."""
         size = self.states.shape[0]
         arguments = {key: _select_rows(value, rows, size) for key, value in self.arguments.items()}
         return PartialPass(self.layer, self.states[rows], {**arguments, "past_key_values": cache})
@@ -230,7 +230,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Args:
             prompts: Indices of the prompts that remain; None if all do.
-            rows: The same indices as a column (remaining prompts x 1).
+            rows: Indices of the remaining prompts as a column (remaining prompts x 1), also if all remain.
             columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
         """
         self.keys = self._select_answers(self.keys, rows, columns)
@@ -254,7 +254,7 @@ class SharedCacheLayer(CacheLayerMixin):  # type: ignore[misc]
         return int(self.prompt_keys.shape[2]) + self.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the key length and its offset, as transformers asks for them."""
+        """Return how many keys a query sees and the index of the first; transformers builds attention masks from it."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:
@@ -280,7 +280,13 @@ class SharedCache(Cache):  # type: ignore[misc]
             self.padding = zeros.masked_fill_(mask == 0, float("-inf"))[:, None, None]
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Keep some answers in all layers; see `SharedCacheLayer.select`."""
+        """Remove all answers but those at (rows, columns) from every layer.
+
+        Args:
+            prompts: Indices of the prompts that keep an answer; None if all do.
+            rows: Indices of the remaining prompts as a column (remaining prompts x 1).
+            columns: For each remaining prompt, the numbers of its answers to keep (remaining prompts x answers to keep).
+        """
         for layer in self.layers:
             layer.select(prompts, rows, columns)
         if prompts is not None and self.padding is not None:
@@ -302,7 +308,10 @@ def supports_shared_cache(model: Any) -> bool:
 
 @contextlib.contextmanager
 def use_shared_attention(model: Any, cache: SharedCache) -> Iterator[None]:
-    """Make the model attend to a shared cache while the block runs. The caller must hold the model's lock."""
+    """Make the model attend to a shared cache while the block runs. The caller must hold the model's lock.
+
+    The model calls `compute_shared_attention` instead of its own attention, which reads the cache from `_active_cache`.
+    """
     config = model.config.get_text_config()
     implementation, token = config._attn_implementation, _active_cache.set(cache)
     config._attn_implementation = ATTENTION_NAME
@@ -414,7 +423,7 @@ class SharedDecodingBatch:
         return output.logits[:, -1].view(*shape, -1), hidden
 
     def select(self, prompts: torch.Tensor | None, rows: torch.Tensor, columns: torch.Tensor) -> None:
-        """Keep some answers; see `SharedCacheLayer.select`."""
+        """Remove all answers but those at (rows, columns) from the batch; takes the arguments of `SharedCache.select`."""
         self.cache.select(prompts, rows, columns)
         self.rows = self.rows[rows, columns]
         self.prompt_lengths = self.prompt_lengths if prompts is None else self.prompt_lengths[prompts]

@@ -129,8 +129,8 @@ def translate_loading_errors(name: str) -> Iterator[None]:
 
 
 def _advise(name: str) -> str:
-    """Return what to do about a model that cannot be loaded."""
-    if (Path(name) / SOURCE_FILE).is_file():
+    """Return what the user can do about a model, given by its path or hub name, that cannot be loaded."""
+    if (Path(name) / SOURCE_FILE).is_file():  # the folder was converted from a GGUF file
         return "Delete this folder. The model is then converted again at the next start."
     if Path(name).is_file():
         return "The file is damaged, or transformers cannot read its format. Download it again."
@@ -174,7 +174,7 @@ def compute_fingerprint(name_or_dir: str, commit: str | None = None) -> str:
     folder = Path(name_or_dir)
     if not folder.is_dir():
         return hashlib.sha256(f"hub:{name_or_dir}@{commit}".encode()).hexdigest()[:16]
-    source = folder / SOURCE_FILE
+    source = folder / SOURCE_FILE  # it is there if the folder was converted from a GGUF file
     if source.is_file():
         return str(read_json(source)["sha256"])[:16]
     digest = hashlib.sha256()
@@ -260,7 +260,7 @@ class LoraAdapters:
 
     @contextlib.contextmanager
     def activate(self, name: str) -> Iterator[None]:
-        """Run the block with one adapter active, holding the lock."""
+        """Run a `with` block in which one adapter is active and the model's lock is held."""
         with self.lock:
             for layer in self._lora_layers():
                 layer.enable_adapters(True)

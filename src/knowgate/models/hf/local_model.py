@@ -12,9 +12,14 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from knowgate.errors import ModelError
-from knowgate.models.hf.batching import BatchLimits, BatchWork, compute_batch_limits, run_in_batches, run_single
-from knowgate.models.hf.decoding import make_nan_error
+from knowgate.models.hf.batching import (
+    BatchLimits,
+    BatchWork,
+    compute_batch_limits,
+    make_nan_error,
+    run_in_batches,
+    run_single,
+)
 from knowgate.models.hf.forward_pass import PrefixCache, compute_positions, pad_left, supports_shared_cache
 from knowgate.models.hf.loader import (
     LoadedModel,
@@ -99,7 +104,10 @@ class LocalModel:
         return FIRST_BATCH_SIZES.get(self.loaded.device.type, DEFAULT_FIRST_BATCH_SIZE)
 
     def share_weights(self) -> Self:
-        """Return a model with the same weights and its own prefix cache, for use with another adapter."""
+        """Return a model with the same weights, for use with another LoRA adapter.
+
+        It has a prefix cache of its own, because keys and values depend on the adapter.
+        """
         other = replace(self)
         vars(other).update(loaded=self.loaded, adapters=self.adapters)  # fills two cached properties of the copy
         return other
@@ -233,9 +241,10 @@ class AnsweredPrompt:
 def read_label_logits(
     model: LocalModel, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]
 ) -> list[Vector]:
-    """Compute the logits of labels (such as 'true' and 'false') at all label positions in one forward pass.
+    """Compute the logits of labels (such as 'true' and 'false') in one forward pass.
 
-    The tokens that all prompts begin with are taken from the model's prefix cache.
+    A label prompt has one or more positions at which the model would write a label. The tokens that all prompts begin
+    with are taken from the model's prefix cache.
 
     Args:
         model: The model.
@@ -266,18 +275,15 @@ def read_label_logits(
     columns = [width - len(prompt.ids) + position for prompt in prompts for position in prompt.positions]
     values: Vector = apply_lm_head(model.loaded.model, states[rows, columns], label_ids).cpu().numpy()
     if not np.isfinite(values).all():
-        raise ModelError(
-            "the model returned NaN instead of label logits. Its weights may be damaged, or the number format does not "
-            "suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
-        )
+        raise make_nan_error("NaN instead of label logits")
     ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
     return [part.copy() for part in np.split(values, ends)]
 
 
 def apply_lm_head(model: Any, states: torch.Tensor, token_ids: Sequence[int] | None = None) -> torch.Tensor:
-    """Compute logits from the last layer's hidden states, for the given tokens or the whole vocabulary.
+    """Compute logits from the last layer's hidden states, for the given tokens or (None) the whole vocabulary.
 
-    Applies the bias, scale and soft cap that some models have. With only a few tokens, most of the work is saved.
+    Applies the bias, scale and soft cap that some models have.
     """
     head = model.get_output_embeddings()
     selected = slice(None) if token_ids is None else torch.tensor(list(token_ids), device=states.device)
@@ -297,6 +303,8 @@ def compute_mean_logprobs(model: LocalModel, rows: Sequence[AnsweredPrompt]) -> 
     states = model.loaded.model.base_model(
         input_ids=tokens, attention_mask=mask, position_ids=compute_positions(mask), use_cache=False
     ).last_hidden_state
+    # Rows are padded on the left, so every answer ends in the last column. There is one pair of row and column per
+    # answer token.
     width = tokens.shape[1]
     row_indices = [number for number, row in enumerate(rows) for _ in range(row.answer_length)]
     columns = [width - row.answer_length + step for row in rows for step in range(row.answer_length)]

@@ -6,6 +6,7 @@ generated rows into readings.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from knowgate.errors import ModelError
 from knowgate.models.backend import check_resume_handle, check_sampling, draw_uniforms
-from knowgate.models.hf.batching import BatchLimits, split_into_batches
+from knowgate.models.hf.batching import BatchLimits, make_nan_error, split_into_batches
 from knowgate.models.hf.decoding import (
     DecodedRow,
     DecodingBatch,
@@ -36,7 +36,7 @@ from knowgate.types import Completion, LabelPrompt, Prompt, Reading, SignalReque
 
 @dataclass(frozen=True)
 class HFResumeHandle:
-    """A resume handle: the point at which the draft of one prompt stopped.
+    """What is needed to continue the draft of one prompt from the point at which it stopped.
 
     Continuing a draft copies it, so a handle can be used several times.
 
@@ -92,7 +92,8 @@ class HFModel(LocalModel, LocalBackend):
     """
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts in one pass; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt; drafts and samples use the same forward pass over the prompt."""
+        # Layer number -> the number in the request, which may be negative (counted from the end).
         layer_names = dict(zip(self._resolve_layers(request.layers), request.layers, strict=True))
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
         ids, limits = self._encode(prompts, max_tokens), self.compute_limits()
@@ -102,13 +103,16 @@ class HFModel(LocalModel, LocalBackend):
             batch = self._prefill(batch_ids, request, sorted(layer_names), limits)
             return self._read_batch(batch, [prompts[i] for i in indices], request, layer_names)
 
-        # Prefills that share a cache are joined before answers are generated.
+        # If several forward passes may fill one batch, only the size of the cache limits the batch.
         tokens = limits.cached_tokens if self._joins_prefills(request) else limits.prompt_tokens
         return self.run_batched(ids, read_batch, max(1, request.samples), replace(limits, prompt_tokens=tokens))
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels at each label position; see `knowgate.types.Model.label_logits`."""
-        label_ids = encode_labels(self, labels)
+        """Return the logits of the labels after each part of each prompt (parts x labels).
+
+        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        """
+        label_ids = encode_labels(self.tokenize, labels)
         encoded = encode_label_prompts(self, prompts, label_ids)
         return self.run_batched(
             [prompt.ids for prompt in encoded],
@@ -124,6 +128,7 @@ class HFModel(LocalModel, LocalBackend):
         tokenizer = self.tokenizer
         texts = [escape_special_tokens(prompt.text, tokenizer.all_special_tokens) for prompt in prompts]
         rendered = [render_with_tool(tokenizer, text, tool, self.name) for text in texts]
+        # The call token is scored as if it were a whole answer.
         call = [find_call_token(tokenizer, tool, self.name)]
         ids = [self.tokenize(text) for text in rendered]
         return [math.exp(logprob) for logprob in self._score_answers(ids, [call for _ in ids])] if ids else []
@@ -137,13 +142,17 @@ class HFModel(LocalModel, LocalBackend):
     # --- reading ----------------------------------------------------------------------------------
 
     def _joins_prefills(self, request: SignalRequest) -> bool:
-        """Whether several forward passes may fill one batch: its answers are generated together and not continued."""
+        """Return whether a batch may be larger than one forward pass over its prompts.
+
+        This requires answers that are generated together from a shared cache and are never continued later.
+        """
         return self.shares_prompt_cache and not request.resumable and bool(request.draft_tokens or request.samples)
 
     def _prefill(
         self, ids: list[list[int]], request: SignalRequest, layers: list[int], limits: BatchLimits
     ) -> DecodingBatch:
         """Run the model over the prompts of a batch, in as many forward passes as the memory requires."""
+        # If no answers are generated, layers above those whose states are requested need not be run.
         states_only = not (request.draft_tokens or request.samples) and supports_partial_pass(self.loaded.model)
         kept_layers = sorted({*layers, *self._sample_layers(request)})
 
@@ -171,6 +180,7 @@ class HFModel(LocalModel, LocalBackend):
         blocks = {layer: _to_numpy(batch.hidden[layer]) for layer in layers}  # one copy per layer, not per prompt
         answered = self._answer(batch, prompts, request, layers, sample_layers)
         samples, sample_states = self._group_samples(answered.samples, len(prompts), sample_layers)
+        # Only unfinished drafts are still in the decoding batch, from which they can be continued.
         batch_index = {row: index for index, row in enumerate(answered.unfinished)}
         return [
             Reading(
@@ -235,10 +245,6 @@ class HFModel(LocalModel, LocalBackend):
         unfinished = decode_greedily(batch, drafts, request.draft_tokens, self.stop_ids, draft_layers)
         return _AnsweredBatch(drafts, unfinished, samples)
 
-    def _sample_layers(self, request: SignalRequest) -> list[int]:
-        has_layer = request.samples and request.sample_layer is not None
-        return self._resolve_layers([request.sample_layer or 0]) if has_layer else []
-
     def _group_samples(
         self, rows: list[DecodedRow], n_prompts: int, layers: list[int]
     ) -> tuple[list[tuple[Completion, ...]], list[Vector | None]]:
@@ -276,13 +282,14 @@ class HFModel(LocalModel, LocalBackend):
             if is_unfinished:
                 groups.setdefault(id(draft.batch), []).append(i)
         for members in groups.values():
-
-            def extend(members: list[int] = members) -> list[int]:
-                batch = drafts[members[0]].batch.copy([drafts[i].index or 0 for i in members])
-                return decode_greedily(batch, [rows[i] for i in members], max_tokens, self.stop_ids)
-
-            self.run_alone(extend)
+            group, group_rows = [drafts[i] for i in members], [rows[i] for i in members]
+            self.run_alone(functools.partial(self._extend_group, group, group_rows, max_tokens))
         return [self._make_completion(row, with_tokens=True) for row in rows]
+
+    def _extend_group(self, drafts: list[HFResumeHandle], rows: list[DecodedRow], max_tokens: int) -> None:
+        """Extend the unfinished drafts of one batch greedily; `rows` are copies of the drafts, extended in place."""
+        batch = drafts[0].batch.copy([draft.index for draft in drafts if draft.index is not None])
+        decode_greedily(batch, rows, max_tokens, self.stop_ids)
 
     def _start_stream(
         self, prompt: Prompt, max_tokens: int, resume: object | None
@@ -302,7 +309,7 @@ class HFModel(LocalModel, LocalBackend):
         if draft.index is None or len(draft.row.tokens) >= max_tokens:
             return
         steps = iter_greedy_steps(draft.batch, [draft.row], max_tokens, self.stop_ids)
-        # A step yields None; False means that no steps are left.
+        # `next` returns None after each step, and False when no steps are left.
         while self.run_alone(lambda: next(steps, False)) is None:
             yield
 
@@ -311,8 +318,5 @@ def _to_numpy(state: torch.Tensor) -> Vector:
     """Copy hidden states from the device to a float32 array; raises ModelError if they are not finite."""
     values: Vector = state.float().cpu().numpy().copy()
     if not np.isfinite(values).all():
-        raise ModelError(
-            "the model returned NaN or infinite hidden states. Its weights may be damaged, or the number format does not "
-            "suit it. Download the weights again, or set KNOWGATE_DTYPE=float32."
-        )
+        raise make_nan_error("NaN or infinite hidden states")
     return values

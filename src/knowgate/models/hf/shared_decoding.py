@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from knowgate.models.hf.batching import make_nan_error
 from knowgate.models.hf.decoding import (
     DecodedRow,
     DecodingBatch,
     compute_step_statistics,
     draw_tokens_on_device,
-    make_nan_error,
 )
 from knowgate.models.hf.forward_pass import SharedDecodingBatch, start_shared_decoding
 from knowgate.models.local_backend import TokenStep
@@ -78,21 +78,26 @@ class SharedGeneration:
     are_finite: list[torch.Tensor] = field(default_factory=list)
 
     def run(self, prompts: DecodingBatch, layers: Sequence[int]) -> DraftsAndSamples:
-        """Generate all answers from a prefill."""
+        """Generate all answers, token by token.
+
+        Args:
+            prompts: The prompts after the forward pass over them.
+            layers: Layers whose hidden states at the last token of each answer are kept.
+        """
         max_tokens = self.tokens.shape[1]
         interval = CHECK_INTERVALS.get(prompts.mask.device.type, DEFAULT_CHECK_INTERVAL)
-        logits = prompts.compute_logits(layers)[:, None]
+        logits = prompts.compute_logits(layers)[:, None]  # all answers of a prompt start with the same logits
         self.store_states({layer: prompts.hidden[layer][:, None].expand(*self.is_fed.shape, -1) for layer in layers})
         for position in range(max_tokens):
             chosen: torch.Tensor | None = self.choose(logits, position)
             self.append(chosen, position)
             is_last = position == max_tokens - 1
-            if is_last and not layers:
+            if is_last and not layers:  # the last tokens are fed only to compute the hidden states at them
                 break
             if position % interval == interval - 1 or is_last:
                 self.check_finite()
                 chosen = self.compact(chosen)
-            if chosen is None:
+            if chosen is None:  # all answers have ended
                 break
             logits, hidden = self.batch.feed(chosen, layers)
             self.store_states(hidden)
@@ -108,23 +113,37 @@ class SharedGeneration:
         rows, flat_logits = self.batch.rows, logits.flatten(0, 1)
         if self.sampling is None:  # all answers are drafts, whose tokens are set below
             tokens = torch.empty_like(rows)
-        else:
+        else:  # tokens are drawn for drafts too, and replaced below
             uniforms = self.uniforms[rows, position].view(len(flat_logits), -1)
             tokens, are_finite = draw_tokens_on_device(flat_logits, uniforms, self.sampling)
             tokens = tokens.view_as(rows)
             self.are_finite.append(are_finite)
         if self.statistics is not None and len(self.draft_indices):
-            indices = self.draft_indices
-            # For the first token, all answers of a prompt share one row of logits.
-            draft_logits = flat_logits if len(flat_logits) == len(indices) else flat_logits[indices]
-            chosen, *values = compute_step_statistics(draft_logits)
-            self.are_finite.append(torch.isfinite(values[0]).all())
-            tokens.view(-1)[indices] = chosen
-            self.statistics[:, rows.view(-1)[indices] // self.per_prompt, position] = torch.stack(values)
+            self._choose_for_drafts(tokens.view(-1), flat_logits, self.statistics[:, :, position])
         return tokens
 
+    def _choose_for_drafts(self, tokens: torch.Tensor, logits: torch.Tensor, statistics: torch.Tensor) -> None:
+        """Set the next token of each draft to the most probable one, and store its statistics.
+
+        Args:
+            tokens: The next token of each answer in the batch, changed in place.
+            logits: One row per answer; for the first token, one row per prompt, which all of its answers share.
+            statistics: Logprob, entropy and margin of the next token (3 x prompts), changed in place.
+        """
+        indices = self.draft_indices
+        draft_logits = logits if len(logits) == len(indices) else logits[indices]
+        tokens[indices], *values = compute_step_statistics(draft_logits)
+        self.are_finite.append(torch.isfinite(values[0]).all())
+        # `rows` are the original numbers of the answers, which are numbered prompt by prompt.
+        prompts = self.batch.rows.view(-1)[indices] // self.per_prompt
+        statistics[:, prompts] = torch.stack(values)
+
     def append(self, chosen: torch.Tensor, position: int) -> None:
-        """Record the chosen tokens; those of answers that have ended are ignored."""
+        """Record the chosen token of each answer, and update which answers go on.
+
+        Tokens chosen for answers that have already ended are ignored. `is_alive` are the answers without an end token.
+        `is_fed` are those whose hidden states the next forward pass sets; with `past_end`, new end tokens are among them.
+        """
         rows, ends = self.batch.rows, torch.isin(chosen, self.stop_ids)
         continues = self.is_alive & ~ends
         self.tokens[rows, position] = chosen.where(continues, torch.full_like(chosen, NO_TOKEN))
@@ -137,7 +156,7 @@ class SharedGeneration:
         rows = self.batch.rows
         for layer, state in hidden.items():
             block = self.states.setdefault(layer, state.new_zeros(self.tokens.shape[0], state.shape[-1]))
-            block[rows] = state.where(self.is_fed[..., None], block[rows])
+            block[rows] = state.where(self.is_fed[..., None], block[rows])  # ended answers keep their states
 
     def compact(self, chosen: torch.Tensor) -> torch.Tensor | None:
         """Remove ended answers from the batch if that makes it clearly smaller.
@@ -178,13 +197,13 @@ class SharedGeneration:
         self.are_finite = []
 
     def collect(self) -> DraftsAndSamples:
-        """Copy all answers from the device to the host and return them."""
+        """Copy all answers from the device to the host, and return them as drafts and samples."""
         self.check_finite()
         states = {layer: block.float().cpu() for layer, block in self.states.items()}
         has_ended: list[bool] = self.has_ended.tolist()
         rows = [
             DecodedRow(
-                tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,
+                tokens=tokens[: tokens.index(NO_TOKEN)] if NO_TOKEN in tokens else tokens,  # NO_TOKEN fills the rest
                 finished=has_ended[i],
                 final_states={layer: states[layer][i] for layer in states},
             )
@@ -215,15 +234,16 @@ def join_prefills(parts: Sequence[DecodingBatch]) -> DecodingBatch:
     layers = []
     for number in range(len(parts[0].cache.layers)):
         caches = [part.cache.layers[number] for part in parts]
-        layers.append(tuple(_join_tokens([getattr(c, name) for c in caches], width) for name in ("keys", "values")))
+        keys = _join_tokens([cache.keys for cache in caches], width)
+        layers.append((keys, _join_tokens([cache.values for cache in caches], width)))
         for part in parts:
             part.cache.layers[number] = DynamicLayer()  # frees the memory before the next layer is joined
     return DecodingBatch(
         parts[0].model,
-        DynamicCache(layers),
-        torch.cat([torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]),
-        torch.cat([part.compute_logits() for part in parts]),
-        {layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
+        cache=DynamicCache(layers),
+        mask=torch.cat([torch.nn.functional.pad(part.mask, (width - part.mask.shape[1], 0)) for part in parts]),
+        logits=torch.cat([part.compute_logits() for part in parts]),
+        hidden={layer: torch.cat([part.hidden[layer] for part in parts]) for layer in parts[0].hidden},
     )
 
 
@@ -260,7 +280,16 @@ def sample_shared(
     *,
     past_end: bool = False,
 ) -> list[DecodedRow]:
-    """Sample answers; each prompt gets an equal share of the rows of `uniforms`. See `decoding.sample_rows`."""
+    """Sample several answers to each prompt.
+
+    Args:
+        batch: The prompts after the forward pass over them.
+        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
+        sampling: Temperature, top_p and top_k.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are kept.
+        past_end: Keep the states at the token that ended the answer, instead of at its last token.
+    """
     return _start(batch, uniforms, sampling, stop_ids, past_end=past_end).run(batch, layers).samples
 
 
@@ -271,7 +300,16 @@ def draft_and_sample_shared(
     stop_ids: frozenset[int],
     layers: Sequence[int] = (),
 ) -> DraftsAndSamples:
-    """Generate drafts and samples of equal maximum length in the same steps."""
+    """Generate one greedy draft and several samples for each prompt in the same steps.
+
+    Args:
+        batch: The prompts after the forward pass over them.
+        uniforms: Random numbers from 0 to 1 (samples x tokens). Each prompt gets the same number of samples, in order.
+            The number of columns is the maximum length of drafts and samples.
+        sampling: Temperature, top_p and top_k of the samples.
+        stop_ids: Tokens that end an answer.
+        layers: Layers whose hidden states at the last token of each answer are kept.
+    """
     return _start(batch, uniforms, sampling, stop_ids, with_drafts=True).run(batch, layers)
 
 

@@ -28,9 +28,9 @@ class SequenceState:
     """One answer while it is generated.
 
     Args:
-        sequence: Number of its sequence in the engine.
-        length: Number of its tokens in the engine, with the prompt's. The last of `tokens` may not be among them.
-        limit: Maximum number of tokens.
+        sequence: Number of the engine's sequence (a row of its key-value cache) that holds prompt and answer.
+        length: Number of tokens that the model has read, including the prompt's. The last of `tokens` may be unread.
+        limit: Maximum number of answer tokens.
         uniforms: Uniform numbers to draw tokens with; None to choose greedily.
         tokens: The tokens, without the one that ended the answer.
         steps: Statistics of greedily chosen tokens.
@@ -96,7 +96,7 @@ def feed_last_tokens(
     """
     tokens = [answer.end if feed_end and answer.end is not None else answer.tokens[-1] for answer in answers]
     inputs = [
-        InputToken(token, answer.length, answer.sequence, needs_output=True)
+        InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True)
         for token, answer in zip(tokens, answers, strict=True)
     ]
     logits, states = engine.feed(inputs, layers)
@@ -107,16 +107,22 @@ def feed_last_tokens(
 
 
 def choose_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling, engine: LlamaEngine) -> None:
-    """Choose the next token of each answer, greedily or by its next uniform number, and append it."""
-    greedy = [number for number, answer in enumerate(answers) if answer.uniforms is None]
-    steps = pick_greedy_steps(logits[greedy]) if greedy else []
-    for answer, step in zip((answers[n] for n in greedy), steps, strict=True):
+    """Choose the next token of each answer and append it: the most probable one, or one drawn with uniform numbers.
+
+    Args:
+        answers: The answers. Those without uniform numbers are greedy.
+        logits: Logits of the next token of each answer (answers x vocabulary).
+        sampling: Temperature, top_p and top_k for drawing.
+        engine: Tells which tokens end an answer.
+    """
+    is_greedy = np.array([answer.uniforms is None for answer in answers], dtype=bool)
+    greedy = [answer for answer in answers if answer.uniforms is None]
+    for answer, step in zip(greedy, pick_greedy_steps(logits[is_greedy]), strict=True):
         _append_token(answer, step.token, engine)
         if not answer.finished:
             answer.steps.append(step)
-    sampled = [number for number, answer in enumerate(answers) if answer.uniforms is not None]
-    drawn = draw_tokens([answers[n] for n in sampled], logits[sampled], sampling) if sampled else []
-    for answer, token in zip((answers[n] for n in sampled), drawn, strict=True):
+    sampled = [answer for answer in answers if answer.uniforms is not None]
+    for answer, token in zip(sampled, draw_tokens(sampled, logits[~is_greedy], sampling), strict=True):
         _append_token(answer, token, engine)
 
 
@@ -129,7 +135,7 @@ def _append_token(answer: SequenceState, token: int, engine: LlamaEngine) -> Non
 
 
 def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
-    """Return the most probable token of each row with its statistics."""
+    """Return the most probable token of each row of logits, with its log-probability, entropy and margin."""
     logp = log_softmax(logits)
     probabilities = np.exp(logp)
     # A forbidden token has p log p = 0 * -inf, which counts as 0.
@@ -144,9 +150,17 @@ def pick_greedy_steps(logits: Vector) -> list[TokenStep]:
 
 
 def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Sampling) -> list[int]:
-    """Draw a token per answer by inverse transform sampling with its next uniform number."""
+    """Draw the next token of each answer by inverse transform sampling with its next uniform number.
+
+    Args:
+        answers: The answers, all with uniform numbers (one per token).
+        logits: Logits of the next token of each answer (answers x vocabulary).
+        sampling: Temperature, top_p and top_k.
+    """
+    # The condition is always true; it tells the type checker so.
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
+    # `is_whole` means that neither top_k nor top_p excludes tokens.
     draw = _invert_cdf if sampling.is_whole else lambda row, uniform: _draw_from_top(row, uniform, sampling)
     return [draw(row, uniform) for row, uniform in zip(np.exp(log_softmax(scaled)), uniforms, strict=True)]
 
@@ -180,7 +194,7 @@ class CachedPrefix(NamedTuple):
 
     Args:
         sequence: Number of the engine's sequence that holds it.
-        length: Number of tokens, from the start of that sequence, that the prompt begins with; 0 for none.
+        length: How many tokens, counted from the start, the prompt and that sequence have in common; 0 for none.
     """
 
     sequence: int
@@ -206,14 +220,16 @@ class EnginePrefixCache:
     times_cleared: int = 0
 
     def start(self, engine: LlamaEngine, ids: Sequence[list[int]], *, n_cells: int, max_length: int) -> int:
-        """Prepare the engine's sequences PREFIX_ROWS, PREFIX_ROWS + 1, ... for prompts, reusing a cached prefix.
+        """Start one sequence per prompt in the engine, with the tokens of a cached prefix in it.
 
-        The sequences of earlier prompts and answers are removed.
+        The first PREFIX_ROWS sequences of the engine hold the cached prefixes, and those after them the prompts. The
+        sequences of earlier prompts and answers are removed.
 
         Args:
             engine: The engine.
             ids: Token ids of each prompt.
-            n_cells: Number of tokens that the prompts and their answers may take.
+            n_cells: Number of tokens of all prompts and answers. If the engine has no room for them beside the
+                cached prefixes, the cache is cleared.
             max_length: Maximum number of tokens to reuse.
 
         Returns:
@@ -243,6 +259,7 @@ class EnginePrefixCache:
             tokens: Token ids of the prompt.
             reused: Number of its first tokens that came from the cache.
         """
+        # The last token is never reused, because the model has to read it to return logits.
         if reused < MIN_REUSE_SHARE * (len(tokens) - 1) and len(tokens) > MIN_PREFIX_TOKENS:
             sequence, tokens = self._free_sequence(engine), tokens[:MAX_PREFIX_TOKENS]
             engine.copy(PREFIX_ROWS, sequence, len(tokens))
@@ -274,7 +291,10 @@ class EnginePrefixCache:
         return CachedPrefix(sequence, len(shared))
 
     def _free_sequence(self, engine: LlamaEngine, excluding: int = -1) -> int:
-        """Return an empty sequence, after evicting the least recently used prefix if necessary."""
+        """Return an empty sequence for a prefix; if there is none, evict the prefix that was used least recently.
+
+        The sequence `excluding` is never evicted, because the new prefix starts with its tokens.
+        """
         empty = [sequence for sequence in range(PREFIX_ROWS) if sequence not in self.prefixes]
         sequence = empty[0] if empty else next(row for row in self.prefixes if row != excluding)
         self.prefixes.pop(sequence, None)

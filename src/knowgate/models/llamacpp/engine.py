@@ -49,7 +49,7 @@ class InputToken:
 
 @dataclass
 class CapturedStates:
-    """Hidden states that the evaluation callback captures.
+    """Hidden states that are captured in the callback that llama.cpp calls for every tensor it computes.
 
     Args:
         layers: Names of the tensors to capture -> layer number.
@@ -96,16 +96,17 @@ class LlamaEngine:
     def _create_context(self, file: Path) -> Any:
         """Create a llama.cpp context whose sequences share one cache and that calls `_capture` for each tensor.
 
-        The parameters are written into the bytes of the C structure (see `bindings`). Then the sizes of the context are
+        The parameters are written at fixed offsets into the bytes of a C structure. Then the sizes of the context are
         read back, to make sure that llama.cpp understood them.
         """
         lib, params = self._lib, self._lib.llama_context_default_params()
-        kv_unified = check_params_layout(bytes(params.bytes))
+        kv_unified_offset = check_params_layout(bytes(params.bytes))
+        # The first four fields are n_ctx, n_batch, n_ubatch and n_seq_max.
         struct.pack_into("<4I", params.bytes, 0, self.cells, BATCH_TOKENS, BATCH_TOKENS, MAX_SEQUENCES)
         struct.pack_into("<I", params.bytes, OUTPUTS_PER_SEQUENCE_OFFSET, 0)
         callback = ctypes.cast(self._eval_callback, ctypes.c_void_p).value or 0
         struct.pack_into("<Q", params.bytes, CALLBACK_OFFSET, callback)
-        params.bytes[kv_unified] = 1
+        params.bytes[kv_unified_offset] = 1
         context = lib.llama_init_from_model(self._model, params)
         if not context:
             raise _make_open_error(file)
@@ -188,7 +189,11 @@ class LlamaEngine:
             self.filled.discard(sequence)
 
     def feed(self, tokens: Sequence[InputToken], layers: Sequence[int] = ()) -> tuple[Vector, dict[int, Vector]]:
-        """Compute tokens and return the logits, and the hidden states by layer, of those that need output."""
+        """Let the model read tokens, and return the logits and hidden states of those with `needs_output`.
+
+        Returns:
+            The logits (tokens x vocabulary), and the hidden states by layer (tokens x width).
+        """
         logits: list[Vector] = []
         states: dict[int, list[Vector]] = {layer: [] for layer in layers}
         for start in range(0, len(tokens), BATCH_TOKENS):
@@ -196,8 +201,9 @@ class LlamaEngine:
             self._compute(batch, layers)
             outputs = [index for index, token in enumerate(batch) if token.needs_output]
             logits += [self._get_logits(index) for index in outputs]
-            for layer in layers if outputs else ():
-                states[layer].append(self._get_states(layer, len(batch), outputs))
+            if outputs:
+                for layer in layers:
+                    states[layer].append(self._get_states(layer, len(batch), outputs))
         all_logits = np.stack(logits) if logits else np.empty((0, self.n_vocab), dtype=np.float32)
         return all_logits, {layer: np.concatenate(blocks) for layer, blocks in states.items() if blocks}
 
@@ -222,6 +228,7 @@ class LlamaEngine:
         if not pointer:
             raise ModelError("llama.cpp returned no probabilities of the next token. Use gguf:FILE instead.")
         values: Vector = np.ctypeslib.as_array(pointer, (self.n_vocab,)).copy()
+        # Single infinite values are fine: -inf forbids a token.
         if not np.isfinite(values).any() or np.isnan(values).any():
             raise ModelError(
                 "the model returned NaN instead of token probabilities. Its weights may be damaged. Download the file "
@@ -232,11 +239,8 @@ class LlamaEngine:
     # --- hidden states ----------------------------------------------------------------------------
 
     def _get_tensor_names(self, layer: int) -> tuple[bytes, ...]:
-        """Return llama.cpp's names for a hidden state; the last one that exists counts.
-
-        As in transformers, the last hidden state is taken after the final norm.
-        """
-        if layer == self.depth - 1:
+        """Return the names that llama.cpp may give to the hidden state of a layer; layer 0 is the embeddings."""
+        if layer == self.depth - 1:  # as in transformers, the last hidden state is taken after the final norm
             return (b"result_norm",)
         return (f"l_out-{layer - 1}".encode(),) if layer else (b"embd", b"inp_embd")
 
@@ -286,9 +290,9 @@ class LlamaEngine:
         """
         ids = self.tokenize(SELF_TEST_TEXT, special=True)
         self.clear()
-        tokens = [InputToken(token, position, 1, needs_output=True) for position, token in enumerate(ids)]
+        tokens = [InputToken(token, position, sequence=1, needs_output=True) for position, token in enumerate(ids)]
         one_pass, _ = self.feed(tokens)
-        steps = [InputToken(token, position, 2, needs_output=True) for position, token in enumerate(ids)]
+        steps = [InputToken(token, position, sequence=2, needs_output=True) for position, token in enumerate(ids)]
         stepwise = np.stack([self.feed([step])[0][0] for step in steps])
         self.clear()
         # The logits after each token predict the next token, so the last row predicts nothing that is in the text.
@@ -297,7 +301,7 @@ class LlamaEngine:
 
 
 class EngineTokenizer:
-    """The text side of an engine, with the methods of a transformers tokenizer that streaming needs."""
+    """The tokenizer and chat template of an engine, with the methods of a transformers tokenizer that streaming needs."""
 
     clean_up_tokenization_spaces = False
 
@@ -381,6 +385,6 @@ def _make_open_error(file: Path) -> WeightsError:
 
 
 def _get_log_error() -> str:
-    """Return the first error that llama.cpp logged, which names the cause."""
-    messages = [line.partition(": ")[2] or line for line in logged_errors]
+    """Return the first error that llama.cpp logged, which usually names the cause."""
+    messages = [line.partition(": ")[2] or line for line in logged_errors]  # without the name of the C function
     return messages[0].rstrip(".") if messages else "no reason given"

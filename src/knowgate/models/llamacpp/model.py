@@ -48,7 +48,7 @@ MAX_CONCURRENT_TOKENS = 2_048  # of prompts and answers in one pass: attention r
 
 @dataclass(frozen=True)
 class LlamaCppResumeHandle:
-    """A resume handle: all that is needed to continue the draft, a greedy answer to one prompt, where it stopped.
+    """All that is needed to continue the draft, a greedy answer to one prompt, where it stopped.
 
     Args:
         ids: Token ids of the prompt.
@@ -71,23 +71,19 @@ class LlamaCppResumeHandle:
 
 @dataclass
 class EngineMemory:
-    """Keeps track of what the engine's cache holds.
+    """Keeps track of what the key-value cache of the engine holds.
 
-    Every prefill replaces the sequences of the previous one, so `prefill_number` tells whether a draft is still there.
+    Every prefill (forward pass over prompts) replaces the sequences of the previous one. So the number of the last
+    prefill tells whether the sequence of a draft is still there.
     """
 
     prefill_number: int = 0
     prefix_cache: EnginePrefixCache = field(default_factory=EnginePrefixCache)
 
 
-def open_llamacpp(value: str) -> LlamaCppModel:
-    """Return the model for the spec `llamacpp:FILE.gguf` or `llamacpp:smollm`."""
-    return LlamaCppModel(value)
-
-
 @dataclass(frozen=True)
 class LlamaCppModel(LocalBackend):
-    """A model in a GGUF file, loaded on first use, for one thread at a time.
+    """A model in a GGUF file (`llamacpp:FILE.gguf`), loaded on first use, for one thread at a time.
 
     Args:
         source: The file, or 'smollm' for the embedded model.
@@ -168,7 +164,7 @@ class LlamaCppModel(LocalBackend):
         ]
 
     def read(self, prompts: Sequence[Prompt], request: SignalRequest) -> list[Reading]:
-        """Read prompts, several in one pass; see `knowgate.types.Model.read`."""
+        """Return the requested signals of each prompt. Prompts of similar length are computed together."""
         if request.samples:
             check_sampling(request.sampling)
         max_tokens = max(request.draft_tokens, request.sample_tokens if request.samples else 0)
@@ -181,12 +177,15 @@ class LlamaCppModel(LocalBackend):
         return [readings[i] for i in range(len(prompts))]
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the logits of the labels at each label position; see `knowgate.types.Model.label_logits`."""
+        """Return the logits of the labels after each part of each prompt (parts x labels).
+
+        A label prompt has several parts, and the LLM would write one of the labels, such as 'true', after each.
+        """
         logits: dict[int, Vector] = {}
         with self.lock:
-            label_ids = encode_labels(self, labels)
+            label_ids = encode_labels(self.tokenize, labels)
             encoded = encode_label_prompts(self, prompts, label_ids)
-            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], 0, 1):
+            for group in self._group_prompts([len(prompt.ids) for prompt in encoded], samples=0, max_tokens=1):
                 results = self._read_labels([encoded[i] for i in group], label_ids)
                 logits |= dict(zip(group, results, strict=True))
         return [logits[i] for i in range(len(prompts))]
@@ -221,7 +220,7 @@ class LlamaCppModel(LocalBackend):
         Returns:
             The indices of the prompts in each group.
         """
-        sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS
+        sequences, available = 1 + samples, MAX_SEQUENCES - PREFIX_ROWS  # a prompt needs one for the draft, too
         if sequences > available:
             raise BadSetting(
                 f"samples={samples} is too many for a llamacpp: model. Use at most {available - 1} samples."
@@ -239,10 +238,18 @@ class LlamaCppModel(LocalBackend):
         return groups
 
     def _read_group(self, prompts: Sequence[Prompt], ids: Sequence[list[int]], request: SignalRequest) -> list[Reading]:
-        """Read prompts in one pass: prefill, then drafts and samples in parallel."""
+        """Return the requested signals of prompts that are computed together.
+
+        The model first reads the prompts (prefill). Then drafts and samples are generated in parallel.
+
+        Args:
+            prompts: The prompts.
+            ids: Token ids of each prompt.
+            request: The requested signals.
+        """
         layers = self._resolve_layers(request.layers)
-        has_sample_layer = request.samples and request.sample_layer is not None
-        sample_layers = self._resolve_layers([request.sample_layer or 0]) if has_sample_layer else []
+        sample_layers = self._sample_layers(request)
+        # The engine's cache must have room for the prompts and all of their answers.
         n_answer_tokens = len(ids) * (request.draft_tokens + request.samples * request.sample_tokens)
         logits, prompt_states = self._prefill(
             ids, sorted({*layers, *sample_layers}), sum(map(len, ids)) + n_answer_tokens
@@ -253,6 +260,7 @@ class LlamaCppModel(LocalBackend):
             for i, row in enumerate(ids)
         ]
         samples = self._start_samples(prompts, ids, request, states)
+        # All drafts and samples are decoded as one batch. Each starts with the logits after its prompt.
         all_samples = [sample for group in samples for sample in group]
         prompt_of_sample = [i for i, group in enumerate(samples) for _ in group]
         kept_layers = sorted({*(layers if request.after_draft else ()), *sample_layers})
@@ -281,17 +289,20 @@ class LlamaCppModel(LocalBackend):
     def _prefill(
         self, ids: Sequence[list[int]], layers: Sequence[int], n_cells: int, outputs: Sequence[Sequence[int]] = ()
     ) -> tuple[Vector, dict[int, Vector]]:
-        """Run prompts in parallel, in sequences PREFIX_ROWS, PREFIX_ROWS + 1, ..., reusing shared prefixes.
+        """Let the model read prompts in parallel, without the prefixes that it has already read.
+
+        The engine's sequences from number PREFIX_ROWS on hold the prompts.
 
         Args:
             ids: Token ids of each prompt.
-            layers: Layers whose states are returned.
+            layers: Layers whose hidden states are returned.
             n_cells: Number of tokens that the prompts and their answers may take.
-            outputs: Positions in each prompt whose logits are returned; by default the last ones.
+            outputs: Positions in each prompt whose logits and states are returned; by default the last position.
         """
         self.memory.prefill_number += 1
         prefix_cache = self.memory.prefix_cache
         positions = [set(row) for row in outputs] or [{len(tokens) - 1} for tokens in ids]
+        # Tokens from the cache have no output, so only tokens before the first such position are taken from it.
         reused = prefix_cache.start(self.engine, ids, n_cells=n_cells, max_length=min(map(min, positions)))
         inputs = [
             InputToken(tokens[position], position, PREFIX_ROWS + row, needs_output=position in positions[row])
@@ -310,7 +321,14 @@ class LlamaCppModel(LocalBackend):
         request: SignalRequest,
         states: Sequence[dict[int, Vector]],
     ) -> list[list[SequenceState]]:
-        """Create the samples of each prompt as copies of the prompt's sequence."""
+        """Create the empty samples of each prompt, each in a copy of the prompt's sequence.
+
+        Args:
+            prompts: The prompts.
+            ids: Token ids of each prompt.
+            request: Number and maximum length of the samples.
+            states: Hidden states at the last token of each prompt, by layer.
+        """
         if not request.samples:
             return [[] for _ in prompts]
         free = iter(range(PREFIX_ROWS + len(ids), MAX_SEQUENCES))
@@ -336,12 +354,13 @@ class LlamaCppModel(LocalBackend):
             layers: Layers whose states are stored in the answers.
             feed_end: Also feed the tokens that ended answers.
         """
+        # An ended answer has only its end token left to feed. Other answers have their last token, unless empty.
         unfed = [answer for answer in answers if (feed_end if answer.finished else answer.tokens)]
         if unfed:
             feed_last_tokens(self.engine, unfed, layers, feed_end=feed_end)
 
     def _read_labels(self, prompts: Sequence[LabelPromptTokens], label_ids: Sequence[int]) -> list[Vector]:
-        """Return an array (positions x labels) of logits per prompt."""
+        """Return the logits of the labels at each label position, as an array (positions x labels) per prompt."""
         ids = [prompt.ids for prompt in prompts]
         logits, _ = self._prefill(ids, (), sum(map(len, ids)), [prompt.positions for prompt in prompts])
         ends = np.cumsum([len(prompt.positions) for prompt in prompts])[:-1]
@@ -378,15 +397,19 @@ class LlamaCppModel(LocalBackend):
             with self.lock:
                 logits = self._compute_next_logits(handle, answer, prefill_number)
                 prefill_number = self.memory.prefill_number
-                choose_tokens([answer], logits, Sampling(), self.engine)
+                choose_tokens([answer], logits, Sampling(), self.engine)  # a draft is greedy, so nothing is sampled
             yield
 
     def _compute_next_logits(self, handle: LlamaCppResumeHandle, answer: SequenceState, prefill_number: int) -> Vector:
-        """Return the logits of the next token, after another prefill if the engine no longer holds the answer."""
+        """Return the logits of the next token of an answer.
+
+        If the engine no longer holds the sequence, because of a prefill after `prefill_number`, it is computed again.
+        """
         if prefill_number != self.memory.prefill_number or not answer.tokens:
             logits, _ = self._prefill([[*handle.ids, *answer.tokens]], (), len(handle.ids) + answer.limit)
             answer.sequence = PREFIX_ROWS
             return logits
+        # The logits are those after the last token, so that token is fed (again).
         answer.length = len(handle.ids) + len(answer.tokens) - 1
         self.engine.truncate(answer.sequence, answer.length)
         return feed_last_tokens(self.engine, [answer])

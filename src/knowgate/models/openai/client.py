@@ -298,7 +298,7 @@ def _parse(url: str, content: bytes) -> Any:
 
 
 def _find_message(value: Any) -> str:
-    """Return the error message in a server's JSON, without secrets."""
+    """Return the error message in a server's JSON, such as {"error": {"message": ...}}, without secrets."""
     for field in ("error", "message", "detail"):
         if isinstance(value, dict) and value.get(field):
             value = value[field]

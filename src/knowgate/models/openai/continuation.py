@@ -24,7 +24,7 @@ StreamChunks = Generator[Any, None, None]
 
 @dataclass(frozen=True)
 class ServerDraft:
-    """A resume handle: a prompt and its draft. `completion` is None if no draft was generated."""
+    """A prompt and the beginning of its answer, the draft. `completion` is None if no draft was generated."""
 
     prompt: Prompt
     completion: Completion | None

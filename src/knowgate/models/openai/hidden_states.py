@@ -76,6 +76,7 @@ class HiddenStateReader:
             UnsupportedSignal: The server was not started with one of the layers, or is not vLLM or SGLang.
             BadSetting: The server is vLLM, but the spec does not name its folder.
         """
+        # The modulo converts negative layer numbers, which count from the end.
         missing = [layer for layer in layers if layer % self.depth not in self._config.layers]
         if missing:
             raise UnsupportedSignal(
@@ -99,7 +100,8 @@ class HiddenStateReader:
 
         Args:
             prompt: The prompt.
-            draft: Token ids of the draft, without the token that ended it.
+            draft: Token ids of the draft, without the token that ended it. If it is empty, the states after it are
+                those before it.
             request: The layers to return, and whether states after the draft are needed.
         """
         ids = [*self._endpoint.tokenize_prompt(prompt)]
@@ -135,6 +137,7 @@ class HiddenStateReader:
 
     def _read_vllm(self, ids: list[int]) -> Vector:
         """Send token ids to vLLM and read the file that it writes."""
+        # With report=False, the file of this response is not deleted as one that nobody needs.
         response = self._endpoint.complete_ids(ids, {**NEUTRAL_SAMPLING, "max_tokens": 1}, report=False)
         params = response.get("kv_transfer_params") if isinstance(response, dict) else None
         path = params.get("hidden_states_path") if isinstance(params, dict) else None
@@ -285,7 +288,7 @@ def _read_states(stream: BinaryIO) -> LastTokenStates:
     The states of the other tokens are skipped, because those of long prompts are large.
     """
     try:
-        size = int.from_bytes(stream.read(8), "little")
+        size = int.from_bytes(stream.read(8), "little")  # a safetensors file begins with the size of its JSON header
         if not 0 < size <= MAX_HEADER_BYTES:
             raise ValueError("no header")
         header = json.loads(stream.read(size))

@@ -56,7 +56,7 @@ def open_openai(value: str) -> OpenAIModel:
 
 
 class DraftResponse(NamedTuple):
-    """A draft and its token ids. `completion` is None if no draft was requested; `ids` is empty if no ids were."""
+    """A draft (None if none was requested) and its token ids (empty if they were not requested)."""
 
     completion: Completion | None
     ids: Sequence[int] = ()
@@ -145,6 +145,7 @@ class OpenAIModel(Backend):
     def count_tokens(self, text: str) -> int | None:
         """Return the number of tokens of a text, or None if the server does not offer its tokenizer."""
         try:
+            # `reads_inner_labels` is true for the kinds of servers whose tokenizer can be called.
             return len(self._endpoint.tokenize_text(text, False)) if self.reads_inner_labels else None
         except UnsupportedSignal:  # behind a gateway
             return None
@@ -263,10 +264,9 @@ class OpenAIModel(Backend):
         return self._map(lambda pair: reader.read(pair[0], pair[1].ids, request), pairs)
 
     def _finish_draft(self, draft: ServerDraft, max_tokens: int) -> Completion:
-        """Return the complete answer for a draft.
+        """Return the complete answer: the draft if it is complete, else the draft with its continuation.
 
-        That is the draft itself if it is complete, else its continuation, or a new answer if the server cannot continue
-        it.
+        If the server cannot continue the draft, a new answer is generated.
         """
         if draft.completion is not None and draft.is_complete(max_tokens):
             return draft.completion
@@ -344,25 +344,26 @@ class OpenAIModel(Backend):
         check_sampling(sampling)
         fields = {"max_tokens": max_tokens, "temperature": sampling.temperature, **self._make_cutoff_fields(sampling)}
         size = n if self._endpoint.capabilities.n else 1
+        # A job draws `size` samples of a prompt, after the `n_before` samples of earlier jobs.
         jobs = [(prompt, n_before) for prompt in prompts for n_before in range(0, n, size)]
 
         def draw(job: tuple[Prompt, int]) -> list[Completion]:
-            """Draw `size` of the `n` samples of a prompt. Earlier jobs draw the first `n_before` of them."""
             prompt, n_before = job
-            drawn: list[Completion] = []
-            # A server may return fewer samples than requested, so it is asked until there are enough. The requests for a
-            # prompt have different seeds: `seed` plus the number of samples before those of the request.
-            while len(drawn) < size:
-                count = min(size - len(drawn), MAX_CHOICES)
-                request_seed = None if seed is None else seed + n_before + len(drawn)
-                request_fields = fields | self._make_seed_field(request_seed)
-                if count > 1:
-                    request_fields["n"] = count
-                drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
-            return drawn
+            return self._draw_samples(prompt, fields, size, None if seed is None else seed + n_before)
 
         samples = [completion for part in self._map(draw, jobs) for completion in part]
         return [samples[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+    def _draw_samples(self, prompt: Prompt, fields: dict[str, Any], n: int, seed: int | None) -> list[Completion]:
+        """Draw `n` samples, in several requests if the server returns too few; each has a seed of its own."""
+        drawn: list[Completion] = []
+        while len(drawn) < n:
+            count = min(n - len(drawn), MAX_CHOICES)
+            request_fields = fields | self._make_seed_field(None if seed is None else seed + len(drawn))
+            if count > 1:
+                request_fields["n"] = count
+            drawn += parse_completions(self._endpoint.complete_prompt(prompt, request_fields))[:count]
+        return drawn
 
     def _make_cutoff_fields(self, sampling: Sampling) -> dict[str, Any]:
         """Return the fields for top_p and top_k, and the fields that switch off the server's own defaults."""
@@ -377,7 +378,7 @@ class OpenAIModel(Backend):
     # --- labels -----------------------------------------------------------------------------------
 
     def label_logits(self, prompts: Sequence[LabelPrompt], labels: Sequence[str]) -> list[Vector]:
-        """Return the log-probabilities of the labels at each label position of each prompt.
+        """Return the log-probabilities of the labels after each part of each prompt (parts x labels).
 
         If the server does not list a label, its log-probability is an upper bound; see `compute_label_logprobs`.
         """
@@ -392,7 +393,7 @@ class OpenAIModel(Backend):
         return self._map(lambda prompt: self._read_labels(prompt, labels), prompts)
 
     def _read_labels(self, prompt: LabelPrompt, labels: Sequence[str]) -> Vector:
-        """Return an array (positions x labels) of log-probabilities for one prompt."""
+        """Return the log-probabilities of the labels after each part of a prompt (parts x labels)."""
         n_listed = self._endpoint.capabilities.top
         if len(prompt.parts) != 1:
             return self._label_reader.read_inner_labels(prompt, labels, n_listed)

@@ -76,7 +76,7 @@ def parse_completions(response: Any) -> list[Completion]:
 
 def parse_token_logprobs(response: Any) -> list[TokenLogprobs] | None:
     """Return the tokens of the first completion with their log-probabilities, or None if there are none."""
-    return _parse_logprobs(get_first_choice(response))
+    return parse_logprobs(get_first_choice(response).get("logprobs"))
 
 
 def get_first_choice(response: Any) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _get_choices(response: Any) -> list[dict[str, Any]]:
 
 def _parse_completion(choice: dict[str, Any], n_tokens: int) -> Completion:
     """Convert a choice to a completion; `n_tokens` is its token count if it has no log-probabilities to count."""
-    logprobs = _parse_logprobs(choice)
+    logprobs = parse_logprobs(choice.get("logprobs"))
     tokens = None if logprobs is None else tuple(item.as_token() for item in logprobs)
     message = choice.get("message")
     # If both fields are missing, `choice` itself stands for the text, so that the check below fails.
@@ -139,11 +139,6 @@ def _split_token_count(response: dict[str, Any], n: int) -> list[int]:
 
 
 # --- log-probabilities ----------------------------------------------------------------------------
-
-
-def _parse_logprobs(choice: dict[str, Any]) -> list[TokenLogprobs] | None:
-    """Return the tokens of a choice with their log-probabilities, or None if it has none."""
-    return parse_logprobs(choice.get("logprobs"))
 
 
 def parse_logprobs(logprobs: Any) -> list[TokenLogprobs] | None:
@@ -232,7 +227,11 @@ def is_label_missing(top: TopTokens, labels: Sequence[str]) -> bool:
 
 
 def _bound_logprob(top: TopTokens, label: str) -> float:
-    """Return the largest log-probability that a label can have if the server did not list it."""
+    """Return an upper bound for the log-probability of a label that the server did not list.
+
+    It cannot be more probable than the least probable listed token, unless the label consists of several tokens. Then
+    listed tokens may be its beginning, and the label is at most as probable as they are together.
+    """
     beginnings = [value for text, value in top if text.strip() and label.strip().startswith(text.strip())]
     smallest = min(value for _, value in top)
     return max(smallest, _log_sum_exp(beginnings)) if beginnings else smallest
@@ -297,7 +296,8 @@ class StreamedResponse:
             return ""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         logprobs = choice.get("logprobs")
-        for name, values in (logprobs if isinstance(logprobs, dict) else {}).items():
+        logprobs = logprobs if isinstance(logprobs, dict) else {}
+        for name, values in logprobs.items():
             if isinstance(values, list):
                 self.logprobs.setdefault(name, []).extend(values)
         text = _get_chunk_text(choice)

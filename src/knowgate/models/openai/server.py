@@ -305,6 +305,7 @@ class ModelEndpoint:
     def _make_missing_error(self, error: StatusError) -> ServerError:
         """Return the error for status 404, with the models that the server has."""
         try:
+            # One name more than is shown, to know whether the list is cut.
             names = [redact_message(str(card.get("id"))) for card in self.list_models()[: MAX_SHOWN_MODELS + 1]]
         except KnowgateError:
             names = []
@@ -313,7 +314,7 @@ class ModelEndpoint:
             return ServerError(
                 f"{message}. Check the URL, which usually ends in /v1, and the model's name '{self.model}'."
             )
-        if self.model in names:
+        if self.model in names:  # the model exists, so the server means something else by 404
             return error
         more = ", ..." if len(names) > MAX_SHOWN_MODELS else ""
         return ServerError(

@@ -36,7 +36,14 @@ class HiddenStateConfig:
 
 @dataclass(frozen=True)
 class OpenAISpec:
-    """The parts of a spec `openai:MODEL@URL#OPTIONS`."""
+    """The parts of a spec `openai:MODEL@URL#OPTIONS`.
+
+    Args:
+        model: Name of the model on the server.
+        url: Base URL of the server.
+        concurrency: Maximum number of simultaneous requests.
+        hidden_states: The hidden states that the server was started with; None if it returns none.
+    """
 
     model: str
     url: str
@@ -91,7 +98,7 @@ def _parse_hidden_states(options: dict[str, str]) -> HiddenStateConfig | None:
 
 def _parse_number(name: str, text: str, maximum: int, minimum: int = 1) -> int:
     """Parse the option `name` as a whole number; raises BadSetting if it is not within the limits."""
-    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1  # -1 is always out of range
     if not minimum <= number <= maximum:
         raise BadSetting(
             f"the option '{name}' in the model spec must be a whole number from {minimum} to {maximum:,}, got '{text}'."

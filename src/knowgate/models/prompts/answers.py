@@ -91,10 +91,11 @@ def select_sentences(question: str, passages: Sequence[Passage], limit: int) -> 
 
 
 def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage], limit: int = 1) -> str:
-    """Return the answer if its content words are in the selected sentences or the question, else the best sentence.
+    """Return the answer if it is grounded in the passages, else the sentence that fits the question best.
 
-    An answer that only repeats words of the question is replaced, too. Nothing is quoted from a passage that has no more
-    than half of the question's words, because it is about something else.
+    An answer is grounded if its content words are in the sentences that the LLM was shown or in the question, and not
+    all of them in the question. Nothing is quoted from a passage that has no more than half of the question's words,
+    because it is about something else. Then the answer is returned in any case.
 
     Args:
         question: The question.
@@ -107,43 +108,51 @@ def quote_unless_grounded(question: str, answer: str, passages: Sequence[Passage
         >>> quote_unless_grounded("What does lunch cost?", "It costs 12 euro.", [passage])
         'Lunch costs 5 euro.'
     """
-    stated, asked = _find_terms(answer), _find_terms(question)
-    known = asked.union(*(_find_terms(passage.text) for passage in select_sentences(question, passages, limit)))
-    if stated <= known and not stated <= asked:
+    answer_terms, question_terms = _find_terms(answer), _find_terms(question)
+    shown_terms = set(question_terms)
+    for passage in select_sentences(question, passages, limit):
+        shown_terms |= _find_terms(passage.text)
+    if answer_terms <= shown_terms and not answer_terms <= question_terms:
         return answer
     best = select_sentences(question, passages, 1)
     source = next((passage.text for passage in passages if best and passage.id == best[0].id), "")
-    is_relevant = 2 * len(asked & _find_terms(source)) > len(asked)
+    is_relevant = 2 * len(question_terms & _find_terms(source)) > len(question_terms)
     return best[0].text if best and is_relevant else answer
 
 
 def split_sentences(text: str) -> list[str]:
-    """Split a text into sentences, list items and table rows, without headings."""
+    """Split a text into sentences, list items and table rows. A heading at the start of the text is left out."""
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
     lines = [" ".join(piece.lstrip("# \t\n").split()) for piece in pieces]
     sentences = [line for line in lines if line]
+    # A heading is short and does not end in a punctuation mark.
     if len(sentences) > 1 and len(tokenize(sentences[0])) <= _MAX_HEADING_WORDS and sentences[0][-1].isalnum():
         return sentences[1:]
     return sentences
 
 
 def _score(question: str, sentences: Sequence[_Sentence]) -> list[float]:
-    """Score sentences by BM25, plus what the rest of the passage and the type of the question add."""
-    asked = _find_terms(question)
+    """Return how well each sentence fits a question; higher is better.
+
+    The score is BM25 of the sentence, plus a share for words of the question elsewhere in its passage, plus a bonus for
+    a number or a name if the question asks for one, minus a penalty for a low rank of the passage.
+    """
+    question_terms = _find_terms(question)
     weights = _weigh_terms(sentences)
     mean_length = sum(sentence.length for sentence in sentences) / max(1, len(sentences))
-    in_passage: dict[int, set[str]] = {}
+    passage_terms: dict[int, set[str]] = {}
     for sentence in sentences:
-        in_passage.setdefault(sentence.passage, set()).update(sentence.terms)
-    types = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
+        passage_terms.setdefault(sentence.passage, set()).update(sentence.terms)
+    wanted = [pattern for asks, pattern in ((_ASKS_NUMBER, _NUMBER), (_ASKS_NAME, _NAME)) if asks.search(question)]
     scores = []
     for sentence in sentences:
         norm = 1 + _BM25_K1 * (1 - _BM25_B + _BM25_B * sentence.length / mean_length)
-        own = sum(weights[term] for term in asked & sentence.terms) * (1 + _BM25_K1) / norm
-        others = sum(weights[term] for term in (asked & in_passage[sentence.passage]) - sentence.terms)
-        n_types = sum(pattern.search(sentence.text) is not None for pattern in types)
-        scores.append(own + _PASSAGE_SHARE * others + _TYPE_BONUS * n_types - _RANK_PENALTY * sentence.passage)
+        bm25 = sum(weights[term] for term in question_terms & sentence.terms) * (1 + _BM25_K1) / norm
+        terms_elsewhere = (question_terms & passage_terms[sentence.passage]) - sentence.terms
+        elsewhere = sum(weights[term] for term in terms_elsewhere)
+        n_wanted = sum(pattern.search(sentence.text) is not None for pattern in wanted)
+        scores.append(bm25 + _PASSAGE_SHARE * elsewhere + _TYPE_BONUS * n_wanted - _RANK_PENALTY * sentence.passage)
     return scores
 
 
@@ -201,8 +210,10 @@ class AnswerPrompts:
     def open_fingerprint(self) -> str:
         """Hash of example open-book prompts; changes if the templates or the format of passages change."""
         questions = [Question("?", lang=lang, choices=choices) for lang in LANGUAGES for choices in ((), ("a", "b"))]
-        sentences = [] if self.sentences is None else [f"{self.sentences} sentences, quoted"]
-        return sha256_text(*(self.open(question, SPECIMEN_PASSAGES).text for question in questions), *sentences)[:16]
+        texts = [self.open(question, SPECIMEN_PASSAGES).text for question in questions]
+        if self.sentences is not None:
+            texts.append(f"{self.sentences} sentences, quoted")
+        return sha256_text(*texts)[:16]
 
     def language(self, question: Question) -> str:
         """Return the language ('en' or 'zh') in which a question's prompts are written."""
@@ -222,13 +233,16 @@ class AnswerPrompts:
         return Prompt(self.templates.fill(key, self.language(question), **values))
 
     def check_open_answer(self, question: Question, passages: Sequence[Passage], answer: str) -> str:
-        """Return the answer to give after retrieval: the LLM's, or a quotation if a small LLM invented something."""
+        """Return the open-book answer to give: that of the LLM, or a sentence of the passages if it was made up.
+
+        Only answers of small LLMs (`sentences` is set) to questions without choices are checked.
+        """
         if self.sentences is None or question.choices:
             return answer
         return quote_unless_grounded(question.text, answer, passages, self.sentences)
 
     def check_open_reading(self, question: Question, passages: Sequence[Passage], reading: Reading) -> Reading:
-        """Return a reading whose draft is the answer that `check_open_answer` gives."""
+        """Return a reading (the outputs of the LLM for a prompt) with its draft replaced by `check_open_answer`."""
         if self.sentences is None or reading.draft is None:
             return reading
         text = self.check_open_answer(question, passages, reading.draft.text)
@@ -262,7 +276,7 @@ def format_passages(passages: Sequence[Passage]) -> str:
 
 
 def _format_passage(passage: Passage) -> str:
-    """Return the text below its title, without leading Markdown heading marks."""
+    """Return the title and, below it, the text, which may begin with the title itself. Leading '#' marks are removed."""
     text = passage.text.strip().lstrip("#").strip()
     return text if not passage.title or text.startswith(passage.title) else f"{passage.title}\n{text}"
 

@@ -176,18 +176,20 @@ def build_question_prompt(passage: Passage, *, raw: bool = False) -> Prompt:
             better than they follow instructions.
     """
     needs_title = passage.title and not passage.text.lstrip("# ").startswith(passage.title)
-    words = (f"{passage.title}: " if needs_title else "").split() + passage.text.split()
+    text = f"{passage.title}: {passage.text}" if needs_title else passage.text
+    one_line = " ".join(text.split())
     templates = load_packaged_templates("write")
-    return Prompt(templates.fill("write", detect_language(passage.text), passage=" ".join(words)), raw=raw)
+    return Prompt(templates.fill("write", detect_language(passage.text), passage=one_line), raw=raw)
 
 
 def parse_generated_question(text: str) -> GeneratedQuestion:
     """Split generated text at 'Answer:' into a question and an answer; only the first line of each is used."""
-    # A null character marks the place of 'Answer:', because it does not occur in generated text.
-    question, _, answer = ANSWER_LABEL_PATTERN.sub("\0", QUESTION_LABEL_PATTERN.sub("", text), count=1).partition("\0")
+    question, *rest = ANSWER_LABEL_PATTERN.split(QUESTION_LABEL_PATTERN.sub("", text), maxsplit=1)
+    answer = rest[0] if rest else ""
     return GeneratedQuestion(_first_line(question), _first_line(answer).rstrip(".。"))
 
 
 def _first_line(text: str) -> str:
-    """Return the first line of a text, with runs of spaces reduced to one."""
-    return " ".join(NEXT_ITEM_PATTERN.split(text.strip(), maxsplit=1)[0].split("\n")[0].split())
+    """Return the first line of a text, with runs of spaces reduced to one, and without a label that follows it."""
+    first_item = NEXT_ITEM_PATTERN.split(text.strip(), maxsplit=1)[0]
+    return " ".join(first_item.split("\n")[0].split())

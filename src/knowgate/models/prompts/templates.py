@@ -128,7 +128,7 @@ def load_templates(path: Path, like: str) -> TemplateSet:
         ) from None
     except BadInput as error:
         raise BadSetting(str(error)) from None
-    except AttributeError:
+    except AttributeError:  # a value has the wrong type: only texts and sections have the methods that are called
         raise BadSetting(
             f'the prompt file {path} has a value that is not a template. Write each template as name = "text" in a '
             "section [en] or [zh]."
@@ -162,12 +162,13 @@ def _check_templates(path: Path, lang: str, texts: Mapping[str, str], base: Temp
 
 
 def _find_placeholders(text: str, where: str) -> set[str]:
-    """Return the names in braces.
+    """Return the names in braces, such as 'query' for '{query}'.
 
     Raises BadSetting for conversions and format codes such as '{query!r}' and '{query:>9}'. They could fail when the
     template is filled, or produce a text so long that memory runs out.
     """
     try:
+        # `parse` yields (text before, name, format code, conversion); the name is None after the last placeholder.
         fields = [field for field in string.Formatter().parse(text) if field[1] is not None]
     except ValueError as error:
         raise BadSetting(
@@ -192,7 +193,13 @@ def escape_values(template: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def _escape_value(template: str, name: str, text: str) -> str:
-    """Escape chat markers, and quote lines that begin like lines of the template."""
+    """Escape chat markers in a value, and quote its lines that begin with a label of the template, such as 'Question:'.
+
+    Args:
+        template: The template that the value is filled into.
+        name: Name of the placeholder.
+        text: The value.
+    """
     text = CHAT_MARKER_PATTERN.sub(lambda match: match[0] + " ", text)
     labels = _find_line_labels(template)
     # The containment test is a fast check. Only texts with a label in them are split into lines.

@@ -99,6 +99,7 @@ def parse_collection_spec(engine: str, value: str, extra_options: Sequence[str] 
     """
     path, _, query = value.partition("?")
     address, _, collection = path.rstrip("/").rpartition("/")
+    # In `http://host`, what precedes the last slash is `http:/`, which is no address.
     if not address or not collection or address.endswith((":/", ":")):
         raise BadSetting(
             f"'{engine}:{redact_message(redact_urls(value))}' names no collection. Write {engine}:ADDRESS/COLLECTION, "

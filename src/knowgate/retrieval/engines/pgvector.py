@@ -160,7 +160,7 @@ class PgvectorRetriever:
         rows = self._select_rows(vector, k, exact=False)
         if len(rows) < k:
             rows = self._select_rows(vector, k, exact=True)
-        _, max_score = DISTANCES[self._spec.distance]
+        _, max_score = DISTANCES[self._spec.distance]  # scores are this number minus the distance: higher is better
         rows.sort(key=lambda row: (row[3], str(row[0])))  # by distance; ties by id, so that the order is repeatable
         return [
             Passage(str(row_id), str(text), str(title or ""), max_score - float(distance))

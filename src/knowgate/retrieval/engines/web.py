@@ -304,7 +304,10 @@ class SearchBudget:
 
 
 def _read_record(file: Path) -> dict[str, Any] | None:
-    """Read a cache, recording or budget file; return None if it is missing or damaged."""
+    """Read a cache, recording or budget file; return None if it is missing or damaged.
+
+    Cache and recording files have the time of the search in `at`. A budget file has the times of all searches in `spent`.
+    """
     try:
         record = read_json(file)
     except (OSError, KnowgateError):

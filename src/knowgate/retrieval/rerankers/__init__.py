@@ -92,4 +92,4 @@ def compute_score_lead(passages: Sequence[Passage]) -> float:
     known = sorted((score for score in scores if score is not None), reverse=True)
     if len(known) < len(scores) or scores[0] != known[0] or known[0] <= 0:
         return 0.0
-    return (known[0] - max(known[1], 0.0)) / known[0]
+    return (known[0] - max(known[1], 0.0)) / known[0]  # a negative second score counts as 0: the lead is at most 1

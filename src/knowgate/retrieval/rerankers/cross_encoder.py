@@ -161,7 +161,7 @@ class CrossEncoderReranker:
             reads_question: False for a control model, which ranks passages without seeing the question.
         """
         reranker = cls(spec)
-        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}
+        reranker.__dict__ |= {"_model": model, "reads_question": reads_question}  # fills two cached properties
         return reranker
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Features of the text of question and answer, and how frequent their words are in an index."""
+"""Features of the text of a question, and how frequent its words are in an index."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ POPULARITY_FEATURES = ("popularity", "popularity_known")
 def count_word_frequencies(passages: Iterable[Passage]) -> Vector:
     """Count in how many passages each word occurs.
 
+    Words are hashed into buckets, so that the result has a fixed size. Words in the same bucket are counted together.
+
     Returns:
-        log(1 + number of passages) of each bucket of words.
+        log(1 + number of passages) of each bucket.
     """
     counts = np.zeros(BUCKETS, dtype=np.float64)
     for passage in passages:
@@ -73,13 +75,7 @@ RECENT = re.compile(
     r"\b(20[12]\d|current|currently|latest|last|new|next|now|recent|recently|today|season)\b|最新|目前|现在"
 )
 SUPERLATIVE = re.compile(r"\b(\w+est|most|first|only)\b|最")
-HEDGES = re.compile(
-    r"\b(may|might|maybe|perhaps|possibly|probably|likely|unclear|unknown|unsure|uncertain|appears?|seems?|believed|"
-    r"reportedly|approximately|around|about|various|several|depends?|varies|as of|i think|not sure|cannot|can't|sorry|"
-    r"don't know|do not know|no (specific|information|definitive)|fictional|context)\b|不确定|不知道|可能|也许|大概|无法"
-)
 NUMBER = re.compile(r"\d")
-YEAR = re.compile(r"\b(1\d{3}|20\d\d)\b")
 NAME = re.compile(r"\b[A-Z][\w'’-]+")
 QUESTION_FEATURES = (
     *QUESTION_TYPES,
@@ -90,35 +86,12 @@ QUESTION_FEATURES = (
     "recent",
     "superlative",
 )
-LENGTH_FEATURES = ("draft_words", "draft_sentences")
-HEDGING_FEATURES = ("hedges", "hedge_at_start")
-DRAFT_FEATURES = ("draft_numbers", "draft_years", "draft_names", "overlap", "capital_share", "starts_lower")
-ANSWER_FEATURES = (*QUESTION_FEATURES, *LENGTH_FEATURES, *HEDGING_FEATURES, *DRAFT_FEATURES)
-HEDGE_WINDOW = 80  # characters at the start of a draft in which a hedge weighs more
 
 
 def question_features(questions: Sequence[Question]) -> Vector:
     """Compute the `QUESTION_FEATURES` of each question: its type, length, names, numbers and time words."""
-    return np.array([_describe_question(question.text) for question in questions], dtype=np.float32).reshape(
-        len(questions), len(QUESTION_FEATURES)
-    )
-
-
-def answer_features(questions: Sequence[Question], drafts: Sequence[str]) -> Vector:
-    """Compute the `ANSWER_FEATURES` of each question and its draft answer.
-
-    Args:
-        questions: The questions.
-        drafts: Draft answer of each question.
-
-    Returns:
-        One row per question, one column per name in `ANSWER_FEATURES`.
-    """
-    rows = [
-        [*_describe_question(question.text), *_describe_draft(question.text, draft)]
-        for question, draft in zip(questions, drafts, strict=True)
-    ]
-    return np.array(rows, dtype=np.float32).reshape(len(questions), len(ANSWER_FEATURES))
+    rows = [_describe_question(question.text) for question in questions]
+    return np.array(rows, dtype=np.float32).reshape(len(questions), len(QUESTION_FEATURES))
 
 
 def classify_question(text: str) -> str:
@@ -138,27 +111,8 @@ def _describe_question(text: str) -> list[float]:
     return [
         *(float(name == kind) for name in (*QUESTION_TYPES, "other_type")),
         math.log1p(len(tokenize(text))),
-        math.log1p(len(NAME.findall(text[1:]))),
+        math.log1p(len(NAME.findall(text[1:]))),  # the first word is capitalized in any case
         float(bool(NUMBER.search(text))),
         float(bool(RECENT.search(lowered))),
         float(bool(SUPERLATIVE.search(lowered))),
-    ]
-
-
-def _describe_draft(question: str, draft: str) -> list[float]:
-    """Compute the features of a draft answer: length, hedging, numbers, names and overlap with the question."""
-    words, lowered = tokenize(draft), draft.lower()
-    question_words = set(tokenize(question))
-    shared = sum(word in question_words for word in words)
-    return [
-        math.log1p(len(words)),
-        math.log1p(len(re.findall(r"[.!?。！？](\s|$)", draft))),
-        math.log1p(len(HEDGES.findall(lowered))),
-        float(bool(HEDGES.search(lowered[:HEDGE_WINDOW]))),
-        float(bool(NUMBER.search(draft))),
-        float(bool(YEAR.search(draft))),
-        math.log1p(len(NAME.findall(draft))),
-        shared / max(1, len(words)),
-        len(NAME.findall(draft)) / max(1, len(words)),
-        float(draft[:1].islower()),
     ]
