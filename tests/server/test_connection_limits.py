@@ -249,3 +249,20 @@ def test_rejected_requests_are_logged_once_a_second(serve, caplog):
         send(address, b"nonsense\r\n\r\n")
     lines = [line for line in caplog.messages if "rejected with status 400" in line]
     assert 1 <= len(lines) <= 2
+
+
+def test_streams_to_http_1_0_clients_are_not_chunked(serve):
+    address, _ = serve(gate="never")
+    body = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "Who wrote Emma?"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n" % len(body)
+    headers, _, content = send(address, head + body).partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200")
+    assert b"transfer-encoding" not in headers
+    assert content.startswith(b"data: ")
+    assert content.endswith(b"data: [DONE]\n\n")
+
+
+def test_an_invalid_chunk_size_is_answered_400(serve):
+    address, _ = serve(gate="never")
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert send(address, head + b"zz\r\n{}\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400")

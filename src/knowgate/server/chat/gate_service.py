@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from knowgate.errors import ArtifactError, KnowgateError
 from knowgate.gates import PACKAGED_GATES, load_gate
+from knowgate.gates.baselines import AlwaysGate, NeverGate
 from knowgate.gates.fitted_gate import FittedGate
 from knowgate.pipeline.adaptive_rag import AdaptiveRAG
 from knowgate.server.chat.request_options import FilteredRetriever, RequestOptions, read_request_options
@@ -173,6 +174,9 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
+        if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
+            trace.decision = rag.decide(question)
+            return trace.decision
         if self.is_stale(rag):
             return self.bypass_stale_gate(rag, trace)
         breaker = self.gate_breakers.get(trace.owner)
