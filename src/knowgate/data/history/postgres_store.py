@@ -123,7 +123,7 @@ class HnswIndex:
 
 
 class PostgresHistory(SqlHistory):
-    """A history log in PostgreSQL; see `HistoryStore`.
+    """A history log in PostgreSQL: earlier questions, each with whether the LLM knew the answer.
 
     Args:
         address: 'postgresql://USER@HOST/DATABASE?schema=NAME'; the default schema is `knowgate`.

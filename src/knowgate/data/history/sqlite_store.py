@@ -61,7 +61,7 @@ class _ScopeIndex:
 
 
 class SqliteHistory(SqlHistory):
-    """A history log in an SQLite file; see `HistoryStore`.
+    """A history log in an SQLite file: earlier questions, each with whether the LLM knew the answer.
 
     Args:
         path: The file.

@@ -149,7 +149,7 @@ class TeiReranker(RemoteReranker):
 
     Args:
         spec: The URL, which ends in `/rerank`.
-        options: See `RemoteReranker`.
+        options: Keyword arguments of `RemoteReranker`, such as `deadline`.
     """
 
     MAX_BATCH_SIZE = 32  # maximum texts per request, the default limit of the server
