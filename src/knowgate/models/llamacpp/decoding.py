@@ -178,7 +178,7 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
     order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
     top = probabilities[order]
     if sampling.top_k:
-        top = top / top.sum()
+        top = top / top.sum()  # top_p is a share of what top_k leaves
     # A token is kept if the tokens before it do not reach top_p yet.
     is_kept = np.cumsum(top) - top < sampling.top_p
     is_kept[0] = True  # sums are rounded; the most probable token always stays

@@ -206,6 +206,7 @@ class OpenAIModel(Backend):
         """
         if resume is not None:
             check_resume_options(temperature, n)
+            # A handle contains its prompt. `zip` only checks that there are as many handles as prompts.
             drafts = [check_resume_handle(item, ServerDraft) for _, item in zip(prompts, resume, strict=True)]
             return self._map(lambda draft: [self._finish_draft(draft, max_tokens)], drafts)
         if temperature > 0:
