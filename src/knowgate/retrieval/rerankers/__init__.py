@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from knowgate.core.registry import RegistryEntry, load_entry, split_spec
-from knowgate.errors import BadSetting, ModelError
+from knowgate.errors import ModelError
+from knowgate.retrieval.passages import check_k
 from knowgate.types import Passage, Reranker
 
 RERANKER_GROUP = "knowgate.rerankers"
@@ -56,8 +57,7 @@ def rerank(
         passages: The retrieved passages of each question. Passages with equal scores keep their order.
         k: How many passages to return for each question.
     """
-    if k < 1:
-        raise BadSetting(f"k={k} is not allowed: the number of passages must be at least 1.")
+    check_k(k)
     scores = reranker.score(questions, passages)
     return [_select_best(row, row_scores, k) for row, row_scores in zip(passages, scores, strict=True)]
 
