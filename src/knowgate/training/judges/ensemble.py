@@ -170,7 +170,7 @@ def fit_judge(
         folder = work if len(members) == 1 else work / f"member-{number}"
         trained.append(_train_member(kind, base, labels, make_examples, member, folder, watch or ignore_progress))
     folders = list_adapter_folders(work / ADAPTER_FOLDER, len(trained))
-    files = {}
+    files: dict[str, bytes] = {}
     for folder, member_result in zip(folders, trained, strict=True):
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(member_result.judge.folder, folder)
