@@ -28,7 +28,7 @@ class SequenceState:
     """One answer while it is generated.
 
     Args:
-        sequence: Number of the engine's sequence (a row of its key-value cache) that holds prompt and answer.
+        sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
         length: Number of tokens that the model has read, including the prompt's. The last of `tokens` may be unread.
         limit: Maximum number of answer tokens.
         uniforms: Uniform numbers to draw tokens with; None to choose greedily.
