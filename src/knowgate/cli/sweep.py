@@ -161,6 +161,7 @@ def ik(labels: LabelsOption, options: IkSweepOptions, markdown: AsMarkdown = Fal
     from knowgate.papers.ik_ablations import IkAblations, sweep_ik
 
     sizes = _split(options.rows)
+    # "all" is replaced by a number, so that it passes the check of numbers, and becomes None below.
     numbers = parse_integers("--rows", ",".join("0" if size == "all" else size for size in sizes))
     fit_options = {"mode": options.mode, "base": options.base}
     ablations = IkAblations(
@@ -217,13 +218,10 @@ def dhicl(labels: LabelsOption, options: DhiclSweepOptions, markdown: AsMarkdown
     """
     counts = parse_integers("--counts", options.counts)
     variants = DhiclVariants(options.history, options.k, counts, _split(options.words), options.embedder)
+    model = load_model(options.model) if options.model else None
+    other_gates = split_gate_specs(options.gates, labels) if options.gates else []
     tables = build_dhicl_tables(
-        labels,
-        variants,
-        model=load_model(options.model) if options.model else None,
-        other_gates=split_gate_specs(options.gates, labels) if options.gates else [],
-        cut_questions=options.learn_cut,
-        notify=inform,
+        labels, variants, model=model, other_gates=other_gates, cut_questions=options.learn_cut, notify=inform
     )
     _print(tables, markdown)
 

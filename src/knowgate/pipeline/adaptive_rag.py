@@ -172,6 +172,7 @@ class AdaptiveRAG:
 
     def decide_many(self, questions: Sequence[str | Question]) -> list[Decision]:
         """Decide for several questions whether they need retrieval, without retrieving or answering."""
+        # All questions are checked before the first is decided.
         checked = [question for batch in batch_questions(questions, BATCH_SIZE) for question in batch]
         return [decided.decision for decided in self.decide_stream(checked)]
 

@@ -144,7 +144,8 @@ def force_retrieval(reason: str, states: Sequence[QuestionState]) -> None:
 def bind_arbiter(arbiter: Arbiter | None, gate: Gate, model: Model, prompts: AnswerPrompts) -> Arbiter | None:
     """Check that an arbiter works with this model and return it ready for use.
 
-    The default rules arbiter is left out if the gate has a guarantee that was proven without an arbiter.
+    If the gate has a guarantee that was proven without an arbiter, the default arbiter is left out, because the guarantee
+    would not hold with it.
 
     Raises:
         UnsupportedSignal: The arbiter needs signals that the model does not provide.

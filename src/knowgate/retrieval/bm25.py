@@ -80,6 +80,7 @@ class Postings:
         Args:
             passages: The list of terms of each passage, in the order of the index.
         """
+        # Passages are counted in blocks, to limit the memory. A block holds the term numbers of its passages.
         iterator = iter(passages)
         while block := [array("i", self._number_terms(terms)) for terms in itertools.islice(iterator, BLOCK_PASSAGES)]:
             postings = _count_terms(block, first_row=len(self.lengths))
@@ -205,7 +206,7 @@ class TermScorer:
 
     def _add_term(self, scores: NDArray[np.float32], term: int) -> None:
         """Add the scores of one term to `scores`, in place."""
-        span = slice(self._starts[term], self._starts[term + 1])
+        span = slice(self._starts[term], self._starts[term + 1])  # the entries of the term in the sparse matrix
         np.add.at(scores, self._rows[span], self._data[span])
 
     def _get_column(self, term: int) -> Vector:

@@ -345,6 +345,7 @@ def _estimate_shares(columns: Mapping[str, BoolArray]) -> dict[str, Estimate]:
     if not n:
         return {}
     table = np.stack([column.astype(float) for column in columns.values()], axis=1)
+    # One function computes the means of all columns, so all of them come from the same resamples.
     statistics = [lambda weights: dict(zip(columns, weighted_mean(weights, table).T, strict=True))]
     resampled = Bootstrap(n).apply(statistics)[0]
     resampled["gain"] = resampled["accuracy"] - resampled["always"]

@@ -178,7 +178,13 @@ class FusionInputs:
 
 @dataclass(frozen=True)
 class FusionHead:
-    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'."""
+    """One fitted logistic regression over signals; a gate has one, or two with the target 'gain'.
+
+    Attributes:
+        columns: Names of the signals, and the probes behind some of them.
+        signals: The values of the signals, one row per question and one column per signal.
+        weights: Weights of the regression.
+    """
 
     columns: SignalColumns
     signals: Vector

@@ -50,7 +50,7 @@ class EffectSource(Protocol):
     def prompts(self) -> AnswerPrompts: ...
 
     def measure(self, questions: Sequence[Question], passages: Sequence[Sequence[Passage]]) -> list[PassageEffects]:
-        """Measure the passages of each question."""
+        """Measure the effect of each passage of each question."""
         ...
 
 
@@ -299,7 +299,7 @@ def _count_changed(passages: Sequence[Passage], shown: Sequence[Passage]) -> int
 def assign_splits(texts: Sequence[str], seed: int) -> list[str]:
     """Return "train", "dev" or "test" for each question.
 
-    Gates use the same division, so a question that tests one is never trained on by the other.
+    Gates are fitted on the same division, so no question that tests a gate trains a reranker, or the other way round.
     """
     split = split_questions(texts, seed)
     names = {**dict.fromkeys(split.dev.tolist(), "dev"), **dict.fromkeys(split.test.tolist(), "test")}

@@ -100,9 +100,9 @@ class PreferenceProgress:
         failed: Rows with an error. They count as done, but not as kept, one_sided or bare.
         duplicates: Duplicate passages that were dropped.
         cut: Passages shortened to fit the context window.
-        fresh: Rows made since this start.
-        prompts: Prompts read since this start.
-        seconds: Seconds since this start.
+        fresh: Rows made since the run was started or continued.
+        prompts: Prompts that the LLM has read since then.
+        seconds: Seconds since then.
     """
 
     total: int
@@ -126,7 +126,7 @@ class PreferenceProgress:
         Args:
             rows: The rows to count.
             is_fresh: False for rows of an earlier, interrupted run.
-            seconds: Seconds since this start. They replace the earlier value.
+            seconds: Seconds since the run was started or continued. They replace the earlier value.
         """
         good = [row for row in rows if row.error is None]
         return replace(

@@ -387,7 +387,7 @@ def _summarize_losses(log: TrainingLog) -> dict[str, Any]:
 
 
 def render_reranker_card(manifest: Mapping[str, Any], command: str) -> str:
-    """Render the model card."""
+    """Render the model card of a reranker from its manifest."""
     aligned, training, cut = manifest["aligned_to"], manifest["training"], manifest["cut"]
     losses = [
         (f"{stage} loss", f"{loss['first']} at the start, {loss['last']} at the end, {loss['groups']} groups")

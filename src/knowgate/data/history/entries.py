@@ -140,7 +140,8 @@ class HistoryStore(Protocol):
     """A log of labeled questions with nearest-neighbor search; several processes may write to it.
 
     `add`, `forget` (by id or text) and `prune` (expired entries) return the number of entries. `scopes` returns the
-    number of entries by scope. `outcomes` and `batches` return entries with the vectors of their questions.
+    number of entries by scope. `batches` and `outcomes` also return the vectors of the questions. `search` finds similar
+    questions, and `sample` draws questions at random.
     """
 
     @property
@@ -202,14 +203,14 @@ def entry_from_record(record: Mapping[str, Any], where: str) -> LogEntry:
         check_number(0 if value is None else value, f"'{key}' of {where}", maximum=MAX_TIMESTAMP)
     try:
         return LogEntry(
-            _check_question(record["question"]),
-            KnowledgeLabel(record["label"]),
-            HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
-            LabelSource(record.get("source") or "human"),
-            RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
-            record.get("weight"),
-            record.get("created") or time.time(),
-            record.get("expires"),
+            question=_check_question(record["question"]),
+            label=KnowledgeLabel(record["label"]),
+            scope=HistoryScope(str(record["model"]), str(record["prompts"]), str(record.get("tenant") or "")),
+            source=LabelSource(record.get("source") or "human"),
+            outcome=RetrievalOutcome(record["outcome"]) if record.get("outcome") else None,
+            weight=record.get("weight"),
+            created=record.get("created") or time.time(),
+            expires=record.get("expires"),
         )
     except (KeyError, ValueError) as error:
         raise BadInput(

@@ -28,7 +28,7 @@ class SequenceState:
     """One answer while it is generated.
 
     Args:
-        sequence: Number of the engine's sequence (a row of its key-value cache) that holds prompt and answer.
+        sequence: Number of the sequence in the engine's key-value cache that holds prompt and answer.
         length: Number of tokens that the model has read, including the prompt's. The last of `tokens` may be unread.
         limit: Maximum number of answer tokens.
         uniforms: Uniform numbers to draw tokens with; None to choose greedily.
@@ -96,7 +96,7 @@ def feed_last_tokens(
     """
     tokens = [answer.end if feed_end and answer.end is not None else answer.tokens[-1] for answer in answers]
     inputs = [
-        InputToken(token, answer.length, answer.sequence, needs_output=True)
+        InputToken(token, position=answer.length, sequence=answer.sequence, needs_output=True)
         for token, answer in zip(tokens, answers, strict=True)
     ]
     logits, states = engine.feed(inputs, layers)
@@ -157,6 +157,7 @@ def draw_tokens(answers: Sequence[SequenceState], logits: Vector, sampling: Samp
         logits: Logits of the next token of each answer (answers x vocabulary).
         sampling: Temperature, top_p and top_k.
     """
+    # The condition is always true; it tells the type checker so.
     uniforms = [float(answer.uniforms[len(answer.tokens)]) for answer in answers if answer.uniforms is not None]
     scaled = (logits / np.float32(sampling.temperature)).astype(np.float32)
     # `is_whole` means that neither top_k nor top_p excludes tokens.
@@ -177,7 +178,7 @@ def _draw_from_top(probabilities: Vector, uniform: float, sampling: Sampling) ->
     order = np.argsort(-probabilities, kind="stable")[: sampling.top_k or None]
     top = probabilities[order]
     if sampling.top_k:
-        top = top / top.sum()
+        top = top / top.sum()  # top_p is a share of what top_k leaves
     # A token is kept if the tokens before it do not reach top_p yet.
     is_kept = np.cumsum(top) - top < sampling.top_p
     is_kept[0] = True  # sums are rounded; the most probable token always stays

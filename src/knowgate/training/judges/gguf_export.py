@@ -56,7 +56,8 @@ class ExportedJudge:
     Attributes:
         folder: Folder of the new gate.
         megabytes: Size of its GGUF files.
-        max_deviation: Largest change of a probability on the check questions; None if llama.cpp is not installed.
+        max_deviation: Largest change of a probability that the export caused, measured on a few fixed questions; None if
+            llama.cpp is not installed.
     """
 
     folder: Path

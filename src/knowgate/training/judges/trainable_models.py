@@ -278,7 +278,7 @@ class TrainingSetup(Generic[JudgeType]):
 
 @dataclass(frozen=True)
 class JudgeKind(Generic[JudgeType]):
-    """How judges of one kind are opened.
+    """How to open judges of one kind: causal models or encoders.
 
     Attributes:
         start: Opens a base for training; takes its spec, the two labels and a seed.

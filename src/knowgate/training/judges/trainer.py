@@ -79,9 +79,15 @@ def train_judge(
     work: Path,
     watch: FitProgressCallback,
 ) -> TrainedJudge:
-    """Train a model, or continue an interrupted training in the folder `work`.
+    """Train a model as a judge, or continue an interrupted training.
 
-    The model is modified; load the judge from the returned files.
+    Args:
+        model: The model. It is modified; load the judge from the returned files.
+        examples: Training examples.
+        dev: Examples that choose the best weights and decide when to stop; may be empty.
+        training: Hyperparameters.
+        work: Folder for checkpoints, which may hold an interrupted training.
+        watch: Called with the progress.
     """
     if not examples:
         raise BadInput("there is no example to train on: all are longer than the token limit, or none is graded.")

@@ -121,7 +121,7 @@ def list_arbiter_recipes(evidence: Evidence, options: PolicyOptions, *, has_gpu:
         return []
     recipes = [ArbiterRecipe("rules"), ArbiterRecipe("features")]
     base = choose_base(evidence, options, has_gpu)
-    if base is not None and not is_encoder_spec(base):
+    if base is not None and not is_encoder_spec(base):  # the arbiter `lora` needs a causal model
         recipes.append(ArbiterRecipe("lora", {"base": base}, judge_calls=2.0))
     return recipes
 
@@ -135,7 +135,10 @@ def make_judge_options(base: str) -> dict[str, Any]:
 
 
 def choose_base(evidence: Evidence, options: PolicyOptions, has_gpu: bool) -> str | None:
-    """Return the model to fine-tune as a judge; None if fine-tuning would take too long on this machine."""
+    """Return the model to fine-tune as a judge: the one that the user chose or, on a GPU, the LLM if it is local.
+
+    None without a GPU, because fine-tuning would take too long.
+    """
     if options.base is not None:
         return options.base
     if not has_gpu:

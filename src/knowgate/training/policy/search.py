@@ -188,17 +188,8 @@ class PolicySearch:
         topics = self._measure_topics(self._list_retrieved(choice.chosen, outcomes.needs > threshold))
         summary = self._summarize(choice, held_out, total)
         summary += (describe_extremes(topics),) if topics else ()
-        parts = PolicyParts(
-            self.evidence,
-            choice,
-            threshold,
-            outcomes,
-            arbiter,
-            arbiter_folder,
-            self.options.confidence,
-            summary,
-            topics,
-        )
+        evidence, confidence = self.evidence, self.options.confidence
+        parts = PolicyParts(evidence, choice, threshold, outcomes, arbiter, arbiter_folder, confidence, summary, topics)
         self._write(parts, result, examples, out)
         return FittedPolicy(out, choice, held_out, summary)
 
@@ -294,7 +285,10 @@ class PolicySearch:
         takes_closed: BoolArray | None,
         reference_takes_closed: BoolArray | None,
     ) -> PolicyResult:
-        """Evaluate the policy on the held-out rows."""
+        """Evaluate the chosen policy at a new threshold on the held-out rows.
+
+        The last two arguments say where its arbiter and that of the reference choose the closed-book answer.
+        """
         recipe = {**self.gate_recipes, **self.stack_recipes}.get(chosen.gate)
         return apply_policy(
             replace(chosen, threshold=threshold),
@@ -351,7 +345,7 @@ class PolicySearch:
         )
 
     def _describe_losses(self, choice: PolicyChoice, total: PolicyResult) -> str:
-        """Describe the losses against always retrieving, and against the reference if that has an arbiter."""
+        """Describe the loss compared with always retrieving, and with always retrieving and arbitrating if that is better."""
         limits = self.options
         losses = {f"{ALWAYS} retrieving": total.loss}
         if choice.reference.arbiter and choice.chosen.name != choice.reference.name:
