@@ -73,10 +73,10 @@ def test_complete_headers_that_are_too_large_are_answered_431(serve, request_byt
     assert send(serve(gate="never")[0], request_bytes).startswith(b"HTTP/1.1 431")
 
 
-def test_a_large_trailer_closes_the_connection(serve):
+def test_a_large_trailer_is_answered_431(serve):
     head = b"POST /v1/decide HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     trailer = b"X-A: " + b"a" * (33 << 10)
-    assert send(serve(gate="never")[0], head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n") == b""
+    assert send(serve(gate="never")[0], head + b"2\r\n{}\r\n0\r\n" + trailer + b"\r\n\r\n").startswith(b"HTTP/1.1 431")
 
 
 def test_headers_below_the_limit_are_accepted(serve):

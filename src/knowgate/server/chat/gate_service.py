@@ -174,11 +174,11 @@ class GateService:
             trace: Trace of the request.
         """
         trace.draft = draft
+        if self.is_stale(rag):
+            return self.bypass_stale_gate(rag, trace)
         if isinstance(rag.gate, AlwaysGate | NeverGate):  # they cannot fail, so no breaker applies to them
             trace.decision = rag.decide(question)
             return trace.decision
-        if self.is_stale(rag):
-            return self.bypass_stale_gate(rag, trace)
         breaker = self.gate_breakers.get(trace.owner)
         if not breaker.try_acquire():
             return self.bypass_failed_gate(rag, trace, "the gate failed repeatedly and is not used for a while")
