@@ -264,7 +264,10 @@ def _group_by_value(facts: Sequence[QuestionFacts], dimension: str) -> Mapping[s
 
 
 def _group_by_frequency(facts: Sequence[QuestionFacts]) -> Mapping[str, list[QuestionFacts]]:
-    """Group questions into thirds by answer frequency. Empty thirds are included."""
+    """Group questions into thirds by answer frequency, the number of passages in the corpus that contain the answer.
+
+    Empty thirds are included. Questions of unknown frequency form a fourth group if there are any.
+    """
     thirds = label_rows.assign_frequency_thirds([fact.frequency for fact in facts])
     if not any(thirds):
         return {}

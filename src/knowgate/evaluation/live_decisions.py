@@ -369,12 +369,12 @@ def _bind(name: str, spec: str | Gate, model: Model, prompts: AnswerPrompts, *, 
 def _make_record(gate: BoundGate, decisions: GateDecisions) -> RecordedNeeds:
     """Make the record of a gate's decisions that is stored in a label run, with the mean time of a decision."""
     return RecordedNeeds(
-        gate.name,
-        gate.gate.threshold,
-        decisions.needs,
-        gate.gate.note,
-        decisions.seconds / len(decisions.needs),
-        decisions.raw,
-        compute_far_share(decisions.distances),
-        gate.gate.scoring if isinstance(gate.gate, FittedGate) else "",
+        gate=gate.name,
+        threshold=gate.gate.threshold,
+        needs=decisions.needs,
+        about=gate.gate.note,
+        seconds=decisions.seconds / len(decisions.needs),
+        raw=decisions.raw,
+        far=compute_far_share(decisions.distances),
+        scoring=gate.gate.scoring if isinstance(gate.gate, FittedGate) else "",
     )

@@ -280,9 +280,12 @@ def _has_enough_questions(evaluation: Evaluation) -> bool:
 def _cross_validate(
     evaluation: Evaluation, answers: CorrectAnswers, max_loss: float
 ) -> list[tuple[BoolArray, GateChoice | None]]:
-    """Return (mask of the fold, choice made on all other questions) per fold. Repeated questions share a fold."""
+    """Return (mask of the fold, choice made on all other questions) per fold.
+
+    A hash of the question decides its fold, so repeated questions share a fold.
+    """
     hashes = (hash_to_unit("recommend", str(key)) for key in evaluation.table.question_fingerprints)
-    fold_of_row = np.array([int(value * FOLDS) for value in hashes])
+    fold_of_row = np.array([int(value * FOLDS) for value in hashes])  # hashes are at least 0 and below 1
     options = _list_options(evaluation)
     folds = [fold_of_row == number for number in range(FOLDS)]
     return [(fold, choose_gate(options, answers, ~fold, max_loss)) for fold in folds if fold.any() and not fold.all()]

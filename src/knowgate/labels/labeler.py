@@ -431,7 +431,7 @@ def _pack_states(readings: Sequence[Reading]) -> dict[str, Vector]:
 
     The names are 'before.LAYER' (last prompt token) and 'after.LAYER' (last token of the answer).
     """
-    layers = list(readings[0].hidden)
+    layers = list(readings[0].hidden)  # all readings have the same layers
     before = {f"before.{layer}": np.stack([reading.hidden[layer] for reading in readings]) for layer in layers}
     after = {f"after.{layer}": np.stack([reading.hidden_after[layer] for reading in readings]) for layer in layers}
     return {name: _to_half_precision(states) for name, states in {**before, **after}.items()}

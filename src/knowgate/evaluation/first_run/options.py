@@ -89,18 +89,8 @@ class ProgressReporter(Protocol):
         """Report the progress of a stage."""
 
 
-@dataclass(frozen=True)
-class SilentReporter:
-    """A progress reporter that shows nothing."""
-
-    def say(self, line: str) -> None:
-        """Ignore a message."""
-
-    def warn(self, line: str) -> None:
-        """Ignore a warning."""
-
-    def show(self, stage: str, done: int, total: int, unit: str, pace: str = "") -> None:
-        """Ignore progress."""
+class SilentReporter(ProgressReporter):
+    """A progress reporter that shows nothing: it inherits the empty methods."""
 
 
 # --- progress file --------------------------------------------------------------------------------

@@ -208,12 +208,15 @@ def _make_cost_row(
 
     Args:
         name: Name of the row.
-        amounts: Amounts per question; None if unknown.
+        amounts: Amounts per question of always, never and gated retrieval; None if unknown.
         format_amount: Formats the amount of `SAVINGS_QUESTIONS` questions.
     """
-    first, last = amounts[0], amounts[-1]
-    cells = (*amounts, None if first is None or last is None else first - last)
-    return (name, *(UNKNOWN_AMOUNT if cell is None else format_amount(SAVINGS_QUESTIONS * cell) for cell in cells))
+    always, _, gated = amounts
+    saved = None if always is None or gated is None else always - gated
+    cells = [
+        UNKNOWN_AMOUNT if amount is None else format_amount(SAVINGS_QUESTIONS * amount) for amount in (*amounts, saved)
+    ]
+    return (name, *cells)
 
 
 def _describe_break_even(verdict: EvaluationVerdict, assumptions: CostAssumptions) -> str:
