@@ -236,6 +236,9 @@ def compute_run_slices(facts: Sequence[QuestionFacts]) -> tuple[RunSlice, ...]:
 def summarize_slice(dimension: str, value: str, facts: Sequence[QuestionFacts]) -> RunSlice:
     """Measure a group of questions. Means are over the questions that have a value.
 
+    Closed-book accuracy is that of the questions with a graded open-book answer, or of all if there are none, so that
+    the two accuracies can be compared.
+
     Args:
         dimension: What the questions are grouped by, such as 'language'.
         value: The group, such as 'en'.

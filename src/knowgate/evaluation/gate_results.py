@@ -421,10 +421,10 @@ def group_into_cells(outcomes: GradedNeeds) -> QuestionCells:
 
 
 def _assign_need_levels(outcomes: GradedNeeds) -> NDArray[np.int32]:
-    """Return the number of the level of need that each question is in.
+    """Divide the questions by need into levels of about equal size, and return the level of each question.
 
-    Levels have about equally many questions. A level never spans the threshold or the edge of a bin of the expected
-    calibration error (ECE), and equal needs are in the same level.
+    A level never spans the threshold or the edge of a bin of the expected calibration error (ECE), and equal needs are
+    in the same level.
     """
     order = np.argsort(outcomes.needs, kind="stable")
     needs = outcomes.needs[order]

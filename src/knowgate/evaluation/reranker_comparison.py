@@ -25,7 +25,7 @@ from knowgate.types import Reranker
 
 @dataclass(frozen=True)
 class HeldOutPreferences:
-    """Preferences measured by one source.
+    """Preferences, that is, how much each passage helped the LLM, measured by one source (a method of measuring them).
 
     Attributes:
         name: Name of the source.
@@ -41,7 +41,7 @@ class HeldOutPreferences:
 
     @property
     def rows(self) -> list[Preference]:
-        """The held-out rows that can be used."""
+        """The held-out rows that did not fail and have candidate passages."""
         return ranking.select_usable([row for rows in self.by_data.values() for row in rows])
 
 

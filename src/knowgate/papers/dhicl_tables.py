@@ -191,7 +191,15 @@ def _load_recorded_table(run: Path, variants: DhiclVariants) -> LabelTable:
 
 @dataclass(frozen=True)
 class VariantRecorder:
-    """Lets the variants decide on the questions of a label run, and stores their decisions in the run."""
+    """Lets the variants decide on the questions of a label run, and stores their decisions in the run.
+
+    Attributes:
+        run: Folder of the label run.
+        variants: Variants of the DH-ICL gate.
+        model: The LLM that decides.
+        prompts: Prompts that the run was made with.
+        notify: Called with a message before a variant decides.
+    """
 
     run: Path
     variants: DhiclVariants

@@ -103,7 +103,13 @@ def first_run(
 
 @dataclass
 class _FirstRun:
-    """One execution of a first run."""
+    """Makes a gate for an LLM and documents, from the index to the report; see `run` for the steps.
+
+    Attributes:
+        options: The LLM, documents and questions.
+        reporter: Receives messages and progress.
+        model: Model to use instead of the one that the options name.
+    """
 
     options: FirstRunOptions
     reporter: ProgressReporter

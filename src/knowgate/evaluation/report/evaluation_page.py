@@ -283,6 +283,7 @@ class DecisionKind:
 def classify_decisions(evaluation: Evaluation, policy: HighlightedPolicy) -> list[DecisionKind]:
     """Divide decisions into good and bad skips, and searches that helped and harmed."""
     closed, opened, skips = evaluation.table.closed_right, evaluation.table.always_right, policy.skips
+    # Of skips, those of lowest need are shown; of searches, those of highest need.
     return [
         DecisionKind("Good skips: right without a search", True, skips & closed, True),
         DecisionKind("Bad skips: only a search would have been right", False, skips & opened & ~closed, True),
