@@ -194,7 +194,7 @@ def _build_cost_table(verdict: EvaluationVerdict, assumptions: CostAssumptions) 
         _make_cost_row(
             "seconds a question, searching and deciding",
             [cost.seconds(assumptions) for cost in policies],
-            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",
+            lambda seconds: f"{seconds / SAVINGS_QUESTIONS:.3f}",  # of one question, unlike the other rows
         ),
     )
     columns = ("", "always retrieve", "never", "with the gate", "the gate saves")
